@@ -17,12 +17,13 @@ from msgspec import structs
 from segue.accounts.account import Accounts
 from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
+from segue.builders.drains import Drains
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reload import Reload, open_gate
 from segue.builders.reports import CacheReports
 from segue.builders.state import Eraser, State, build_state
-from segue.control import EngineStatus, WorkerStatus
+from segue.control import WorkerStatus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
@@ -74,21 +75,16 @@ class App:
     met: Mapping[str, bool]
     health: HealthCheck
     reload: Reload
+    drains: Drains
 
     async def status(self) -> WorkerStatus:
         """What an operator sees of this process."""
         checks = await self.health.check()
-        rows = self.health.replicas(checks)
         return WorkerStatus(
             pid=os.getpid(),
             checks={**checks, "accepting": not self.runner.is_draining},
             models=list(self.runner.models),
-            engines=[
-                EngineStatus(
-                    row.model, self.reload.engine_name(row), row.is_up, row.running, row.waiting
-                )
-                for row in rows
-            ],
+            engines=self.reload.engines(self.health.replicas(checks)),
             responses_running=self.runner.running_count,
             connections=len(self.upgrades.sessions),
             memory_bytes=self.memory.bytes,
@@ -151,6 +147,7 @@ async def _open_server(
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
         peers = None if state.cluster is None else state.cluster.peers
+        drains = Drains(served, lambda: reload.engines(health.replicas({})), health.check, peers)
         with suppress(TimeoutError):
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
@@ -159,6 +156,7 @@ async def _open_server(
             _joined(state, upgrades),
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             in_background(reload.close_retired()),
+            in_background(drains.keep()),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
@@ -173,6 +171,7 @@ async def _open_server(
                 health.met,
                 health,
                 reload,
+                drains,
             )
 
 

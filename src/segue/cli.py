@@ -36,6 +36,10 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "reload": Verb(
             "segue.remote.operate", "have a server read its settings again, without a restart"
         ),
+        "engines": Verb(
+            "segue.remote.engines",
+            "list the engines of a server, take one out of service (drain) and return it",
+        ),
         "doctor": Verb(
             "segue.commands.doctor",
             "check engine, tokenizer, store and port, with advice for each problem",

@@ -15,12 +15,12 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
@@ -68,6 +68,45 @@ class EngineStatus(Struct, frozen=True):
     is_up: bool
     running: int | None = None
     waiting: int | None = None
+    is_drained: bool = False
+
+    @property
+    def state(self) -> str:
+        """In a word; whether a drained engine is up matters only when it is returned."""
+        return "drained" if self.is_drained else "up" if self.is_up else "down"
+
+
+class DrainOrder(Struct, frozen=True):
+    """Take an engine out of service, or return it; `is_forced`: even if it is the last one of a model."""
+
+    engine: str
+    is_drained: bool
+    is_forced: bool = False
+
+
+class FleetStatus(Struct, frozen=True):
+    """The engines with the load of all processes that share the store; how many processes there are, and answered."""
+
+    engines: list[EngineStatus]
+    workers: int
+    answered: int
+
+
+def joined(engines: Iterable[EngineStatus]) -> list[EngineStatus]:
+    """Each engine once, as all processes together see it."""
+    found: dict[tuple[str, str], EngineStatus] = {}
+    for one in engines:
+        known = found.get((one.model, one.name))
+        if known is not None and known.running is not None and one.running is not None:
+            one = structs.replace(
+                one,
+                is_up=one.is_up and known.is_up,
+                is_drained=one.is_drained and known.is_drained,
+                running=one.running + known.running,
+                waiting=(one.waiting or 0) + (known.waiting or 0),
+            )
+        found[one.model, one.name] = one
+    return list(found.values())
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -129,6 +129,8 @@ class ServedModels:
     guards: _Guards | None = None
     # What else is to change in engines that stay.
     changes: list[Change] = field(default_factory=list)
+    # The replicas that the operator has taken out of service.
+    drained: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -151,7 +153,15 @@ class ServedModels:
         self.models, self.built, self.owners, self.guards = (
             new.models, new.built, new.owners, new.guards,
         )  # fmt: skip
+        self.set_drained(self.drained)
         return closers
+
+    def set_drained(self, names: frozenset[str]) -> None:
+        """These replicas take no new jobs, all others do; models that are added later know it too."""
+        self.drained = names
+        for model in self.models.values():
+            if isinstance(model.engine, RoutedEngine):
+                model.engine.set_drained(names)
 
     async def aclose(self) -> None:
         """Close engines and connections."""

@@ -235,6 +235,8 @@ class ServingProcess:
             "check": self._check,
             "apply": self._apply,
             "drop": self._drop,
+            "engines": app.drains.status,
+            "drain": app.drains.order,
         }
 
     async def take(self, verb: str, body: bytes, s_max: float) -> bytes:
@@ -262,7 +264,7 @@ class ServingProcess:
 
 @asynccontextmanager
 async def operated(operator: Operator, host: str, port: int) -> AsyncIterator[None]:
-    """While inside, `segue status`, `stop` and `reload` reach this process, and SIGHUP reloads its settings."""
+    """While inside, `segue status`, `engines`, `stop` and `reload` reach this process; SIGHUP reloads its settings."""
     async with AsyncExitStack() as stack:
         try:
             control = open_control(control_path(host, port), operator.answers)

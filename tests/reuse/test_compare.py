@@ -12,9 +12,9 @@ from msgspec import Raw, structs
 from segue.reuse.compare import continues, part
 from segue.reuse.diagnose import HIT, UNAVAILABLE, diagnose
 from segue.reuse.prompts import KnownPrompt, extends
-from segue.reuse.report import engine_reason, summary
+from segue.reuse.report import Earlier, engine_reason, is_lost, summary
 from segue.reuse.texts import AFTER_CHARS, BEFORE_CHARS, around, first_difference, said
-from segue.turn.values import NO_TOKENS, Messages, Tokens, id_array
+from segue.turn.values import NO_TOKENS, JobStarted, Messages, Tokens, id_array
 from segue.wire.items import Item
 from segue.wire.response import ReasoningEcho
 from tests.contracts.turns import SAMPLES, item, response_of
@@ -236,20 +236,26 @@ def test_diagnostics_report_the_first_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cached", "routes", "reason"),
+    ("route", "read", "reason"),
     [
-        (None, ("a", "b"), None),
-        (1_000, ("a", "a"), None),
-        (900, ("a", "a"), None),
-        (500, ("a", "a"), "engine_evicted"),
-        (0, (None, None), "engine_restarted"),
-        (0, ("a", "b"), "engine_other_replica"),
+        ("a", JobStarted(500, "a"), "engine_evicted"),
+        (None, JobStarted(0), "engine_evicted"),
+        ("a", JobStarted(0, "a", recovered_at=9.0), "engine_evicted"),
+        ("a", JobStarted(500, "a", recovered_at=11.0), "engine_restarted"),
+        ("a", JobStarted(0, "b"), "engine_other_replica"),
+        ("a", JobStarted(0, "b", "drained", recovered_at=11.0), "engine_drained"),
+        ("a", JobStarted(0, "b", "removed"), "engine_removed"),
+        ("a", JobStarted(0, "b", "down"), "engine_down"),
+        ("a", JobStarted(0, "b", "busy"), "engine_busy"),
     ],
 )
-def test_engine_is_told_apart(
-    cached: int | None, routes: tuple[str | None, str | None], reason: str | None
-) -> None:
-    assert engine_reason(1_000, cached, routes) == reason
+def test_engine_is_told_apart(route: str | None, read: JobStarted, reason: str) -> None:
+    assert engine_reason(Earlier("resp_1", route, 10.0), read) == reason
+
+
+@pytest.mark.parametrize(("cached", "found"), [(None, False), (900, False), (700, True)])
+def test_blocks_of_the_engine_are_no_loss(cached: int | None, found: bool) -> None:
+    assert is_lost(1_000, cached) is found
 
 
 def test_prompt_that_was_added_to_is_seen_at_a_glance() -> None:

@@ -150,7 +150,7 @@ async def _engine_is_told_apart(ada: Client, fake: FakeVllm) -> None:
     fake._seen.clear()
     second = await ada.ask(input=[user("Well?")], previous_response_id=first["id"])
     report = await ada.report(second)
-    assert (report["verdict"], report["reason"]) == ("engine_lost", "engine_restarted")
+    assert (report["verdict"], report["reason"]) == ("engine_lost", "engine_evicted")
     assert (report["cached_tokens"], report["place"]) == (0, None)
     assert report["lost_tokens"] == report["reusable_tokens"] > 300
     options = {"comparison_response_id": first["id"]}
@@ -175,7 +175,7 @@ async def _only_the_owner_reads_it(ada: Client, eve: Client, report: dict[str, A
     said = {json.dumps(one["prompt_cache_diagnostics"]) for one in found}
     assert said == {'{"type": "comparison_response_not_found"}'}
     advice = [(await one.call("GET", "/dashboard/advice")).json for one in (ada, eve)]
-    assert {cost["reason"] for cost in advice[0]["costs"]} == {"input_changed", "engine_restarted"}
+    assert {cost["reason"] for cost in advice[0]["costs"]} == {"input_changed", "engine_evicted"}
     assert (advice[1]["costs"], advice[1]["turns"]) == ([], len(named))
     assert (await ada.call("DELETE", f"/v1/responses/{stored['id']}")).status == 200
     assert (await ada.call("GET", f"/v1/responses/{stored['id']}/cache")).status == 404

@@ -80,6 +80,7 @@ async def test_operator_reloads_and_stops_a_server_with_two_workers(
                 await see_replica_removed(terminal, served, file, (old, new), socket)
             await see_bad_file_refused(terminal, served, file, new.url)
             await see_signal_obeyed(terminal, served, file, (old, new))
+            await see_drain(terminal, served, file, (old, new))
             await see_stop(terminal, served, old)
 
 
@@ -168,6 +169,55 @@ async def see_signal_obeyed(
     assert "these engines do not answer: http://127.0.0.1:1\n" in printed
     configure(file, {"first": (old.url,)})
     assert "warning" not in (await terminal.run("reload"))[1]
+
+
+async def see_drain(
+    terminal: Terminal, served: ServedProcess, file: Path, engines: tuple[FakeChat, FakeChat]
+) -> None:
+    """A turn streams at a replica that is drained: it ends there, all others go elsewhere, until it is returned."""
+    old, new = engines
+    configure(file, {"first": (old.url,)})
+    assert (await terminal.run("reload"))[0] == 0
+    status, printed = await terminal.run("engines", "drain", old.url)
+    assert (status, "--force" in printed) == (2, True), "the last one"
+    assert (await terminal.run("engines", "drain", "http://127.0.0.1:1"))[0] == 2
+    old.gate.clear()
+    old.held.clear()
+    running = asyncio.create_task(ask(served, "first"))
+    async with asyncio.timeout(10):
+        await old.held.wait()
+    configure(file, {"first": (old.url, new.url)})
+    assert (await terminal.run("reload"))[0] == 0
+    status, printed = await terminal.run("engines", "drain", old.url, "--wait", "0.1", "--json")
+    assert (status, "1 responses still run" in printed) == (1, True)
+    found = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
+    assert (found["workers"], found["answered"]) == (2, 2)
+    rows = {one["name"]: (one["is_drained"], one["running"]) for one in found["engines"]}
+    assert rows == {old.url: (True, 1), new.url: (False, 0)}
+    draining = asyncio.create_task(terminal.run("engines", "drain", old.url))
+    # New settings do not end it, and models that they add know of it.
+    configure(file, {"first": (old.url, new.url), "second": (old.url, new.url)})
+    reloads = "".join(served.printed).count("settings reloaded")
+    served.process.send_signal(signal.SIGHUP)
+    await until(lambda: "".join(served.printed).count("settings reloaded") > reloads)
+    for _ in range(TRIES):
+        assert text_of(await ask(served, "first")) == "new goes on"
+        assert text_of(await ask(served, "second")) == "new goes on"
+    assert not draining.done()
+    old.gate.set()
+    assert text_of(await running) == "old goes on"
+    assert (await draining)[0] == 0
+    assert f"{old.url}, drained, 0 running" in (await terminal.run("status"))[1]
+    status, printed = await terminal.run("engines", "drain", new.url)
+    assert (status, "no other engine of first, second is up" in printed) == (2, True)
+    assert (await terminal.run("engines", "drain", new.url, "--force"))[0] == 0
+    assert "drained by the operator" in (await ask(served, "first"))["error"]["message"]
+    for url in (old.url, new.url):
+        status, printed = await terminal.run("engines", "return", url.removeprefix("http://"))
+        assert (status, f"{url}  up " in printed) == (0, True)
+    assert text_of(await ask(served, "first")) in ("old goes on", "new goes on")
+    configure(file, {"first": (old.url,)})
+    assert (await terminal.run("reload"))[0] == 0
 
 
 async def see_stop(terminal: Terminal, served: ServedProcess, old: FakeChat) -> None:

@@ -163,8 +163,8 @@ class HealthCheck:
         for name, model in self._models.items():
             if isinstance(model.engine, RoutedEngine):
                 rows += [
-                    ReplicaView(name, health.name, health.is_up, health.running, health.waiting)
-                    for health in model.engine.replicas()
+                    ReplicaView(name, one.name, one.is_up, one.running, one.waiting, one.is_drained)
+                    for one in model.engine.replicas()
                 ]
             elif f"engine:{name}" in checks:
                 engine = model.engine

@@ -1,4 +1,5 @@
-"""What can an operator do with a running server? Ask for its status, stop it, and have it read its settings again.
+"""What can an operator do with a running server? Ask for its status, stop it, have it read its settings again, and
+take replicas of engines out of service.
 
 The same for one process and for a parent with workers: a *member* is a process that serves, and takes orders itself or
 over its socket. New settings come into force everywhere or nowhere: every member checks them first and prepares what is
@@ -13,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -68,7 +70,13 @@ class Operator:
     @property
     def answers(self) -> dict[str, Answer]:
         """What it does for each order."""
-        return {"status": self._status, "stop": self._stopped, "reload": self._reload}
+        return {
+            "status": self._status,
+            "stop": self._stopped,
+            "reload": self._reload,
+            "engines": partial(self._pass_on, "engines"),
+            "drain": partial(self._pass_on, "drain"),
+        }
 
     async def reload_at(self, signal: asyncio.Event) -> None:
         """Read the settings again each time that this is set; the log says how it went."""
@@ -103,6 +111,13 @@ class Operator:
                 workers=await self._ask_members(),
             )
         )
+
+    async def _pass_on(self, verb: str, body: bytes) -> bytes:
+        """An order that one member carries out for all."""
+        members = list(self._members().values())
+        if not members:
+            raise Misconfigured("no worker is ready. Try again.")
+        return await members[0](verb, body, ANSWER_S_MAX)
 
     async def _stopped(self, body: bytes) -> bytes:
         """`now` skips the grace period, as a second signal does."""
@@ -147,5 +162,5 @@ class Operator:
                 log.error("a worker did not take the new settings over: %s", error)
         self._reloaded_at = time.time()
         engines = [one for worker in await self._ask_members() for one in worker.engines]
-        silent = sorted({one.name for one in engines if not one.is_up})
+        silent = sorted({one.name for one in engines if not one.is_up and not one.is_drained})
         return structs.replace(result, silent_engines=silent)

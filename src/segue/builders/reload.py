@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from segue.control import Reloaded
+from segue.control import EngineStatus, Reloaded
 from segue.dashboard.views import ReplicaView
 from segue.models import Closer, ServedModels, build_models
 from segue.process.runner import Runner
@@ -107,8 +107,16 @@ class Reload:
         self._retired: list[_Retired] = []
         self._has_retired = asyncio.Event()
 
-    def engine_name(self, row: ReplicaView) -> str:
-        """The URL of a replica, or the kind of an engine that has none."""
+    def engines(self, rows: Sequence[ReplicaView]) -> list[EngineStatus]:
+        """The replicas by URL, and engines that have none by their kind."""
+        return [
+            EngineStatus(
+                row.model, self._name(row), row.is_up, row.running, row.waiting, row.is_drained
+            )
+            for row in rows
+        ]
+
+    def _name(self, row: ReplicaView) -> str:
         built = self._served.built.get(row.model)
         return built.settings.engine if built and row.name == row.model else row.name
 

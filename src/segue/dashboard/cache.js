@@ -6,6 +6,7 @@ import { $, count, h, short, took } from "./dom.js";
 // By reason: what happened, and what helps.
 const CHANGED = "Keep the setting along a conversation: it is part of the prompt.";
 const EVICTED = "Give the engine more memory for its prefix cache, or run fewer conversations at a time.";
+const ONCE = "Each conversation is computed once at its new replica.";
 const REASONS = {
   model_changed: ["Another model was named", "Use one model for one conversation."],
   tools_changed: [
@@ -30,8 +31,18 @@ const REASONS = {
     "The oldest items were dropped (truncation: auto)",
     "Compact the history, or raise the context of the model.",
   ],
-  engine_evicted: ["The engine evicted a part of the prefix", EVICTED],
-  engine_restarted: ["The engine had nothing of the prefix", `It was restarted, or evicted all of it. ${EVICTED}`],
+  engine_evicted: ["The engine evicted the prefix, or a part of it", EVICTED],
+  engine_restarted: [
+    "The engine was not reachable for a while, and has lost the prefix",
+    "See in the engine's log why it restarts, or what cuts the connection to it.",
+  ],
+  engine_drained: ["The replica with the prefix is drained", ONCE],
+  engine_removed: ["The replica with the prefix was removed", ONCE],
+  engine_down: ["The replica with the prefix does not answer", `See why: segue engines. ${ONCE}`],
+  engine_busy: [
+    "The replica with the prefix has a long queue",
+    "Add replicas, or let the engine run more requests at once (engine_parallel).",
+  ],
   engine_other_replica: [
     "Another replica served the turn",
     "Continue with previous_response_id, or set prompt_cache_key: such turns go back to their replica.",

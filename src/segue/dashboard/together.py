@@ -71,7 +71,8 @@ def _merge_caches(one: CacheUse, other: CacheUse) -> CacheUse:
 
 def _merge_replicas(one: ReplicaView, other: ReplicaView) -> ReplicaView:
     running, waiting = _added(one.running, other.running), _added(one.waiting, other.waiting)
-    return ReplicaView(one.model, one.name, one.is_up or other.is_up, running, waiting)
+    is_drained = one.is_drained and other.is_drained
+    return ReplicaView(one.model, one.name, one.is_up or other.is_up, running, waiting, is_drained)
 
 
 def _merge_refusals(one: RefusalCount, other: RefusalCount) -> RefusalCount:

@@ -126,6 +126,7 @@ class ReplicaView(Struct, frozen=True):
     is_up: bool
     running: int | None = None
     waiting: int | None = None
+    is_drained: bool = False
 
 
 class Totals(Struct):

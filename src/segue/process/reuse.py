@@ -19,12 +19,12 @@ from msgspec import UNSET, Struct, structs
 from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
 from segue.reuse.prompts import USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
-from segue.reuse.report import engine_reason, summary
+from segue.reuse.report import WORDS, Earlier, engine_reason, is_lost, summary
 from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Turn
-from segue.wire.cache import REPAIRS, CacheReport, LossReason, MaybeDiagnostics
+from segue.wire.cache import REPAIRS, CacheReport, EngineReason, LossReason, MaybeDiagnostics
 from segue.wire.response import ENDED
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ RECORD_BYTES = 1_000
 ITEM_COST, TOKEN_COST = 3, 4
 # Prompts of one owner that may be the nearest earlier one: conversations that run at the same time.
 RECENT_MAX = 32
+# How often the same reason at the same replica is logged, and of how many that is known.
+LOG_S, LOGGED_MAX = 60.0, 1_000
 
 ReportKey = tuple[Owner, str]
 
@@ -63,6 +65,7 @@ class ReuseWatch:
         self._by_prompt: dict[int, ReportKey] = {}
         self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
+        self._logged_at: dict[tuple[str | None, EngineReason], float] = {}
 
     # --- after a turn ---
 
@@ -103,7 +106,8 @@ class ReuseWatch:
             return
         warm, context = parent.warm, composed.rendered.context
         if warm is not None and extends(context, warm.prompt) and _is_alike(plan, parent):
-            self._held(plan, composed, read, parent.id, _tokens(warm.prompt), warm.route)
+            earlier = Earlier(parent.id, warm.route, parent.response.created_at)
+            self._held(plan, composed, read, earlier, _tokens(warm.prompt))
             return
         old = of_turn(parent, self._tier(plan.owner, parent.id))
         self._compare(plan, composed, read, parent.id, old)
@@ -117,9 +121,9 @@ class ReuseWatch:
         if before is None:
             key, before = self._nearest(owner, new)
         if key is None or before is None:
-            self._held(plan, composed, read, None, 0, None)
+            self._held(plan, composed, read, None, 0)
         elif recalled is not None and not isinstance(recalled.prompt, Messages):
-            self._held(plan, composed, read, key[1], recalled.prompt.length, before.route)
+            self._held(plan, composed, read, _earlier(key[1], before), recalled.prompt.length)
         else:
             self._compare(plan, composed, read, key[1], before)
         if key is not None and before is not None and len(before.items) < len(new.items):
@@ -141,7 +145,7 @@ class ReuseWatch:
         parting = part(old, _known_now(plan, composed, read))
         if parting is None or not parting.lost:
             expected = old.tokens if parting is None else parting.common
-            self._held(plan, composed, read, turn_id, expected, old.route)
+            self._held(plan, composed, read, _earlier(turn_id, old), expected)
         else:
             self._lost(plan, composed, read, turn_id, parting)
 
@@ -152,12 +156,11 @@ class ReuseWatch:
         plan: Plan,
         composed: Composed,
         read: JobStarted,
-        compared: str | None,
+        earlier: Earlier | None,
         expected: int,
-        route: str | None,
     ) -> None:
         """The prompt begins with the earlier one; the engine may have lost it all the same."""
-        why = engine_reason(expected, read.cached_tokens, (route, read.route))
+        compared = None if earlier is None else earlier.id
         report = CacheReport(
             response_id=plan.id,
             model=plan.response.model,
@@ -168,10 +171,26 @@ class ReuseWatch:
             reusable_tokens=expected,
             cached_tokens=read.cached_tokens,
         )
-        if why is not None:
-            lost = self._loss(plan, report, why, expected - (read.cached_tokens or 0))
+        if earlier is not None and is_lost(expected, read.cached_tokens):
+            why, tokens = engine_reason(earlier, read), expected - (read.cached_tokens or 0)
+            lost = self._loss(plan, report, why, tokens)
             report = structs.replace(report, verdict="engine_lost", **lost)
+            self._log(plan, read.route, why, tokens)
         self._add(plan, report)
+
+    def _log(self, plan: Plan, replica: str | None, reason: EngineReason, tokens: int) -> None:
+        """Say it, for each replica and reason now and then."""
+        now, key = time.monotonic(), (replica, reason)
+        if now < self._logged_at.get(key, 0.0) + LOG_S:
+            return
+        if len(self._logged_at) >= LOGGED_MAX:
+            self._logged_at.clear()
+        self._logged_at[key] = now
+        log.info(
+            "engine %s computed %d tokens of turn %s again (%s): %s",
+            replica or plan.response.model, tokens, plan.id, reason, WORDS[reason],
+            extra={"request_id": plan.tally.request_id},
+        )  # fmt: skip
 
     def _lost(
         self, plan: Plan, composed: Composed, read: JobStarted, compared: str, parting: Parting
@@ -301,6 +320,10 @@ class ReuseWatch:
             if record.ended_at < at:
                 return
             yield owner, record.client, record.report
+
+
+def _earlier(turn_id: str, known: KnownPrompt) -> Earlier:
+    return Earlier(turn_id, known.route, known.response.created_at)
 
 
 def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:

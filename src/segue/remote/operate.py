@@ -20,12 +20,12 @@ import msgspec
 
 from segue.control import (
     RELOAD_S_MAX,
-    EngineStatus,
     NotRunning,
     Reloaded,
     ServerStatus,
     find_control,
     give_order,
+    joined,
 )
 from segue.errors import Misconfigured
 from segue.remote.talk import NotReachable, RunningServer, ServerRefused, add_server, server_of
@@ -52,13 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run one of the commands; returns the exit status."""
-    server = server_of(options)
-    parts = urlsplit(server.url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    control = find_control(parts.hostname or "", port)
+    server, control = _addressed(options)
     return {"status": _status, "stop": _stop, "reload": _reload}[options.verb](
         options, server, control
     )
+
+
+def _addressed(options: argparse.Namespace) -> tuple[RunningServer, Path | None]:
+    """The server that the flags name, and its control socket on this machine."""
+    server = server_of(options)
+    parts = urlsplit(server.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return server, find_control(parts.hostname or "", port)
+
+
+def our_server(options: argparse.Namespace) -> tuple[Path, ServerStatus] | None:
+    """The control socket of the server that the flags name, and its status; None if none is running."""
+    return _ours(*_addressed(options))
 
 
 # --- status ---
@@ -109,9 +119,9 @@ def _lines(status: ServerStatus) -> Iterator[str]:
     yield f"  store        {status.store}"
     if status.workers:
         yield f"  models       {', '.join(status.workers[0].models)}"
-    for one in _engines(status):
+    for one in joined(engine for worker in status.workers for engine in worker.engines):
         load = "" if one.running is None else f", {one.running} running, {one.waiting} waiting"
-        yield f"  engine       {one.model}: {one.name}, {'up' if one.is_up else 'down'}{load}"
+        yield f"  engine       {one.model}: {one.name}, {one.state}{load}"
     yield f"  responses    {sum(one.responses_running for one in status.workers)} running"
     yield f"  connections  {sum(one.connections for one in status.workers)} WebSocket"
     held, may, all_of_it = (
@@ -119,23 +129,6 @@ def _lines(status: ServerStatus) -> Iterator[str]:
         for name in ("memory_bytes", "memory_bytes_max", "resident_bytes")
     )
     yield f"  memory       {all_of_it:,.0f} MB; histories and caches {held:,.0f} of {may:,.0f} MB"
-
-
-def _engines(status: ServerStatus) -> list[EngineStatus]:
-    """Each replica once, with the load of all workers."""
-    found: dict[tuple[str, str], EngineStatus] = {}
-    for one in (engine for worker in status.workers for engine in worker.engines):
-        known = found.get((one.model, one.name))
-        if known is None or one.running is None or known.running is None:
-            found[one.model, one.name] = one
-            continue
-        found[one.model, one.name] = msgspec.structs.replace(
-            one,
-            is_up=one.is_up and known.is_up,
-            running=one.running + known.running,
-            waiting=(one.waiting or 0) + (known.waiting or 0),
-        )
-    return list(found.values())
 
 
 def _when(at: float) -> str:

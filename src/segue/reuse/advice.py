@@ -31,7 +31,11 @@ HELP: dict[LossReason, str] = {
     "reasoning_dropped": "Send reasoning items again, unless the model's template drops them anyway.",
     "history_truncated": "Compact the history, or give the model a longer context.",
     "engine_evicted": "Give the engine more memory for its prefix cache, or run fewer conversations at a time.",
-    "engine_restarted": "See whether the engine restarts; else give it more memory for its prefix cache.",
+    "engine_restarted": "See in the engine's log why it restarts, or what cuts the connection to it.",
+    "engine_drained": "Nothing to do: each conversation is computed once at its new replica.",
+    "engine_removed": "Nothing to do: each conversation is computed once at its new replica.",
+    "engine_down": "See why the replica does not answer: `segue engines`, and the engine's log.",
+    "engine_busy": "Add replicas, or let the engine run more requests at once (engine_parallel).",
     "engine_other_replica": "Chain turns, or send a prompt_cache_key: both keep their replica.",
 }
 SORTED = "The same tools come in another order: sort them by name."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from segue.reuse.compare import CONTRACT, part
 from segue.reuse.prompts import KnownPrompt
-from segue.reuse.report import engine_reason
+from segue.reuse.report import is_lost
 from segue.wire.cache import CacheDiagnostics, CacheMissReason
 
 HIT = CacheDiagnostics("cache_hit")
@@ -34,5 +34,4 @@ def diagnose(old: KnownPrompt, new: KnownPrompt, cached: int | None) -> CacheDia
     if reason is not None:
         return CacheDiagnostics("cache_miss", reason, old.tokens, missed)
     # Nothing in the request explains what the engine has lost.
-    is_lost = engine_reason(old.tokens, cached, (old.route, new.route)) is not None
-    return UNAVAILABLE if is_lost else HIT
+    return UNAVAILABLE if is_lost(old.tokens, cached) else HIT

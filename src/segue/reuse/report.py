@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from segue.reuse.compare import Parting
+from segue.turn.values import JobStarted, Moved
 from segue.wire.cache import EngineReason, LossReason, Place
 
 # Engines cache in blocks, and always compute the last tokens again: less than this is no loss.
@@ -20,22 +23,40 @@ WORDS: dict[LossReason, str] = {
     "service_tier_changed": "service_tier changed",
     "reasoning_dropped": "earlier reasoning is gone from the prompt",
     "history_truncated": "the oldest items were dropped to fit the context (truncation: auto)",
-    "engine_evicted": "the engine has evicted a part of the prefix",
-    "engine_restarted": "the engine has nothing of the prefix: it was restarted, or has evicted all of it",
+    "engine_evicted": "the engine has evicted the prefix, or a part of it",
+    "engine_restarted": "the engine failed since the earlier turn, as in a restart, and has lost the prefix",
+    "engine_drained": "the replica with the prefix is drained; another one served this turn",
+    "engine_removed": "the replica with the prefix was removed; another one served this turn",
+    "engine_down": "the replica with the prefix does not answer; another one served this turn",
+    "engine_busy": "the replica with the prefix has a long queue; another one served this turn",
     "engine_other_replica": "another replica of the engine served this turn",
+}
+MOVES: dict[Moved, EngineReason] = {
+    "drained": "engine_drained",
+    "removed": "engine_removed",
+    "down": "engine_down",
+    "busy": "engine_busy",
 }
 
 
-def engine_reason(
-    expected: int, cached: int | None, routes: tuple[str | None, str | None]
-) -> EngineReason | None:
-    """Why the engine computed again what it was expected to have; None: it did not, or does not say."""
-    if cached is None or expected - cached <= SLACK_TOKENS:
-        return None
-    before, now = routes
-    if before is not None and now is not None and before != now:
-        return "engine_other_replica"
-    return "engine_evicted" if cached else "engine_restarted"
+class Earlier(NamedTuple):
+    """The turn that a prompt goes on from: its replica, and when it began."""
+
+    id: str
+    route: str | None
+    at: float
+
+
+def is_lost(expected: int, cached: int | None) -> bool:
+    """Whether the engine computed again what it was expected to have; not known where it does not say."""
+    return cached is not None and expected - cached > SLACK_TOKENS
+
+
+def engine_reason(earlier: Earlier, read: JobStarted) -> EngineReason:
+    """Why the engine does not have the prompt of the earlier turn any more."""
+    if earlier.route is not None and read.route is not None and earlier.route != read.route:
+        return MOVES.get(read.moved, "engine_other_replica")
+    return "engine_restarted" if read.recovered_at > earlier.at else "engine_evicted"
 
 
 def summary(reason: LossReason, lost: int, parting: Parting | None) -> str:

@@ -56,7 +56,15 @@ MaybeDiagnostics = CacheDiagnostics | UnsetType
 
 # Why tokens that could have been reused were not. The prompt changed, or the engine had lost them.
 PromptReason = CacheMissReason | Literal["reasoning_dropped", "history_truncated"]
-EngineReason = Literal["engine_evicted", "engine_restarted", "engine_other_replica"]
+EngineReason = Literal[
+    "engine_evicted",
+    "engine_restarted",
+    "engine_drained",
+    "engine_removed",
+    "engine_down",
+    "engine_busy",
+    "engine_other_replica",
+]
 LossReason = PromptReason | EngineReason
 
 

@@ -1,0 +1,81 @@
+"""Is a drained replica drained in every process, those that start later and those whose clock is wrong included?"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from segue.background import in_background
+from segue.builders import drains as module
+from segue.builders.drains import Drains
+from segue.cluster.local import LocalBus
+from segue.cluster.peers import Peers
+from segue.control import DrainOrder, EngineStatus, FleetStatus
+from segue.engines.routes import RoutedEngine
+from segue.models import ServedModels, build_models
+from segue.settings import load_settings
+from tests.cluster.test_peers import met
+from tests.support import until
+
+A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
+encode = msgspec.json.encode
+
+
+async def no_probe() -> None:
+    """Nothing listens there."""
+
+
+class Process:
+    """A process among others: its models, and what the operator ordered."""
+
+    def __init__(self, bus: LocalBus) -> None:
+        flags = {"engine": "chat", "model": ["m"], "engine_url": [A, B], "store": "memory"}
+        self.served: ServedModels = build_models(load_settings(flags, {}))
+        self.peers = Peers(bus)
+        self.drains = Drains(self.served, self.look, no_probe, self.peers)
+
+    def look(self) -> list[EngineStatus]:
+        engine = self.served.models["m"].engine
+        assert isinstance(engine, RoutedEngine)
+        rows = engine.replicas()
+        return [EngineStatus("m", one.name, True, 1, 0, one.is_drained) for one in rows]
+
+    async def order(self, engine: str, *, is_drained: bool) -> FleetStatus:
+        answer = await self.drains.order(encode(DrainOrder(engine, is_drained)))
+        return msgspec.json.decode(answer, type=FleetStatus)
+
+    def drained(self) -> list[str]:
+        return [one.name for one in self.look() if one.is_drained]
+
+
+async def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", 0.01)
+    bus, now = LocalBus(), 1_000.0
+    async with AsyncExitStack() as stack:
+
+        async def start() -> Process:
+            process = Process(bus)
+            await stack.enter_async_context(process.peers.joined())
+            await stack.enter_async_context(in_background(process.drains.keep()))
+            return process
+
+        one, other = await start(), await start()
+        await met(one.peers, other.peers)
+        monkeypatch.setattr(module.time, "time", lambda: now)
+        fleet = await one.order(A, is_drained=True)
+        assert (one.drained(), other.drained()) == ([A], [A])
+        assert (fleet.workers, fleet.answered) == (2, 2)
+        assert [(row.name, row.running, row.is_drained) for row in fleet.engines] == [
+            (A, 2, True),
+            (B, 2, False),
+        ]
+        later = await start()
+        await until(lambda: later.drained() == [A])
+        # The clock of the machine that returns it is behind.
+        now = 900.0
+        await later.order("127.0.0.1:1", is_drained=False)
+        assert (one.drained(), other.drained(), later.drained()) == ([], [], [])
+        for process in (one, other, later):
+            await process.served.aclose()
