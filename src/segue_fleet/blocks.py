@@ -85,6 +85,10 @@ class BlockCache:
                 high = middle
         return low
 
+    def take(self, other: BlockCache) -> None:
+        """Its blocks are here too, as recently used as they were there."""
+        self.use(list(reversed(other._blocks)))
+
     def use(self, digests: Sequence[int]) -> None:
         """They are here now, and were used last; the beginning stays longest."""
         for digest in reversed(digests):

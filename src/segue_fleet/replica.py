@@ -39,9 +39,12 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Words(Struct, frozen=True):
-    """The ids that answers are drawn from, and the id that ends one; None: the last stop id of the request."""
+    """The ids that answers are drawn from, those that an answer begins with, and the id that ends it.
+
+    Without an id for the end it is the last stop id of a request."""
 
     ids: Sequence[int] = range(1_000, 20_000)
+    first: Sequence[int] = ()
     stop: int | None = None
 
 
@@ -162,6 +165,8 @@ class Replica:
         stops = asked.sampling_params.stop_token_ids or asked.stop_token_ids
         stop = self._words.stop if self._words.stop in stops else next(reversed(stops), None)
         words = draw.choices(self._words.ids, k=count if stop is None else count - 1)
+        if self._words.first and words:
+            words[0] = draw.choice(self._words.first)
         return words if stop is None else [*words, stop]
 
     def counters(self) -> ReplicaCounters:

@@ -19,7 +19,7 @@ from tests.engines.asking import STOP, finish_of, heard, ids_of, job, tokens, up
 
 # Its clock is ten times as fast as ours.
 SHAPE = ReplicaShape(kv_tokens=800, slots=2, prefill_tps=10_000, decode_tps=1_000, block_tokens=16)
-WORDS = Words([50, 51, 52], STOP)
+WORDS = Words([50, 51, 52], stop=STOP)
 T = TypeVar("T")
 
 
