@@ -24,6 +24,7 @@ NAMES = (
     "reuse",
     "clock",
     "fleet",
+    "scale",
 )
 FIRST = ("turns", "events")
 

@@ -34,6 +34,7 @@ import msgspec
 
 from bench.fleet_play import WAYS, Agent, Heard, Players, Way
 from bench.placement import Judged, Placed, Replaced, in_order, judge
+from segue_bench.charts import BAR, ROW, bar, picture, text
 from segue_bench.machine import describe
 from segue_bench.sessions import SeededText, load_sessions, plan
 from segue_fleet.blocks import ReplicaShape
@@ -277,6 +278,29 @@ def row(name: str, judged: Judged) -> str:
     )
 
 
+def chart(warm: dict[str, dict[str, Judged]]) -> str:
+    """What was found of the shared tokens: by way, and by who placed the jobs."""
+    rows = [
+        (f"{way}, {name}", judged.share, colour)
+        for way in WAYS
+        for name, colour in (("segue", "ws"), ("load only", "http-full"))
+        if (judged := warm[name].get(way)) is not None
+    ]
+    rows += [
+        (f"{way}, oracle", judged.oracle_share, "rest") for way, judged in warm["segue"].items()
+    ]
+    rows.sort(key=lambda row: WAYS.index(row[0].partition(",")[0]))  # type: ignore[arg-type]
+    parts = [text(8, 20, "Shared tokens that the replicas found", "title")]
+    for number, (name, share, colour) in enumerate(rows):
+        y = 34 + number * ROW
+        parts += [
+            text(170, y + 13, name, "", "end"),
+            bar(178, y, max(1.5, 560 * share), BAR, colour, f"{name}: {share:.1%}", 3),
+            text(186 + 560 * share, y + 13, f"{share:.1%}"),
+        ]
+    return picture(44 + len(rows) * ROW, "Shared tokens that the replicas found", parts)
+
+
 def missed(warm: dict[str, dict[str, Judged]], restarts: dict[str, dict[str, Judged]]) -> list[str]:
     """The bars that were not reached."""
     found = []
@@ -347,6 +371,8 @@ def main(arguments: Sequence[str]) -> int:
             print(f"  {json.dumps(kills[-1])}", flush=True)
     found = missed(warm, restarts)
     print(f"  {time.monotonic() - began:.0f} s", *(f"MISSED {one}" for one in found), sep="\n  ")
+    if options.svg and warm:
+        Path(options.svg).write_text(chart(warm))
     if options.json:
         result = {
             "machine": msgspec.to_builtins(describe()),

@@ -106,6 +106,10 @@ class ReplicaClock:
         self._slots = [0.0] * shape.slots
         self._read_until = 0.0
 
+    def free_at(self, now: float) -> float:
+        """When it would begin to read a prompt that comes now."""
+        return max(now, self._slots[0], self._read_until)
+
     def serve(
         self, now: float, prompt_tokens: int, found_tokens: int, answer_tokens: int
     ) -> Served:
