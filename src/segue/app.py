@@ -16,7 +16,7 @@ from msgspec import structs
 
 from segue.accounts.account import Accounts
 from segue.background import in_background
-from segue.builders.cluster import ALONE, WorkerPlace, open_cluster
+from segue.builders.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.builders.drains import Drains
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
@@ -153,6 +153,7 @@ async def _open_server(
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
             in_background(state.memory.keep_within()),
+            share_routes(state.cluster, lambda: runner.models),
             _joined(state, upgrades),
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             in_background(reload.close_retired()),

@@ -15,7 +15,19 @@ from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.lineage import Lineage
 from segue.turn.seams import Engine
-from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Piece
+from segue.turn.values import (
+    EngineFacts,
+    Finish,
+    Head,
+    Job,
+    JobStarted,
+    Piece,
+    Scene,
+    Tokens,
+    Unfinished,
+    Warm,
+    id_array,
+)
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
@@ -71,6 +83,13 @@ class Pair:
         return next(one for one in self.engine.replicas() if one.name == name)
 
 
+def continuing(route: str, held: int) -> Job:
+    """A job of a chain that has so many tokens, read by this replica."""
+    warm = Warm("", Head(), Tokens(None, id_array(), held), route)
+    past = Unfinished(None, (), warm)
+    return job(tokens([1]), route=route, scene=Scene(Head(), past, ()))
+
+
 async def is_held(fake: Fake) -> None:
     async with asyncio.timeout(5):
         await fake.held.wait()
@@ -96,8 +115,8 @@ async def test_child_goes_where_its_parent_was_served() -> None:
         assert not any("completions" in path for path in pair.a.paths)
 
 
-async def test_first_turn_goes_to_the_replica_with_the_fewest_jobs() -> None:
-    async with Pair() as pair:
+async def test_first_turn_does_not_wait_while_another_replica_is_free() -> None:
+    async with Pair(parallel_max=1) as pair:
         pair.a.hold_at = 1
         first = asyncio.create_task(heard(pair.engine, job(tokens([1]), route="a")))
         await is_held(pair.a)
@@ -197,13 +216,15 @@ async def test_chains_spread_over_replicas_that_are_equally_free_and_come_back()
 async def test_sticky_job_gives_way_to_a_free_replica_when_its_own_has_a_long_queue() -> None:
     async with Pair(parallel_max=4) as pair:
         pair.a.hold_at = 1
-        wanted = job(tokens([1]), route="a")
+        # Reading these again takes 20 s, so long as nothing else was measured; two seconds of waiting are less.
+        wanted = continuing("a", 100_000)
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(6)]
         await is_held(pair.a)
         assert pair.health("a") == ReplicaHealth("a", True, 4, 2)
-        assert route_of(await heard(pair.engine, wanted)) == "b"
+        assert route_of(await heard(pair.engine, continuing("a", 1_000))) == "b"
         pair.a.gate.set()
         assert [route_of(await one) for one in jobs] == ["a"] * 6
+        assert {choice.reason for choice in pair.engine.book.choices} == {"parent", "queue"}
 
 
 async def test_replica_runs_as_many_jobs_as_it_says(

@@ -19,24 +19,25 @@ async def turn(stage: Stage, parent: str | None = None, **fields: Any) -> tuple[
     return told.response["id"], stage.engine.jobs[-1].lineage
 
 
-async def test_chain_is_named_after_its_first_turn_and_a_second_child_is_a_fork(
+async def test_chain_keeps_its_name_and_a_second_child_is_a_fork(
     tmp_path: Path,
 ) -> None:
     async with staged(tmp_path / "s.db") as stage:
-        root, first = await turn(stage)
-        assert first == Lineage(root)
+        root, lineage = await turn(stage)
+        chain = lineage.chain
+        assert lineage == Lineage(chain)
         second, lineage = await turn(stage, root)
-        assert lineage == Lineage(root, root)
+        assert lineage == Lineage(chain, root)
         fork, lineage = await turn(stage, root)
-        assert lineage == Lineage(root, root, fork)
+        assert lineage == Lineage(chain, root, fork)
         stage.engine.fault = EngineFailed("It broke.")
         _, lineage = await turn(stage, second)
-        assert lineage == Lineage(root, second)
+        assert lineage == Lineage(chain, second)
         third, lineage = await turn(stage, second)
-        assert lineage == Lineage(root, second)
+        assert lineage == Lineage(chain, second)
     async with staged(tmp_path / "s.db") as stage:
-        assert (await turn(stage, third))[1] == Lineage(root, third)
-        assert (await turn(stage, fork))[1] == Lineage(root, fork, fork)
+        assert (await turn(stage, third))[1] == Lineage(chain, third)
+        assert (await turn(stage, fork))[1] == Lineage(chain, fork, fork)
 
 
 async def test_output_of_a_tool_resumes_a_chain(tmp_path: Path) -> None:
@@ -46,7 +47,8 @@ async def test_output_of_a_tool_resumes_a_chain(tmp_path: Path) -> None:
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
         root = told.response["id"]
         await stage.turn(input=[output], tools=TOOLS, previous_response_id=root)
-        assert stage.engine.jobs[-1].lineage == Lineage(root, root, is_resumed=True)
+        first, second = (job.lineage for job in stage.engine.jobs)
+        assert second == Lineage(first.chain, root, is_resumed=True)
 
 
 async def test_history_that_is_resent_is_one_chain(tmp_path: Path) -> None:
@@ -57,9 +59,7 @@ async def test_history_that_is_resent_is_one_chain(tmp_path: Path) -> None:
             told = await stage.turn(input=history)
             history += [*told.response["output"], {"role": "user", "content": "More"}]
             chains.add(stage.engine.jobs[-1].lineage.chain)
-        first, *later = sorted(chains, key=lambda name: name.startswith("chain_"))
-        assert first.startswith("resp_")
-        assert len(later) == 1
+        assert len(chains) == 1
         history[0] = {"role": "user", "content": "Another"}
         await stage.turn(input=history)
         assert stage.engine.jobs[-1].lineage.chain not in chains

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What of a prompt could have been reused? Values only, so that anyone around may ask.
     "reuse": INNER | {"turn"},
     "process": INNER | {"turn", "reuse"},
-    "cluster": INNER | {"turn"},
+    "cluster": INNER | {"turn", "routing"},
     "accounts": INNER | {"turn"},
     "vocabularies": INNER | {"turn"},
     "readers": INNER | {"turn", "vocabularies"},

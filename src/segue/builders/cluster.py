@@ -5,12 +5,14 @@ With one process and a SQLite or memory store there are none: then the cluster r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from segue.engines.routes import RoutedEngine
 from segue.settings import Settings
+from segue.turn.plan import Model
 from segue.turn.seams import Bus
 
 if TYPE_CHECKING:
@@ -44,6 +46,24 @@ class Cluster:
     peers: Peers
     # The parent process that this worker belongs to; empty where there is none.
     group: str
+
+
+@asynccontextmanager
+async def share_routes(
+    cluster: Cluster | None, models: Callable[[], Mapping[str, Model]]
+) -> AsyncIterator[None]:
+    """While inside, this process and the others know what each of them has at the replicas of its engines."""
+    if cluster is None:
+        yield
+        return
+    from segue.cluster.fleet import Fleet
+
+    def routed() -> list[RoutedEngine]:
+        engines = {id(one.engine): one.engine for one in models().values()}
+        return [one for one in engines.values() if isinstance(one, RoutedEngine)]
+
+    async with Fleet(cluster.peers, routed).running():
+        yield
 
 
 @asynccontextmanager

@@ -1,8 +1,6 @@
 """Which replica of an engine takes a job?
 
-The replica that served the parent, because it has the prefix cached, as long as it is healthy and its queue is not
-long while another one is free; else the replica with the fewest jobs. Between equals a hash of the chain decides, so
-that processes which know nothing of each other spread their chains, and find the same replica again. Each replica
+`routing/placement.py` chooses, from what a `RouteBook` knows of replicas and chains. Each replica
 runs a limited number of jobs; the others wait in a queue in front of it that is fair between owners, and for each owner
 between its lanes, so that a hundred jobs of one owner do not delay the one job of another.
 
@@ -31,15 +29,16 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
-from hashlib import blake2b
 
 import msgspec
 from msgspec import Struct
 
 from segue.engines.upstream import EngineLost
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
+from segue.routing.book import OthersLoad, RouteBook, Visit
+from segue.routing.placement import ReplicaLoad, choose
 from segue.turn.seams import Engine
-from segue.turn.values import EngineFacts, Job, JobStarted, Moved, Piece
+from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Moved, Piece
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +86,6 @@ class FairQueue:
     @property
     def is_free(self) -> bool:
         return self.running < self.slots
-
-    @property
-    def is_long(self) -> bool:
-        """Whether one that comes now waits about as long as half of the jobs take."""
-        return 2 * self.waiting >= self.slots
 
     def resize(self, slots: int) -> None:
         """So many slots from now on; jobs that wait get those that are new."""
@@ -175,8 +169,9 @@ class _Replica:
         return not (self.is_removed or self.is_drained)
 
     @property
-    def load(self) -> int:
-        return self.queue.running + self.queue.waiting
+    def slots(self) -> int:
+        """How many jobs it may have at once, of all processes."""
+        return self._slots or self.engine.facts.slots or PARALLEL_MAX
 
     async def enter(self, job: Job, now: float) -> None:
         """Wait for a slot."""
@@ -225,9 +220,8 @@ class _Replica:
             self._fit_queue()
 
     def _fit_queue(self) -> None:
-        slots = self._slots or self.engine.facts.slots or PARALLEL_MAX
-        if slots != self.queue.slots and self.takes_jobs:
-            self.queue.resize(slots)
+        if self.slots != self.queue.slots and self.takes_jobs:
+            self.queue.resize(self.slots)
 
     def start_trial(self, now: float) -> None:
         """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
@@ -281,6 +275,7 @@ class RoutedEngine:
         self._replicas: dict[str, _Replica] = {}
         self._drained: frozenset[str] = frozenset()
         self._all_down_s = all_down_s
+        self.book = RouteBook()
         self.can_constrain = True
         self.grammars: frozenset[str] = frozenset()
         if replicas:
@@ -342,15 +337,26 @@ class RoutedEngine:
             for one in self._replicas.values()
         ]
 
+    def loads(self) -> dict[str, OthersLoad]:
+        """What this process has at each replica, for other processes."""
+        now = asyncio.get_running_loop().time()
+        return {
+            one.name: OthersLoad(
+                one.queue.running, one.queue.waiting, self.book.pace(one.name).work.at(now)
+            )
+            for one in self._replicas.values()
+        }
+
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """The name of the chosen replica, so that the next turn may come back to it, and then its pieces."""
-        give_up_at = asyncio.get_running_loop().time() + self._all_down_s
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + self._all_down_s
         # Replicas that failed with this job: they do not get it again.
         failed: set[_Replica] = set()
         # Whether the client has a piece of the answer, so that no other replica can begin again.
         has_pieces = False
         while True:
-            replica = await self._enter(job, failed, give_up_at)
+            replica, visit = await self._enter(job, failed, give_up_at)
             started = JobStarted(
                 route=replica.name,
                 moved=self._why_moved(job, replica, failed),
@@ -360,6 +366,8 @@ class RoutedEngine:
                 yield started
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
+                        if isinstance(piece, JobStarted | Finish):
+                            visit.cached_tokens = piece.cached_tokens
                         if isinstance(piece, JobStarted):
                             yield msgspec.structs.replace(
                                 started, cached_tokens=piece.cached_tokens
@@ -367,6 +375,7 @@ class RoutedEngine:
                             continue
                         if not has_pieces:
                             has_pieces = True
+                            visit.note_first(clock())
                             if replica.failures or replica.errors:
                                 replica.answered()
                         yield piece
@@ -376,9 +385,13 @@ class RoutedEngine:
                     raise
             finally:
                 replica.queue.leave()
+                visit.end(clock())
 
-    async def _enter(self, job: Job, failed: set[_Replica], give_up_at: float) -> _Replica:
+    async def _enter(
+        self, job: Job, failed: set[_Replica], give_up_at: float
+    ) -> tuple[_Replica, Visit]:
         """A replica that is up, and a slot in it. Where none is up, wait until one can be tried, if that is soon."""
+        route = await self.book.route(job) if len(self._replicas) > 1 else job.route
         while True:
             now = asyncio.get_running_loop().time()
             others = self._takers(failed)
@@ -391,17 +404,41 @@ class RoutedEngine:
                     raise _refusal(others, now, max(1.0, wait_s))
                 await asyncio.sleep(wait_s)
                 continue
-            replica = _choose(up, job)
+            replica, visit = self._choose(up, job, route, now)
             if replica.failures:
                 replica.start_trial(now)
                 # It may come back as another: what it says of itself is asked again.
                 await replica.engine.is_ready()
             failures = replica.failures
-            await replica.enter(job, now)
+            try:
+                await replica.enter(job, now)
+            except BaseException:
+                visit.end(now)
+                raise
             if replica.failures <= failures and replica.takes_jobs:
-                return replica
+                visit.begin(asyncio.get_running_loop().time())
+                return replica, visit
+            visit.end(now)
             # It went down, or was removed or drained, while this job waited for a slot.
             replica.queue.leave()
+
+    def _choose(
+        self, up: list[_Replica], job: Job, route: str | None, now: float
+    ) -> tuple[_Replica, Visit]:
+        """One of these that are up."""
+        by_name = {one.name: one for one in up}
+        # One that has left the settings is as if it had never been.
+        route = route if route in self._replicas else None
+        is_there = route in by_name or len(self._replicas) == 1
+        asked = self.book.asked(job, route, now, is_there=is_there)
+        choice = choose([self._load(one, now) for one in up], asked)
+        return by_name[choice.name], self.book.chose(job, choice, asked, now)
+
+    def _load(self, one: _Replica, now: float) -> ReplicaLoad:
+        queue = one.queue
+        return self.book.load(
+            one.name, running=queue.running, waiting=queue.waiting, slots=one.slots, now=now
+        )
 
     def _may_retry(self, error: ApiError, replica: _Replica, failed: set[_Replica]) -> bool:
         """Note what an error means for the health of the replica; whether another one may take the job."""
@@ -454,18 +491,3 @@ def _refusal(others: list[_Replica], now: float, wait_s: float) -> Unavailable:
         message = f"The engine asks this server to wait: please retry in {seconds} s."
         return Unavailable(message, wait_s=wait_s)
     return Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
-
-
-def _choose(up: list[_Replica], job: Job) -> _Replica:
-    """The replica of the parent, or the one with the fewest jobs; of several such ones the chain's own."""
-
-    chain = job.lineage.chain
-
-    def rank(one: _Replica) -> tuple[int, bytes]:
-        return one.load, blake2b(f"{chain} {one.name}".encode(), digest_size=8).digest()
-
-    freest = min(up, key=rank)
-    for one in up:
-        if one.name == job.route and not (one.queue.is_long and freest.queue.is_free):
-            return one
-    return freest

@@ -12,6 +12,8 @@ from segue.wire.kinds import is_model_written
 
 # Parents whose first child is remembered.
 PARENTS_MAX = 10_000
+# How the names of chains begin that are named by their beginning.
+BEGINNING = "chain_"
 
 
 class Lineages:
@@ -40,12 +42,21 @@ class Lineages:
             del self._first[parent.id]
 
 
+def is_resendable(lineage: Lineage) -> bool:
+    """Whether its chain has the name that it will have when its client sends the whole history again."""
+    return lineage.parent is None and lineage.chain.startswith(BEGINNING)
+
+
 def _chain_of(plan: Plan) -> str:
-    """A new chain is named after its first turn. A history that came as a whole is named by what was said before the
-    model first spoke, because that is the same when it comes again."""
-    if not plan.resolved.model_turns:
+    """The name of a new chain. Over HTTP a client may send its whole history with each turn: then the chain is named by
+    what was said before the model first spoke, because that is the same each time. On a WebSocket it is named after
+    its first turn, unless it begins with a history."""
+    resolved = plan.resolved
+    if plan.lane and not resolved.model_turns:
         return plan.id
     digest = blake2b(plan.owner.encode(), digest_size=16)
-    for item in takewhile(lambda item: not is_model_written(item.value), plan.resolved.given):
+    digest.update((resolved.create.prompt_cache_key or "").encode("utf-8", "surrogatepass"))
+    given = (item for one in resolved.earlier if one.is_fresh for item in one.given)
+    for item in takewhile(lambda item: not is_model_written(item.value), (*given, *resolved.given)):
         digest.update(item.raw)
-    return f"chain_{digest.hexdigest()}"
+    return BEGINNING + digest.hexdigest()

@@ -38,6 +38,7 @@ class Pace:
     """What was measured of one replica."""
 
     def __init__(self) -> None:
+        # Tokens that it has computed, or is about to.
         self.work = Work()
         # None until measured.
         self.prefill_tokens_s: float | None = None
@@ -51,7 +52,6 @@ class Pace:
 
     def note_first_token(self, tokens: int, took_s: float, now: float) -> None:
         """It has read so many tokens, and the first token came after so long."""
-        self.work.add(tokens, now)
         if tokens >= READ_TOKENS_MIN and took_s > 0:
             rate, known = tokens / took_s, self.prefill_tokens_s
             weight = FASTER_WEIGHT if known is None or rate > known else SLOWER_WEIGHT

@@ -23,9 +23,9 @@ from msgspec import Struct
 
 # How many times its fair part of all jobs a replica may have before first turns go elsewhere.
 JOBS_FACTOR = 1.25
-# The same for its work, against the replica that has worked least; and so many prompts of the job's own length more.
+# The same for its work, against the replica that has worked least; and the job's own length, or so many tokens, more.
 WORK_FACTOR = 1.15
-WORK_PROMPTS = 1.0
+WORK_TOKENS_MIN = 4_096
 # Another replica must be better by this factor before a history is read again there.
 LEAVE_FACTOR = 1.25
 # Where nothing was measured yet: a small model on one GPU.
@@ -126,7 +126,10 @@ def _place(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     """The first in order that has room for it."""
     order = ordered(replicas, asked)
     roomy = [one for one in order if _has_room(one, replicas)]
-    work = WORK_FACTOR * min(one.work for one in roomy) + WORK_PROMPTS * asked.prompt_tokens
+    # As long as one of them has a free slot, no first turn waits for another.
+    roomy = [one for one in roomy if one.running < one.slots] or roomy
+    work = WORK_FACTOR * min(one.work for one in roomy)
+    work += max(asked.prompt_tokens, WORK_TOKENS_MIN)
     chosen = next(one for one in roomy if one.work <= work)
     return Choice(chosen.name, "beginning" if chosen is order[0] else "load")
 

@@ -1,0 +1,178 @@
+"""What does this process know of where jobs should go?
+
+A `RouteBook` belongs to the replicas of one model. It knows how fast they are and how much they have worked, which
+heads are popular, and which replica has the history of a conversation whose client resends everything: a *hint*, by
+the name of its chain. Where there are several processes, `cluster/fleet.py` adds what the others know. Nothing here is
+durable, and nothing durable depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import blake2b
+
+from msgspec import Struct
+
+from segue.routing.chains import is_resendable
+from segue.routing.measures import Pace, Work
+from segue.routing.placement import Asked, Choice, ReplicaLoad
+from segue.turn.values import Head, Job, Messages, Prompt
+
+# About 200 bytes each; the longest unused go first.
+HINTS_MAX = 50_000
+HEADS_MAX = 1_000
+
+
+class OthersLoad(Struct, frozen=True, array_like=True):
+    """What other processes have at a replica."""
+
+    running: int = 0
+    waiting: int = 0
+    work: float = 0.0
+
+
+NO_LOAD = OthersLoad()
+
+
+class RouteBook:
+    """Where the jobs of one model have gone, and how that went."""
+
+    def __init__(self) -> None:
+        self.paces: dict[str, Pace] = {}
+        # How often each replica was chosen, and why.
+        self.choices: Counter[Choice] = Counter()
+        self._hints: OrderedDict[str, str] = OrderedDict()
+        self._heads: OrderedDict[bytes, Work] = OrderedDict()
+        self._work = Work()
+        # By replica; of the other processes together.
+        self.others: Mapping[str, OthersLoad] = {}
+        # Called with each hint that is new here; and asks other processes for one.
+        self.on_hint: Callable[[str, str], None] = lambda chain, name: None
+        self.find_hint: Callable[[str], Awaitable[str | None]] | None = None
+
+    def pace(self, name: str) -> Pace:
+        """What is known of this replica."""
+        return self.paces.setdefault(name, Pace())
+
+    def load(self, name: str, *, running: int, waiting: int, slots: int, now: float) -> ReplicaLoad:
+        """A replica as the choice sees it."""
+        pace, others = self.pace(name), self.others.get(name, NO_LOAD)
+        return ReplicaLoad(
+            name,
+            running + others.running,
+            waiting + others.waiting,
+            slots,
+            pace.work.at(now) + others.work,
+            pace.prefill_tokens_s or 0.0,
+            pace.service_s or 0.0,
+            pace.delay_s(now),
+        )
+
+    # --- jobs ---
+
+    async def route(self, job: Job) -> str | None:
+        """The replica that has read the history of this job: that of its parent, or by a hint."""
+        if job.route is not None or not (job.model_turns and is_resendable(job.lineage)):
+            return job.route
+        chain = job.lineage.chain
+        name = self._hints.get(chain)
+        if name is None and self.find_hint is not None:
+            name = await self.find_hint(chain)
+        return name
+
+    def asked(self, job: Job, route: str | None, now: float, *, is_there: bool) -> Asked:
+        """What the choice looks at; `is_there`: the replica with its history may take it."""
+        chain, tokens = job.lineage.chain.encode(), tokens_of(job.prompt)
+        if is_there:
+            return Asked(b"", chain, route, held_tokens(job), tokens)
+        head = head_digest(job.scene.head)
+        self._note_head(head, tokens, now)
+        share = self._heads[head].at(now) / max(1.0, self._work.at(now))
+        return Asked(head, chain, route, 0, tokens, share)
+
+    def chose(self, job: Job, choice: Choice, asked: Asked, now: float) -> Visit:
+        """The job goes there."""
+        self.choices[choice] += 1
+        if is_resendable(job.lineage):
+            self.note_hint(job.lineage.chain, choice.name, is_own=True)
+        held = asked.held_tokens if choice.name == asked.route else 0
+        return Visit(self.pace(choice.name), asked.prompt_tokens, held, now)
+
+    def note_hint(self, chain: str, name: str, *, is_own: bool = False) -> None:
+        """This replica has the history of this chain."""
+        is_new = self._hints.get(chain) != name
+        self._hints[chain] = name
+        self._hints.move_to_end(chain)
+        if len(self._hints) > HINTS_MAX:
+            self._hints.popitem(last=False)
+        if is_new and is_own:
+            self.on_hint(chain, name)
+
+    def hint(self, chain: str) -> str | None:
+        """The replica that has the history of this chain, as far as this process knows."""
+        return self._hints.get(chain)
+
+    def _note_head(self, head: bytes, tokens: int, now: float) -> None:
+        self._work.add(tokens, now)
+        self._heads.setdefault(head, Work()).add(tokens, now)
+        self._heads.move_to_end(head)
+        if len(self._heads) > HEADS_MAX:
+            self._heads.popitem(last=False)
+
+
+class Visit:
+    """A job on its way to a replica and there. What it is expected to compute counts as work from the start, so that
+    others do not choose the same replica before its first token."""
+
+    def __init__(self, pace: Pace, prompt_tokens: int, held_tokens: int, now: float) -> None:
+        self._pace = pace
+        self._prompt_tokens = prompt_tokens
+        self._expected = max(0, prompt_tokens - held_tokens)
+        self._began_at = now
+        self._first_at: float | None = None
+        # As the replica says; None: not at all.
+        self.cached_tokens: int | None = None
+        pace.work.add(self._expected, now)
+
+    def begin(self, now: float) -> None:
+        """It has a slot."""
+        self._began_at = now
+
+    def note_first(self, now: float) -> None:
+        """The first token has come."""
+        self._first_at = now
+
+    def end(self, now: float) -> None:
+        """It is over, and what was expected becomes what was measured."""
+        first_at, cached = self._first_at, self.cached_tokens
+        if first_at is None:
+            self._pace.work.add(-self._expected, now)
+            return
+        self._pace.note_end(now - self._began_at)
+        if cached is not None:
+            computed = max(0, self._prompt_tokens - cached)
+            self._pace.work.add(computed - self._expected, now)
+            self._pace.note_first_token(computed, first_at - self._began_at, now)
+
+
+def head_digest(head: Head) -> bytes:
+    """What prompts with the same instructions and tools have in common."""
+    digest = blake2b(head.tools.echo, digest_size=16)
+    digest.update(b"" if head.instructions is None else head.instructions.encode())
+    return digest.digest()
+
+
+def tokens_of(prompt: Prompt) -> int:
+    """How long it is; of messages, about."""
+    return prompt.tokens if isinstance(prompt, Messages) else prompt.length
+
+
+def held_tokens(job: Job) -> int:
+    """How many tokens of the prompt the replica with its history has read. After a compaction there is no such replica:
+    what stands for the history is new."""
+    past = job.scene.past
+    if past is not None and past.warm is not None:
+        return tokens_of(past.warm.prompt)
+    is_fresh = past is None and job.route is not None
+    return 0 if is_fresh else tokens_of(job.prompt)
