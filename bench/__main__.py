@@ -25,6 +25,7 @@ NAMES = (
     "clock",
     "fleet",
     "scale",
+    "cold",
 )
 FIRST = ("turns", "events")
 

@@ -34,6 +34,7 @@ from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
+from segue.fast_tokenizer import hasten
 from segue.inside.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.inside.shared import SharedEngine, sharing
 from segue.inside.weights import (
@@ -381,6 +382,8 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         def replica(upstream: Upstream) -> Engine:
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
+        if settings.fast_tokenizer:
+            vocabulary = vocabulary.hastened(hasten)
         dialect = _dialect(settings, path, vocabulary)
         replicas = _Replicas(settings, built, replica)
         return lambda one: _model(one, replicas.engine, dialect, one.context_tokens or None)

@@ -115,6 +115,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # What chat templates are told besides the conversation, for example `enable_thinking`.
     template_values: dict[str, object] = {}
     piece_cache: bool = True
+    fast_tokenizer: bool = True
     script: str = ""
     tps: Duration = 0
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -352,6 +353,7 @@ HELP = {
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
         "template": "chat template (Jinja file) instead of the model's own",
         "piece_cache": "cache token ids of text fragments",
+        "fast_tokenizer": "tokenize with fastokens where it gives the same ids; about 180 MB of memory a process",
         "script": "JSON file that the scripted engine plays",
         "tps": "tokens per second of the scripted engine; 0: no limit",
         "temperature": "default sampling temperature; none: the engine's own, for smollm2 0.2",

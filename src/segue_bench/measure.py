@@ -78,7 +78,7 @@ MeasuredServers = dict[ServerCaches, MeasuredServer]
 FLAGS: dict[ServerCaches, tuple[str, ...]] = {
     ALL: (),
     NOT_RENDERED: ("--render-cache-bytes-max", "0"),
-    BARE: ("--render-cache-bytes-max", "0", "--piece-cache", "false"),
+    BARE: ("--render-cache-bytes-max", "0", "--piece-cache", "false", "--fast-tokenizer", "false"),
 }
 
 

@@ -57,7 +57,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": INNER | {"turn", "session", "process", "accounts"},
     # 4: who is wired to whom?
     "observe": INNER | {"turn", "process"},
-    "models": INNER | {"turn", "vocabularies", "dialects", "engines", "inside", "guards"},
+    "fast_tokenizer": INNER | {"turn", "vocabularies"},
+    "models": INNER
+    | {"turn", "vocabularies", "fast_tokenizer", "dialects", "engines", "inside", "guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "backup": GROUND | {"stores"},

@@ -77,6 +77,11 @@ class Own(NamedTuple):
 Chunk = Mark | Own | str
 # Makes a tokenizer in which text never becomes one of these ids.
 TokenizerMaker = Callable[[frozenset[int]], "Tokenizer"]
+# The ids of a text that can be spelt.
+Encode = Callable[[str], "IdArray[int]"]
+# Makes a quicker way to the same ids beside other work, and hands it over when it is ready. It may try texts, once the
+# second function has replaced in them what cannot be spelt.
+Hasten = Callable[["Tokenizer", Callable[[str], str], Callable[[Encode], None]], None]
 
 
 class Vocabulary:
@@ -91,6 +96,7 @@ class Vocabulary:
         ascii_cut: re.Pattern[str] | None = None,
         *,
         is_byte_level: bool = True,
+        hasten: Hasten | None = None,
     ) -> None:
         """`tokens` by id, spelt in GPT-2's alphabet (`is_byte_level`) or as SentencePiece does; `texts` are the ids
         whose token is written as it reads; `ascii_cut` finds the pieces of ASCII text that are encoded each for
@@ -106,6 +112,8 @@ class Vocabulary:
         self._ascii_cut = None if texts - self._special_ids else ascii_cut
         self._bytes: list[bytes | None] = [None] * len(tokens)
         self._is_byte_level = is_byte_level
+        self._hasten = hasten
+        self._quick: Encode | None = None
         self._unspellable = _unspellable(tokens, is_byte_level=is_byte_level)
         self._spells_ascii = self._unspellable.search("".join(map(chr, range(128)))) is None
         self.fingerprint = _fingerprint(tokens, self._special_ids)
@@ -118,7 +126,12 @@ class Vocabulary:
         for text, id, spelt in zip(self._specials, self._specials.values(), typed, strict=True):
             if id in spelt.ids:
                 raise ServerFault(f"In this vocabulary, text that reads {text} becomes a mark.")
+        if self._hasten is not None:
+            self._hasten(tokenizer, self._spelt, self._take_over)
         return tokenizer
+
+    def _take_over(self, quick: Encode) -> None:
+        self._quick = quick
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
@@ -143,7 +156,15 @@ class Vocabulary:
             self._texts,
             self._ascii_cut,
             is_byte_level=self._is_byte_level,
+            hasten=self._hasten,
         )
+
+    def hastened(self, hasten: Hasten) -> Vocabulary:
+        """The same, with a quicker way that is made with the first use. Not where words are looked up, which is quick
+        enough and takes no memory."""
+        other = copy(self)
+        other._hasten = hasten if self._ascii_cut is None else None
+        return other
 
     @property
     def size(self) -> int:
@@ -153,6 +174,8 @@ class Vocabulary:
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._spelt(text)
+        if self._quick is not None:
+            return self._quick(spelt)
         if self._ascii_cut is None or not spelt.isascii():
             return array("I", self._tokenize(spelt))
         is_short = len(spelt) <= CUT_CHARS
@@ -197,7 +220,8 @@ class Vocabulary:
             found = self._marks.get(part)
             if found is None:
                 found = array("I", [self.special(part.special)])
-                found.extend(self.encode(part.text))
+                if part.text:
+                    found.extend(self.encode(part.text))
                 self._marks[part] = found
             ids.extend(found)
         if text:
