@@ -33,7 +33,6 @@ import uvloop
 
 from bench.engine_steps import Plan, numbered
 from bench.peer import cpu_s, server
-from bench.peers import agentic
 from segue_bench.client import (
     READ_BYTES,
     ClientConnection,
@@ -44,6 +43,7 @@ from segue_bench.client import (
     post,
     read_chunk,
 )
+from segue_bench.rival import agentic
 from segue_bench.rounds import interleaved, print_table
 from segue_bench.server import ServerProcess, cores, spawn
 from segue_bench.streams import StreamConnection

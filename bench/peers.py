@@ -14,15 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,13 +28,12 @@ from rich.progress import Progress
 from bench.peer import cpu_s, server
 from bench.turns import OUTPUT, agent_tools
 from segue_bench.client import local
+from segue_bench.rival import agentic
 from segue_bench.rounds import interleaved, print_table
-from segue_bench.server import START_S_MAX, ServerProcess, apart, spawn
+from segue_bench.server import ServerProcess, spawn
 from segue_bench.ways import HttpWay, SocketWay, Way, WayTarget
 from segue_bench.workload import Workload, user_message
 
-FOLDER = Path(__file__).parents[1] / ".cache" / "peers"
-PEER = "agentic-api==0.9.0"
 TURNS, COUNTED = 30, 10
 OWN, RIVAL, ALONE = "segue", "agentic-api", "alone"
 
@@ -52,54 +46,6 @@ WAYS: dict[str, tuple[Callable[[WayTarget], Way], float | None]] = {
     "json-chained": (partial(HttpWay, is_chained=True, is_streamed=False), None),
     "json-full": (partial(HttpWay, is_streamed=False), None),
 }
-
-
-def installed() -> Path:
-    """The peer's program."""
-    program = FOLDER / "bin" / "agentic-server"
-    if not program.exists():
-        print(f"installing {PEER} into {FOLDER.relative_to(FOLDER.parents[1])}")
-        subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
-        pip = [str(FOLDER / "bin" / "pip"), "install", "--quiet", "--no-deps", PEER]
-        subprocess.run(pip, check=True)
-    return program
-
-
-@contextmanager
-def agentic(upstream_port: int, *, is_pinned: bool = True) -> Iterator[ServerProcess]:
-    """The peer on a free port; where it is pinned, on the core that Segue has too."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as home:
-        command = [
-            str(installed()),
-            *("--llm-api-base", f"http://127.0.0.1:{upstream_port}"),
-            *("--gateway-host", "127.0.0.1", "--gateway-port", str(port)),
-            *("--db-url", f"sqlite://{home}/peer.db"),
-        ]
-        environment = {**os.environ, "HOME": home, "RUST_LOG": "error"}
-        child = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            _wait_for(port, child)
-            process = ServerProcess(port, child.pid)
-            with apart(process) if is_pinned else nullcontext():
-                yield process
-        finally:
-            child.terminate()
-            child.wait(30)
-
-
-def _wait_for(port: int, child: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_S_MAX
-    while child.poll() is None and time.monotonic() < until:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit(f"bench: {PEER} did not start")
 
 
 class LoopCost(NamedTuple):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from segue.errors import Misconfigured
-from segue_bench import crowd, load
+from segue_bench import crowd, load, trace_command
 from segue_bench.client import ConnectionFailed
 from segue_bench.figures import speed_words, tokens_words
 from segue_bench.findings import findings
@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, metavar="FILE", help="write a page with charts")
     pictures = "write the charts as PREFIX-total.svg, PREFIX-along.svg and PREFIX-stages.svg"
     add("--svg", type=Path, metavar="PREFIX", help=pictures)
+    trace_command.add_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
             return load.run(options)
         if options.action == "crowd":
             return crowd.run(options)
+        if options.trace:
+            return trace_command.run(options, _shown(options.arguments))
         return _bench(plan_of(options), options)
     except KeyboardInterrupt:
         print("segue bench: interrupted", file=sys.stderr)

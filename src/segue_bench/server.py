@@ -50,6 +50,7 @@ class ServerCounters:
     tokens_reused: float
     items_validated: float
     turns: float
+    bytes_received: float
     stage_s: Mapping[str, float]
 
     def since(self, before: ServerCounters) -> ServerCounters:
@@ -58,6 +59,7 @@ class ServerCounters:
             self.tokens_reused - before.tokens_reused,
             self.items_validated - before.items_validated,
             self.turns - before.turns,
+            self.bytes_received - before.bytes_received,
             {stage: self.stage_s[stage] - before.stage_s[stage] for stage in STAGES},
         )
 
@@ -87,6 +89,7 @@ def parse_counters(text: str) -> ServerCounters:
         total("segue_tokens_reused_total"),
         total("segue_items_validated_total"),
         total("segue_turns_total"),
+        total("segue_bytes_received_total"),
         {name: total("segue_turn_stage_seconds_sum", f'stage="{name}"') for name in STAGES},
     )
 

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-# Sharing was measured in blocks of so many tokens: less than that is missing where all was shared.
+# Sharing was measured in blocks of so many tokens: no more than one is missing where all was shared.
 BLOCK = 64
 # What a chat template writes around a message, about.
 MESSAGE_TOKENS = 5
@@ -110,7 +110,7 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
         if parent is None:
             kind = "root"
             head = Said(source, min((session.tools + session.system) // tokens_per, given * 4 // 5))
-        elif turns[turn.parent].input - turn.shared < BLOCK:
+        elif turns[turn.parent].input - turn.shared <= BLOCK:
             kind = "fork" if parent.number in continued else "continuation"
             continued.add(parent.number)
             history = (*parent.history, Answered(parent.number, parent.output_tokens))

@@ -16,7 +16,6 @@ from msgspec import Raw, Struct
 
 from segue_bench.client import (
     ClientConnection,
-    HttpHead,
     ServerAddress,
     Traffic,
     frame,
@@ -50,9 +49,16 @@ class TurnFailed(Exception):
     """A turn did not end well."""
 
 
-class _Usage(Struct, frozen=True):
+class _InputDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """The tokens of a turn."""
+
     input_tokens: int = 0
     output_tokens: int = 0
+    input_tokens_details: _InputDetails = _InputDetails()
 
 
 class ResponseSummary(Struct, frozen=True):
@@ -61,7 +67,7 @@ class ResponseSummary(Struct, frozen=True):
     id: str
     previous_response_id: str | None = None
     output: list[Raw] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Raw = Raw(b"null")
 
 
@@ -163,7 +169,7 @@ def ended(last: LastEvent | None) -> tuple[LastEvent, ResponseSummary]:
     return last, last.response
 
 
-class _Stopwatch:
+class Stopwatch:
     """Takes the time of one turn, event by event."""
 
     def __init__(self) -> None:
@@ -214,6 +220,31 @@ def sse_events(connection: ClientConnection) -> Iterator[tuple[bytes, bytes]]:
             yield head.removeprefix(b"event: "), data
 
 
+def http_turn(
+    connection: ClientConnection,
+    watch: Stopwatch,
+    data: bytes,
+    *,
+    is_last: bool = False,
+    is_streamed: bool = True,
+) -> TurnTiming:
+    """Send a request; read its events, or its response in one piece."""
+    head = post(connection, data, is_last=is_last)
+    if head.status != 200:
+        raise TurnFailed(f"status {head.status}: {read_body(connection, head).decode()[:300]}")
+    if not is_streamed:
+        response = read_body(connection, head)
+        watch.note(b"response.completed")
+        return watch.stop(b'{"type":"response.completed","response":' + response + b"}")
+    timing: TurnTiming | None = None
+    for kind, event in sse_events(connection):
+        if watch.note(kind):
+            timing = watch.stop(event)
+    if timing is None:
+        raise TurnFailed("the stream ended without a last event")
+    return timing
+
+
 class HttpWay:
     """Over HTTP: with the whole history each turn, or with the id of the stored response before."""
 
@@ -254,37 +285,19 @@ class HttpWay:
         return body(self._target, items, store=self._is_chained, parent=parent, more=more)
 
     def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
-        watch = _Stopwatch()
+        watch = Stopwatch()
         data = make()
         watch.ready()
         if self._connection is None:
             self._connection = ClientConnection(self._target.address, self.traffic)
         connection = self._connection
-        head = post(connection, data, is_last=self._is_new)
-        if head.status != 200:
-            raise TurnFailed(f"status {head.status}: {read_body(connection, head).decode()[:300]}")
-        timing = self._read_stream(watch) if self._is_streamed else self._read_whole(watch, head)
+        timing = http_turn(
+            connection, watch, data, is_last=self._is_new, is_streamed=self._is_streamed
+        )
         self._last = timing.last
         if self._is_new:
             self.close()
         return timing
-
-    def _read_stream(self, watch: _Stopwatch) -> TurnTiming:
-        assert self._connection is not None, "the request is sent"
-        timing: TurnTiming | None = None
-        for kind, event in sse_events(self._connection):
-            if watch.note(kind):
-                timing = watch.stop(event)
-        if timing is None:
-            raise TurnFailed("the stream ended without a last event")
-        return timing
-
-    def _read_whole(self, watch: _Stopwatch, head: HttpHead) -> TurnTiming:
-        """A response in one piece, as the last event of a stream would have it."""
-        assert self._connection is not None, "the request is sent"
-        response = read_body(self._connection, head)
-        watch.note(b"response.completed")
-        return watch.stop(b'{"type":"response.completed","response":' + response + b"}")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -302,6 +315,15 @@ def kind_of(event: bytes) -> bytes:
     if event.startswith(b'{"type":"'):
         return event[KIND_START : event.index(b'"', KIND_START)]
     return LAST.decode(event).type.encode()
+
+
+def socket_turn(connection: ClientConnection, watch: Stopwatch, data: bytes) -> TurnTiming:
+    """Send a frame; read the events of its turn."""
+    connection.send(data)
+    while True:
+        event = read_message(connection)
+        if watch.note(kind_of(event)):
+            return watch.stop(event)
 
 
 class SocketWay:
@@ -328,15 +350,10 @@ class SocketWay:
 
     def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
         assert self._connection is not None, "the session is open"
-        watch = _Stopwatch()
+        watch = Stopwatch()
         data = frame(make())
         watch.ready()
-        self._connection.send(data)
-        while True:
-            event = read_message(self._connection)
-            if watch.note(kind_of(event)):
-                break
-        timing = watch.stop(event)
+        timing = socket_turn(self._connection, watch, data)
         self._last = timing.last
         return timing
 
