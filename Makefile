@@ -41,6 +41,9 @@ SITE := .cache/site
 KUBERNETES := .cache/kubernetes
 KUBERNETES_DONE := $(KUBERNETES)/.done-kubernetes
 SITE_DONE := $(SITE)/venv/.done-site
+# NVIDIA Dynamo with simulated workers (80 MB to load, 300 MB on the disk).
+DYNAMO := .cache/dynamo-env
+DYNAMO_DONE := $(DYNAMO)/.done-dynamo
 
 # A server of the MCP project's own, with every kind of answer; its lock file is in requirements/mcp. Other machines name
 # its folder by SEGUE_TEST_MCP.
@@ -68,7 +71,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus test-fleet simulate test-vllm test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus test-fleet simulate test-vllm test-dynamo test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -108,6 +111,9 @@ test-prometheus: $(DEV_DONE) $(if $(SEGUE_TEST_PROMETHEUS),,$(PROMETHEUS_DONE)) 
 
 test-fleet: $(DEV_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## two machines, four replicas and HAProxy: restarts, kills and `segue fleet up`; minutes
 	@$(VENV)/bin/python -m pytest -n 0 -m "fleet or not fleet" --timeout 900 tests/fleet $(ARGS)
+
+test-dynamo: $(DEV_DONE) $(NPM_DONE) $(DYNAMO_DONE) ## recorded agent sessions through a real NVIDIA Dynamo with simulated workers, in a network namespace
+	@$(VENV)/bin/python -m tests.dynamo.namespace $(VENV)/bin/python -m pytest -n 0 -s -m dynamo tests/dynamo $(ARGS)
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)
@@ -201,6 +207,14 @@ $(KUBERNETES)/.done-venv:
 $(KUBERNETES_DONE): requirements/kubernetes.lock $(KUBERNETES)/.done-venv
 	@echo "installing the schemas of Kubernetes into $(KUBERNETES)"
 	@$(KUBERNETES)/bin/python -m pip install $(PIP_LOCKED) -r requirements/kubernetes.lock
+	@touch $@
+
+$(DYNAMO)/.done-venv:
+	$(make_venv)
+
+$(DYNAMO_DONE): requirements/dynamo.lock $(DYNAMO)/.done-venv
+	@echo "installing NVIDIA Dynamo (80 MB) into $(DYNAMO)"
+	@$(DYNAMO)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/dynamo.lock
 	@touch $@
 
 $(CLIENTS)/.done-venv:
@@ -355,6 +369,7 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group node -o requirements/node.lock
 	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
 	@$(COMPILE) --group site -o requirements/site.lock
+	@$(COMPILE) --group dynamo --no-deps -o requirements/dynamo.lock
 	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null

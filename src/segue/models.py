@@ -24,6 +24,7 @@ from segue.dialects.choose import dialect_for
 from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
+from segue.engines.dynamo import DYNAMO
 from segue.engines.facts import tokenized
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
@@ -473,6 +474,7 @@ BUILDERS: Mapping[EngineName, Builder] = {
     "llamacpp": _tokens_over_http(LLAMACPP),
     "vllm": _tokens_over_http(VLLM),
     "sglang": _tokens_over_http(SGLANG),
+    "dynamo": _tokens_over_http(DYNAMO),
     "chat": _chat,
 }
 

@@ -25,7 +25,7 @@ from segue.validation import Misfit, SettingPath, is_web_url, line_of, misfits, 
 
 Table = dict[str, str | bool | int | float | list[str] | dict[str, object]]
 
-EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"]
+EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "dynamo", "chat"]
 CHAT_FORMATS = (
     "chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "deepseek-v3.2", "deepseek-v4", "template",
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -79,6 +79,26 @@ class PlayedResponse:
 def played(pieces: Sequence[bytes]) -> EventStream:
     """The events of a response that arrives in these pieces."""
     return EventStream(cast(HttpResponse, PlayedResponse(pieces)), TIMEOUTS)
+
+
+class Played(Upstream):
+    """An engine that sends these bytes, in these pieces, and keeps what it was sent."""
+
+    name = "played"
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self.sent: list[tuple[str, bytes]] = []
+
+    async def stream(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> EventStream:
+        self.sent.append((path, body))
+        return played(self._pieces)
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        self.sent.append((path, body))
+        return 404, b"{}"
 
 
 def tokens(*chunks: Sequence[int]) -> Tokens:

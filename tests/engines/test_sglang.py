@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Literal
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
+from segue.lineage import Lineage
 from segue.turn.values import Finish, Grammar, JobStarted, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
@@ -148,3 +150,28 @@ async def test_grammar_is_handed_on(syntax: Literal["regex", "structural_tag"]) 
         assert isinstance(settings, dict)
         assert settings[syntax] == "[0-9]+"
         assert "json_schema" not in settings
+
+
+@pytest.mark.parametrize("is_low_first, sent", [(False, 1), (True, -1)])
+async def test_chain_and_priority_are_sent_as_the_server_takes_them(
+    is_low_first: bool, sent: int
+) -> None:
+    lineage = Lineage("resp_1", priority=1)
+    fake = FakeSglang(takes_priority=True, is_low_first=is_low_first)
+    async with fake, upstream(fake.url) as address:
+        engine = TokenEngine(SGLANG, address)
+        for _ in range(2):
+            await heard(engine, job(tokens([1]), lineage=lineage))
+        assert fake.requests[-1]["priority"] == sent
+        assert fake.headers[-1]["x-smg-routing-key"] == fake.headers[-1]["x-session-id"] == "resp_1"
+        # Each request has an id of its own, which SGLang's router cuts back to the chain.
+        ids = [str(one["rid"]) for one in fake.requests]
+        assert len(set(ids)) == 2
+        assert [re.sub(r"_t[0-9]+$", "", id) for id in ids] == ["resp_1"] * 2
+
+
+async def test_server_without_priorities_is_sent_none() -> None:
+    async with FakeSglang() as fake, upstream(fake.url) as address:
+        await heard(TokenEngine(SGLANG, address), job(tokens([1]), lineage=Lineage(priority=1)))
+        assert "priority" not in fake.requests[-1]
+        assert str(fake.requests[-1]["rid"]).startswith("req_")

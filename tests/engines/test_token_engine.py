@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.dynamo import DYNAMO
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import (
@@ -26,7 +27,7 @@ from segue.engines.token_engine import (
     TokenRequest,
     no_preparation,
 )
-from segue.engines.upstream import EventStream, Upstream
+from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed
 from segue.turn.seams import Engine
@@ -41,27 +42,10 @@ from segue.turn.values import (
     Tokens,
     id_array,
 )
-from tests.engines.asking import STOP, job, played, tokens
+from tests.engines.asking import STOP, Played, job, tokens
 from tests.engines.fakes.server import DONE, event
 
 WANTED = Sampling(wants_logprobs=True)
-
-
-class Played(Upstream):
-    """An engine that sends these bytes, in these pieces, and keeps what it was sent."""
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-        self.sent: list[tuple[str, bytes]] = []
-
-    async def stream(self, path: str, body: bytes) -> EventStream:
-        self.sent.append((path, body))
-        return played(self._pieces)
-
-    async def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        self.sent.append((path, body))
-        return 404, b"{}"
-
 
 # --- an engine that does not exist, as short as a codec can be --------------------------------------
 
@@ -97,6 +81,12 @@ def _vllm(id: int, reason: str | None = None) -> bytes:
     return event({"choices": [choice]})
 
 
+def _dynamo(*ids: int, reason: str | None = None) -> bytes:
+    logprobs = {"token_logprobs": [-id / 8 for id in ids], "top_logprobs": None}
+    choice = {"text": "" if reason else "so", "logprobs": logprobs, "finish_reason": reason}
+    return event({"choices": [choice], "nvext": {"completion_token_ids": ids}})
+
+
 def _sglang(*ids: int, reason: str | None = None) -> bytes:
     meta = {
         "completion_tokens": len(ids),
@@ -122,6 +112,13 @@ STREAMS: dict[str, bytes] = {
             DONE,
         ]
     ),
+    "dynamo": b"".join(
+        [
+            *(_dynamo(7), _dynamo(8), _dynamo(STOP, reason="stop")),
+            event({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}),
+            DONE,
+        ]
+    ),
     "sglang": _sglang(7) + _sglang(7, 8) + _sglang(7, 8, STOP, reason="stop") + DONE,
     "llamacpp": b"".join(
         [
@@ -137,6 +134,8 @@ def engine(name: str, upstream: Upstream) -> Engine:
     match name:
         case "vllm":
             return TokenEngine(VLLM, upstream)
+        case "dynamo":
+            return TokenEngine(DYNAMO, upstream)
         case "sglang":
             return TokenEngine(SGLANG, upstream)
         case "llamacpp":

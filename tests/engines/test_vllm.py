@@ -9,6 +9,7 @@ import pytest
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import RENDER, VLLM
 from segue.errors import EngineFailed, InvalidRequest
+from segue.lineage import Lineage
 from segue.turn.values import Finish, Grammar, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
@@ -212,3 +213,21 @@ async def test_structural_tag_is_handed_on_as_text(is_scaled_out: bool) -> None:
         settings = sent["sampling_params"] if is_scaled_out else sent
         assert isinstance(settings, dict)
         assert settings["structured_outputs"] == {"structural_tag": "{}"}
+
+
+@BOTH
+async def test_priority_is_sent_where_it_is_taken_and_the_chain_always(is_scaled_out: bool) -> None:
+    """The lowest goes first here. A server without priorities says so once, and the client does not notice."""
+    fake = FakeVllm(is_scaled_out=is_scaled_out, takes_priority=True)
+    urgent, plain = Lineage("resp_1", priority=1), Lineage("resp_1")
+    async with fake, upstream(fake.url) as address:
+        engine = TokenEngine(VLLM, address, "fake")
+        for lineage, sent in ((plain, None), (urgent, -1)):
+            await heard(engine, job(tokens([1]), lineage=lineage))
+            assert fake.requests[-1].get("priority") == sent
+            assert fake.headers[-1]["x-session-id"] == "resp_1"
+        fake.takes_priority = False
+        before = len(fake.requests)
+        for _ in range(2):
+            assert ids_of(await heard(engine, job(tokens([1]), lineage=urgent))) == [7, 8, 9]
+        assert [one.get("priority") for one in fake.requests[before:]] == [-1, None, None]

@@ -228,7 +228,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "prompt_cache_key": (ECHO,),
         "prompt_cache_options": (ECHO, STORIES),
         "prompt_cache_retention": (ECHO, IGNORED),
-        "service_tier": (ECHO, IGNORED),
+        "service_tier": (ECHO, "turn/admit::test_tier_is_the_one_that_the_key_allows"),
         "metadata": (ECHO, "wire/codec::test_field_takes_what_the_contract_allows"),
         "safety_identifier": (ECHO, IGNORED),
         "user": (ECHO, IGNORED),

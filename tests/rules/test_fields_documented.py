@@ -24,7 +24,6 @@ UNKNOWN = {"image", "access_programs", "multi_agent"}
 ASKED: dict[str, Any] = {
     "stream_options": {"include_obfuscation": True},
     "prompt_cache_retention": "24h",
-    "service_tier": "priority",
     "safety_identifier": "someone",
     "user": "someone",
     "moderation": {"model": "m"},

@@ -129,8 +129,13 @@ IGNORED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("a field of the future", {"from_the_future": {"a": [None, 1]}}, {}),
 ] + [
     # The tier is the one that was really used, whatever was asked for.
-    (f"service_tier {tier}", {"service_tier": tier}, {"service_tier": "default"})
-    for tier in ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+    (f"service_tier {tier}", {"service_tier": tier}, {"service_tier": used})
+    for used, tiers in {
+        "default": ("auto", "default", "scale", "gold"),
+        "flex": ("flex",),
+        "priority": ("priority", "fast", "ultrafast"),
+    }.items()
+    for tier in tiers
 ]
 ROWS = HONOURED + IGNORED
 # Fields of the response that are there only where the request has theirs.

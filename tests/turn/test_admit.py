@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from segue.inside.weights import find_weights
+from segue.storage import give_out
 from tests.contracts.dialect import smollm2
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.engines.fakes.vllm import FakeVllm
@@ -149,3 +150,31 @@ async def test_client_forces_a_grammar_on_the_scripted_engine() -> None:
         answer = await fetch(served, "POST", "/v1/responses", body | {"tool_choice": BY_NAME})
     assert answer.status == 200
     assert answer.json["output"][-1]["type"] == "custom_tool_call"
+
+
+async def test_tier_is_the_one_that_the_key_allows() -> None:
+    """Only a key with the scope goes before others; without keys everybody may."""
+    asked = {"priority": "priority", "ultrafast": "priority", "flex": "flex", "auto": "default"}
+    async with serving() as served:
+        assert await tiers_of(served, "") == asked
+        app, api = served.app, ("responses", "models")
+        _, may = await give_out(app.keys, app.hashes, "may", "ada", (*api, "priority"))
+        _, may_not = await give_out(app.keys, app.hashes, "may not", "ada", api)
+        await app.accounts.confirm()
+        assert await tiers_of(served, may) == asked
+        assert await tiers_of(served, may_not) == asked | {
+            "priority": "default",
+            "ultrafast": "default",
+        }
+
+
+async def tiers_of(served: Served, secret: str) -> dict[str, str]:
+    """The tier that is used for each that is asked for, by HTTP and by a socket."""
+    found, headers = {}, {"Authorization": f"Bearer {secret}"}
+    async with wire(served, additional_headers=headers) as socket:
+        for tier in ("priority", "ultrafast", "flex", "auto"):
+            body = {"model": MODEL, "input": "Hello.", "store": False, "service_tier": tier}
+            answer = await fetch(served, "POST", "/v1/responses", body, headers)
+            found[tier] = answer.json["service_tier"]
+            assert (await socket.turn(**body))["response"]["service_tier"] == found[tier]
+    return found

@@ -59,10 +59,10 @@ DISK_BYTES_MIN = 1024**3
 
 
 # Engines that are asked for a model by its name, and how many names of theirs are shown.
-NAMED = ("vllm", "chat")
+NAMED = ("vllm", "dynamo", "chat")
 NAMES_MAX = 8
 # Engines whose prefix cache can be kept apart by owner.
-SALTED = ("vllm", "sglang", "chat")
+SALTED = ("vllm", "sglang", "dynamo", "chat")
 
 
 @dataclass(frozen=True, slots=True)

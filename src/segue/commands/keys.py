@@ -23,7 +23,8 @@ USUAL_SCOPES = ",".join(API_SCOPES)
 SCOPES_HELP = (
     f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}). All scopes: responses and models "
     "(the API), metrics (/metrics), dashboard (figures of the key's owner), operator (figures of all owners, and the "
-    "actions of an operator), and web_search, mcp, mcp_url (tools that the server runs)"
+    "actions of an operator), web_search, mcp, mcp_url (tools that the server runs), and priority (requests with "
+    "service_tier priority go before others)"
 )
 LIFETIME = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}

@@ -17,7 +17,7 @@ from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
 from segue.transports.websocket import SessionStatus
 from segue.turn.running import Running
-from segue.turn.values import Owner
+from segue.turn.values import JobStarted, Owner
 
 # The order in which a turn passes its marks; the page draws a stage between each and the next.
 MARKS = ("received", *TIMELINE)
@@ -218,11 +218,16 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         pauses=tuple((ms(since), ms(to)) for since, to in turn.pauses[-PAUSES_LISTED_MAX:]),
         unseen=tally.media_told,
         cached=entry.cached_tokens,
-        replica=tally.started.route,
+        replica=_place(tally.started),
         request_id=tally.request_id,
         lost=lost,
         lost_reason=reason,
     )
+
+
+def _place(started: JobStarted) -> str | None:
+    """The replica, and its worker where it has several."""
+    return f"{started.route}, worker {started.worker}" if started.worker else started.route
 
 
 def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list[RunningRow]]:

@@ -144,9 +144,14 @@ class HttpClient:
         self.busy: set[HttpConnection] = set()
 
     async def send(
-        self, method: Literal["GET", "POST"], path: str, body: bytes, connect_s: float
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        body: bytes,
+        connect_s: float,
+        headers: bytes = b"",
     ) -> HttpResponse:
-        """Send a request, and return when its response begins.
+        """Send a request, and return when its response begins. `headers` are lines of its own, each with its end.
 
         Raises `OSError` where no connection can be made, `ConnectionBroken` where it ends too early.
         """
@@ -157,7 +162,7 @@ class HttpClient:
         connection = self.idle.pop() if self.idle else await self._connect(connect_s)
         self.busy.add(connection)
         line = f"{method} {self._prefix}{path} HTTP/1.1\r\n".encode("latin-1")
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (line, self._head, len(body))
+        head = b"%b%b%bcontent-length: %d\r\n\r\n" % (line, self._head, headers, len(body))
         try:
             return await connection.send(head, body)
         except BaseException:

@@ -370,7 +370,7 @@ class RoutedEngine:
                             visit.cached_tokens = piece.cached_tokens
                         if isinstance(piece, JobStarted):
                             yield msgspec.structs.replace(
-                                started, cached_tokens=piece.cached_tokens
+                                started, cached_tokens=piece.cached_tokens, worker=piece.worker
                             )
                             continue
                         if not has_pieces:

@@ -7,6 +7,7 @@ be aborted by that id: while a prompt is read, a closed connection is noticed la
 
 from __future__ import annotations
 
+import secrets
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from segue.engines.token_engine import (
     TokenCodec,
     TokenRequest,
     images_of,
-    no_preparation,
+    session_headers,
     token_logprob,
 )
 from segue.engines.upstream import UNREADABLE, Upstream, error_for_status
@@ -30,6 +31,7 @@ A = TypeVar("A", bound=Struct)
 
 PATH = "/generate"
 ABORT = "/abort_request"
+SERVER_INFO = "/get_server_info"
 SAMPLING = SamplingFields(top_p_min=1e-6, seed="sampling_seed")
 
 
@@ -63,7 +65,21 @@ class _Event(Struct, frozen=True):
 _event = msgspec.json.Decoder(_Event)
 
 
-def _request(job: Job, model: str, known: None) -> TokenRequest:
+class _Server(Struct, frozen=True):
+    """How it was started."""
+
+    speculative_algorithm: str | None = None
+    speculative_num_draft_tokens: int | None = None
+    # Without it a priority is ignored, or refused.
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+
+
+async def _prepare(upstream: Upstream, job: Job, known: _Server | None) -> _Server:
+    return known or await _asked(upstream, SERVER_INFO, _Server)
+
+
+def _request(job: Job, model: str, known: _Server) -> TokenRequest:
     sampling = job.sampling
     settings: dict[str, object] = {
         # It refuses to sample no token at all; null is all that fits.
@@ -76,7 +92,7 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
     elif job.schema is not None:
         # Here a schema is a string that holds JSON.
         settings["json_schema"] = job.schema.decode()
-    id = {"rid": new_id("req")}
+    id = {"rid": _request_id(job)}
     fields: dict[str, object] = {**id, "stream": True, "sampling_params": settings}
     if images := images_of(job):
         fields["image_data"] = [at.url for at in images]
@@ -85,7 +101,21 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
         fields["extra_key"] = job.cache_salt
     if sampling.wants_logprobs:
         fields |= {"return_logprob": True, "top_logprobs_num": sampling.top_logprobs}
-    return TokenRequest(PATH, "input_ids", fields, abort=(ABORT, msgspec.json.encode(id)))
+    if job.lineage.priority and known.enable_priority_scheduling:
+        fields["priority"] = (
+            -job.lineage.priority
+            if known.schedule_low_priority_values_first
+            else job.lineage.priority
+        )
+    headers = session_headers(job, "x-session-id", "x-smg-routing-key")
+    abort = (ABORT, msgspec.json.encode(id))
+    return TokenRequest(PATH, "input_ids", fields, abort, headers)
+
+
+def _request_id(job: Job) -> str:
+    """An id of its own for each request. SGLang's router takes what stands before `_t` for the conversation."""
+    chain = job.lineage.chain
+    return f"{chain}_t{secrets.randbits(48)}" if chain else new_id("req")
 
 
 def _read(event: _Event, answer: TokenAnswer) -> None:
@@ -125,11 +155,6 @@ def _logprobs(meta: _Meta, count: int, sampling: Sampling) -> list[TokenLogprob 
 # --- what it says of itself ---------------------------------------------------------------------------
 
 
-class _Server(Struct, frozen=True):
-    speculative_algorithm: str | None = None
-    speculative_num_draft_tokens: int | None = None
-
-
 class _Model(Struct, frozen=True):
     has_image_understanding: bool | None = None
 
@@ -137,7 +162,7 @@ class _Model(Struct, frozen=True):
 async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     """The list of models, and two endpoints of its own."""
     listed = await listed_facts(upstream, model)
-    server = await _asked(upstream, "/get_server_info", _Server)
+    server = await _asked(upstream, SERVER_INFO, _Server)
     about = await _asked(upstream, "/get_model_info", _Model)
     # A speculating server counts its drafts to the prompt; and older ones want one token less than all.
     drafts = (server.speculative_algorithm and server.speculative_num_draft_tokens) or 0
@@ -157,4 +182,4 @@ async def _asked(upstream: Upstream, path: str, kind: type[A]) -> A:
 
 # It has other grammars too, but they are not Lark.
 GRAMMARS = frozenset({"regex", "structural_tag"})
-SGLANG = TokenCodec(no_preparation, _request, _event, _read, GRAMMARS, facts=_facts)
+SGLANG = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, facts=_facts)

@@ -13,12 +13,14 @@ fields of a request that choose how to sample, and the order of logprobs.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -29,6 +31,8 @@ from segue.engines.upstream import (
     UNREADABLE,
     ContextRefused,
     EventStream,
+    NotServed,
+    RequestRefused,
     Upstream,
     error_in_stream,
     unreadable,
@@ -46,6 +50,8 @@ from segue.turn.values import (
     TokenLogprob,
     Tokens,
 )
+
+log = logging.getLogger(__name__)
 
 # The event that ends a stream. Servers that have an event of their own for that do not send it.
 DONE = b"[DONE]"
@@ -65,6 +71,8 @@ class TokenRequest(Struct, frozen=True):
     fields: dict[str, object]
     # Path and body that stop the job, for a server that notices a closed connection late.
     abort: tuple[str, bytes] | None = None
+    # Of this job alone: which chain it belongs to, by the names that engines and routers in front of them read.
+    headers: dict[str, str] = {}
 
 
 class TokenEvent(Protocol):
@@ -91,7 +99,12 @@ class TokenCodec(Struct, Generic[S, E], frozen=True):
     read: Callable[[E, TokenAnswer], None]
     grammars: frozenset[str] = frozenset()
     can_constrain: bool = True
+    # `{model}` stands for the name of the model.
     health_path: str = "/health"
+    # Whether the server forgets a model while no worker serves it, so that "unknown" may mean "not now".
+    forgets_models: bool = False
+    # What a refusal says about the server; None where that is no news, so that asking again is no use.
+    learned: Callable[[S, RequestRefused], S | None] = lambda known, refusal: None
     # Whether only the last token of a character is sent, so that the others must be found (`HiddenTokens`).
     hides_tokens: bool = False
     # The prompt with images, for a server that does not take them beside the ids of their placeholders.
@@ -129,11 +142,11 @@ class TokenAnswer:
     # The server goes on though the answer is over: it stops when the connection is closed.
     is_still_sampling: bool = False
 
-    def start(self, cached_tokens: int | None) -> None:
-        """Report once, before the first token, how much of the prompt was cached."""
+    def start(self, cached_tokens: int | None, worker: str | None = None) -> None:
+        """Report once, before the first token, how much of the prompt was cached, and by which worker."""
         if self.started is None:
             self.cached_tokens = cached_tokens
-            self.started = JobStarted(cached_tokens)
+            self.started = JobStarted(cached_tokens, worker=worker)
 
     def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
         """Add sampled ids. `logprobs` count only where the job wants them; the last ids may have none."""
@@ -165,6 +178,7 @@ class TokenEngine(Generic[S, E]):
         self._codec = codec
         self._upstream = upstream
         self._model = model
+        self._health_path = codec.health_path.format(model=quote(model))
         # Shared by all replicas of a model.
         self._token_json = token_json or TokenJson()
         self._hidden_tokens = hidden_tokens
@@ -173,7 +187,7 @@ class TokenEngine(Generic[S, E]):
         self._has_told = False
 
     async def is_ready(self) -> bool:
-        is_up = await self._upstream.is_up(self._codec.health_path)
+        is_up = await self._upstream.is_up(self._health_path)
         if not is_up:
             self._has_told = False
         elif not self._has_told:
@@ -220,9 +234,17 @@ class TokenEngine(Generic[S, E]):
             if news is None or answer.last_id is not None:
                 raise
             self.facts, is_refused = news, True
-        except (EngineFailed, Unavailable):
+        except RequestRefused as error:
+            offer = None if self._known is None else self._codec.learned(self._known, error)
+            if offer is None or answer.last_id is not None:
+                raise
+            self._known, is_refused = offer, True
+        except (EngineFailed, Unavailable) as error:
             # It may come back with other options: ask again what it offers.
             self._known, self._has_told = None, False
+            if isinstance(error, NotServed) and self._codec.forgets_models:
+                log.warning("engine %s has no worker for %s", self._upstream.name, self._model)
+                raise Unavailable("No worker of the engine serves this model now.") from error
             raise
         finally:
             if stream is not None:
@@ -255,7 +277,7 @@ class TokenEngine(Generic[S, E]):
             prompt = b"[%b]" % self._token_json.text(job.prompt)
         rest = msgspec.json.encode(request.fields)[1:]
         body = b'{"%b":%b,%b' % (request.prompt_field.encode(), prompt, rest)
-        return await self._upstream.stream(request.path, body)
+        return await self._upstream.stream(request.path, body, request.headers)
 
     def _read(
         self, events: list[bytes], answer: TokenAnswer, stream: EventStream
@@ -335,6 +357,12 @@ def images_of(job: Job) -> list[ImageAt]:
 
 
 # --- what requests have in common -------------------------------------------------------------------
+
+
+def session_headers(job: Job, *names: str) -> dict[str, str]:
+    """The chain of the job in headers of these names: those who route by it send all turns of a chain to one worker."""
+    chain = job.lineage.chain
+    return dict.fromkeys(names, chain) if chain else {}
 
 
 class SamplingFields(Struct, frozen=True):

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -53,6 +54,10 @@ STALE_S = 1.0
 
 class EngineLost(EngineFailed):
     """The connection broke or fell silent: the engine itself may be gone, unlike after an error that it sent."""
+
+
+class NotServed(EngineFailed):
+    """The engine does not know the model, or has no such endpoint."""
 
 
 class RequestRefused(InvalidRequest):
@@ -115,18 +120,21 @@ class Upstream:
     async def close(self) -> None:
         self._client.close()
 
-    async def stream(self, path: str, body: bytes) -> EventStream:
-        """Send a job, and return when its answer begins; a refusal is raised.
+    async def stream(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> EventStream:
+        """Send a job, and return when its answer begins; a refusal is raised. `headers` are those of this job alone.
 
         A kept connection that the engine has closed in the meantime fails at once, which does not mean that the engine
         is down: the job is sent once more. A job changes nothing in an engine, so sending it twice is safe.
         """
         loop = asyncio.get_running_loop()
         retry_until = loop.time() + STALE_S
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         while True:
             try:
                 async with asyncio.timeout(self._timeouts.first_s):
-                    response = await self._send("POST", path, body)
+                    response = await self._send("POST", path, body, lines.encode("latin-1"))
                 break
             except ConnectionBroken as error:
                 if loop.time() > retry_until:
@@ -151,10 +159,12 @@ class Upstream:
         log.log(level, "engine %s cannot be reached: %s", self.name, reason)
         return Unavailable("The engine does not answer. Please retry later.")
 
-    async def _send(self, method: Literal["GET", "POST"], path: str, body: bytes) -> HttpResponse:
+    async def _send(
+        self, method: Literal["GET", "POST"], path: str, body: bytes, headers: bytes = b""
+    ) -> HttpResponse:
         if path.startswith("/v1/"):
             path = self._version + path.removeprefix("/v1")
-        return await self._client.send(method, path, body, self._timeouts.connect_s)
+        return await self._client.send(method, path, body, self._timeouts.connect_s, headers)
 
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
@@ -329,7 +339,7 @@ def error_for_status(
     if status in (401, 403):
         return EngineFailed("The engine does not accept the server's key.")
     if status == 404:
-        return EngineFailed("The engine does not know this model or this kind of request.")
+        return NotServed("The engine does not know this model or this kind of request.")
     if status == 429:
         words = message or "The engine takes no more requests of this server now."
         return TooMany(words, wait_s=wait_s)

@@ -23,9 +23,10 @@ from segue.engines.token_engine import (
     TokenRequest,
     id_in,
     images_of,
+    session_headers,
     token_logprob,
 )
-from segue.engines.upstream import UNREADABLE, Upstream
+from segue.engines.upstream import UNREADABLE, RequestRefused, Upstream
 from segue.errors import EngineFailed, InvalidRequest
 from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
@@ -41,6 +42,7 @@ SMALL_IMAGE = (
 SAMPLING = SamplingFields(top_p_min=1e-6)
 # Where the context is unknown: without a limit it would write 16 tokens; when it refuses this one, it names its own.
 NO_LIMIT_TOKENS = 2**31 - 1
+DYNAMO_REFUSAL = "Bad Request"
 # Before this version a JSON schema was called `guided_json`, and after the next one it no longer is.
 STRUCTURED_SINCE = (0, 11)
 
@@ -49,7 +51,9 @@ class _Details(Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct, frozen=True):
+class VllmUsage(Struct, frozen=True):
+    """How long the prompt was, and how much of it was cached."""
+
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
@@ -62,7 +66,9 @@ class _Logprobs(Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(Struct, frozen=True):
+class VllmChoice(Struct, frozen=True):
+    """What was sampled together."""
+
     # Null in a chunk that only ends; left out by a server that does not know `return_token_ids`.
     token_ids: list[int] | None = None
     text: str | None = None
@@ -73,9 +79,13 @@ class _Choice(Struct, frozen=True):
 
 
 class _Event(Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    choices: list[VllmChoice] = []
+    usage: VllmUsage | None = None
     error: Raw | UnsetType = UNSET
+
+
+class _Refused(Struct, frozen=True):
+    type: str = ""
 
 
 class _Version(Struct, frozen=True):
@@ -105,10 +115,13 @@ class VllmOffer(Struct, frozen=True):
     takes_images: bool = False
     # How the model samples by itself: `/inference/v1/generate` must be told, the other endpoint knows it.
     own: dict[str, float] = {}
+    # With `--scheduling-policy priority`; a priority is sent until the server refuses it.
+    takes_priority: bool = True
 
 
 _event = msgspec.json.Decoder(_Event)
 _version = msgspec.json.Decoder(_Version)
+_refused = msgspec.json.Decoder(_Refused)
 _rendered = msgspec.json.Decoder(list[_Rendered])
 
 
@@ -117,18 +130,27 @@ async def _prepare(upstream: Upstream, job: Job, known: VllmOffer | None) -> Vll
 
 
 async def _offer(upstream: Upstream) -> VllmOffer:
-    """A bad request is refused with 400 or 422 where the endpoint exists, with 403 or 404 where it does not."""
+    """A bad request is refused with 400 or 422 where the endpoint exists, with 403 or 404 where it does not. Dynamo has
+    the endpoint too, but does not stream there; its refusals have another shape."""
     status, refusal = await upstream.call("POST", GENERATE, b'{"content_parts": 0}')
     _, body = await upstream.call("GET", "/version")
     try:
         version = _version.decode(body).version
     except msgspec.MsgspecError:
         version = ""
-    has_generate = status in (400, 422)
+    has_generate = status in (400, 422) and _kind(refusal) != DYNAMO_REFUSAL
     # A field that is not known is ignored.
     takes_images = has_generate and b"valid list" in refusal
     own = await _own_sampling(upstream) if has_generate else {}
     return VllmOffer(has_generate, _numbers(version) >= STRUCTURED_SINCE, takes_images, own)
+
+
+def _kind(refusal: bytes) -> str:
+    """What a refusal is called beside its message; vLLM puts both into an `error`."""
+    try:
+        return _refused.decode(refusal).type
+    except UNREADABLE:
+        return ""
 
 
 async def _own_sampling(upstream: Upstream) -> dict[str, float]:
@@ -179,54 +201,88 @@ def _request(job: Job, model: str, offer: VllmOffer) -> TokenRequest:
         fields["content_parts"] = [{"type": "image_url", "url": at.url} for at in images]
     if job.cache_salt is not None:
         fields["cache_salt"] = job.cache_salt
+    if job.lineage.priority and offer.takes_priority:
+        # Here the lowest goes first.
+        fields["priority"] = -job.lineage.priority
+    headers = session_headers(job, "x-session-id")
     if offer.has_generate:
         fields["sampling_params"] = offer.own | settings | {"detokenize": False}
-        return TokenRequest(GENERATE, "token_ids", fields)
+        return TokenRequest(GENERATE, "token_ids", fields, headers=headers)
     fields |= settings | {"return_token_ids": True}
     if sampling.wants_logprobs:
         fields["return_tokens_as_token_ids"] = True
-    return TokenRequest(COMPLETIONS, "prompt", fields)
+    return TokenRequest(COMPLETIONS, "prompt", fields, headers=headers)
+
+
+def _learned(offer: VllmOffer, refusal: RequestRefused) -> VllmOffer | None:
+    """A server that schedules in order of arrival refuses every priority."""
+    if "`return_token_ids`" in refusal.words:
+        raise EngineFailed(
+            "The engine does not return token ids. For NVIDIA Dynamo, use --engine dynamo."
+        )
+    if not offer.takes_priority or "Priority scheduling is not enabled" not in refusal.words:
+        return None
+    return structs.replace(offer, takes_priority=False)
 
 
 def _constraint(schema: bytes | Grammar, offer: VllmOffer) -> dict[str, object]:
     """What the answer must follow, by the names of this version."""
-    if isinstance(schema, bytes):
-        kind, value = "json", Raw(schema)
-    else:
-        kind = "grammar" if schema.syntax == "lark" else schema.syntax
-        value = Raw(msgspec.json.encode(schema.definition))
+    kind, value = constraint(schema)
     if offer.has_structured or kind == "structural_tag":
         return {"structured_outputs": {kind: value}}
     return {f"guided_{kind}": value}
 
 
+def constraint(schema: bytes | Grammar) -> tuple[str, Raw]:
+    """What the answer must follow: its kind, and its JSON."""
+    if isinstance(schema, bytes):
+        return "json", Raw(schema)
+    kind = "grammar" if schema.syntax == "lark" else schema.syntax
+    return kind, Raw(msgspec.json.encode(schema.definition))
+
+
 def _read(event: _Event, answer: TokenAnswer) -> None:
     if event.usage:
-        answer.input_tokens = event.usage.prompt_tokens
-    if event.usage and event.usage.prompt_tokens_details:
-        answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+        read_usage(event.usage, answer)
     for choice in event.choices:
-        ids, stop = choice.token_ids or [], choice.stop_reason
         if choice.text and choice.token_ids is None:
             raise EngineFailed("This vLLM gives no token ids. It must be 0.10.2 or newer.")
-        if isinstance(stop, int) and stop in answer.job.stops and choice.token_ids is not None:
-            ids = ids if stop in ids[-1:] else [*ids, stop]
-        logprobs = choice.logprobs
-        answer.add(ids, () if logprobs is None else _logprobs(logprobs, answer.job.sampling))
-        match choice.finish_reason:
-            case None:
-                pass
-            case "stop" | "length" as reason:
-                answer.reason = reason
-            case _:
-                raise EngineFailed("The engine gave the request up.")
+        read_choice(choice, choice.token_ids, choice.stop_reason, answer)
+
+
+def read_usage(usage: VllmUsage, answer: TokenAnswer) -> None:
+    """Add how the prompt was counted."""
+    answer.input_tokens = usage.prompt_tokens
+    if usage.prompt_tokens_details:
+        answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+
+def read_choice(
+    choice: VllmChoice, token_ids: list[int] | None, stop: int | str | None, answer: TokenAnswer
+) -> None:
+    """Add what was sampled; `stop` is the id of the stop that ended it, where that is known."""
+    ids = token_ids or []
+    if isinstance(stop, int) and stop in answer.job.stops and token_ids is not None:
+        ids = ids if stop in ids[-1:] else [*ids, stop]
+    logprobs = choice.logprobs
+    answer.add(ids, () if logprobs is None else _logprobs(logprobs, answer.job.sampling))
+    match choice.finish_reason:
+        case None:
+            pass
+        case "stop" | "length" as reason:
+            answer.reason = reason
+        case _:
+            raise EngineFailed("The engine gave the request up.")
 
 
 def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | None]:
     if logprobs.content is not None:
         return [token.logprobs(sampling) for token in logprobs.content]
     tops = logprobs.top_logprobs or [None] * len(logprobs.token_logprobs)
-    pairs = [[(id_in(key), value) for key, value in (top or {}).items()] for top in tops]
+    pairs = [
+        [(id_in(key), value) for key, value in (top or {}).items() if key.startswith("token_id:")]
+        for top in tops
+    ]
     sampled = zip(logprobs.token_logprobs, pairs, strict=True)
     return [token_logprob(logprob, top, sampling) for logprob, top in sampled]
 
@@ -246,4 +302,4 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
 
 
 GRAMMARS = frozenset({"lark", "regex", "structural_tag"})
-VLLM = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, facts=_facts)
+VLLM = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, facts=_facts, learned=_learned)

@@ -109,6 +109,8 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "gen_ai.usage.input_tokens": entry.input_tokens,
         "gen_ai.usage.cached_tokens": entry.cached_tokens,
         "gen_ai.usage.output_tokens": entry.output_tokens,
+        "segue.engine.replica": tally.started.route,
+        "segue.engine.worker": tally.started.worker,
         "segue.bytes_received": tally.bytes_received,
         "segue.items_validated": tally.items_validated,
         "segue.tokens_tokenized": tally.tokens_tokenized,

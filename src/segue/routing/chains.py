@@ -6,7 +6,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from itertools import takewhile
 
-from segue.lineage import Lineage
+from segue.lineage import PRIORITIES, Lineage
 from segue.turn.plan import Plan
 from segue.wire.kinds import is_model_written
 
@@ -27,13 +27,14 @@ class Lineages:
         """The chain of the parent, or a new one."""
         parent = plan.resolved.parent
         if parent is None:
-            return Lineage(_chain_of(plan))
+            return Lineage(_chain_of(plan), priority=PRIORITIES[plan.response.service_tier])
         first = self._first.setdefault(parent.id, plan.id)
         if len(self._first) > PARENTS_MAX:
             self._first.popitem(last=False)
         fork = parent.fork if first == plan.id else plan.id
         # A parent from before chains had names is where this one begins.
-        return Lineage(parent.chain or parent.id, parent.id, fork)
+        chain = parent.chain or parent.id
+        return Lineage(chain, parent.id, fork, priority=PRIORITIES[plan.response.service_tier])
 
     def drop(self, plan: Plan) -> None:
         """The turn has ended without an answer: the next one to continue its parent is no fork."""

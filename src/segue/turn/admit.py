@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
+from segue.lineage import served_tier
 from segue.turn.compact import CompactionKind
 from segue.turn.plan import Caller, Model, Plan, Resolved, Resources, Tally
 from segue.turn.seams import Engine
@@ -58,6 +59,7 @@ def admit(
         compacts = compacts or triggered
     generates = resolved.generates
     is_rollout = bool(create.rollout) and generates
+    tier = served_tier(create.service_tier, caller.may)
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
         id=turn_id,
@@ -66,7 +68,7 @@ def admit(
         model=model,
         sampling=sampling,
         is_stored=is_stored,
-        response=_first_snapshot(resolved, model, sampling, turn_id, now, is_stored=is_stored),
+        response=_first_snapshot(resolved, model, sampling, turn_id, now, tier),
         root_at=parent.root_at if parent else now,
         tally=tally,
         quota=caller.quota,
@@ -172,7 +174,7 @@ def _shown(chosen: float | None, own: float | None, usual: float) -> float:
 
 
 def _first_snapshot(
-    resolved: Resolved, model: Model, sampling: Sampling, turn_id: str, now: int, *, is_stored: bool
+    resolved: Resolved, model: Model, sampling: Sampling, turn_id: str, now: int, tier: str
 ) -> Response:
     create, head, parent = resolved.create, resolved.head, resolved.parent
     own = model.engine.facts.sampling
@@ -205,7 +207,8 @@ def _first_snapshot(
         prompt_cache_retention=create.prompt_cache_retention or UNSET,
         reasoning=ReasoningEcho(effects.effort or head.reasoning.effort, head.reasoning.summary),
         safety_identifier=create.safety_identifier,
-        store=is_stored,
+        service_tier=tier,
+        store=create.store is not False,
         temperature=_shown(sampling.temperature, own.temperature, 1.0),
         text=Raw(encode(text)),
         tool_choice=Raw(encode(head.tool_choice)),

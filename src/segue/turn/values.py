@@ -506,6 +506,8 @@ class JobStarted(Struct, frozen=True):
     moved: Moved = ""
     # When the replica was last noticed to answer again after a failure, by the wall clock; 0: never.
     recovered_at: float = 0.0
+    # Of the replica, where that is a router with workers of its own.
+    worker: str | None = None
 
 
 class Finish(Struct, frozen=True):

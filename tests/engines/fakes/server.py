@@ -35,6 +35,7 @@ class Fake:
     # It takes no jobs, in these words.
     limited: str = ""
     requests: list[Body] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     connections: set[object] = field(default_factory=set)
     running: int = 0
@@ -114,6 +115,7 @@ class Fake:
     async def body_of(self, request: web.Request) -> Body:
         body: Body = json.loads(await request.read())
         self.requests.append(body)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return body
 
     def cached(self, prompt: Sequence[int], salt: object = None) -> int:

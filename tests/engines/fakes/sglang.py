@@ -21,6 +21,9 @@ class FakeSglang(Fake):
     interval: int = 1
     # How many tokens it speculates ahead.
     drafts: int = 0
+    # Started with `--enable-priority-scheduling`, and with `--schedule-low-priority-values-first`.
+    takes_priority: bool = False
+    is_low_first: bool = False
     # The id that stands for an image, if the model sees.
     image_id: int | None = None
     aborted: list[str] = field(default_factory=list)
@@ -39,7 +42,12 @@ class FakeSglang(Fake):
         return web.json_response({"object": "list", "data": [card]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        said = {"speculative_num_draft_tokens": self.drafts or None, "max_running_requests": 64}
+        said: Body = {
+            "speculative_num_draft_tokens": self.drafts or None,
+            "max_running_requests": 64,
+        }
+        said |= {"enable_priority_scheduling": self.takes_priority}
+        said |= {"schedule_low_priority_values_first": self.is_low_first}
         return web.json_response(
             {"speculative_algorithm": "EAGLE" if self.drafts else None, **said}
         )

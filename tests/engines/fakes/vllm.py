@@ -24,6 +24,8 @@ class FakeVllm(Fake):
     gives_ids: bool = True
     # One behind a gateway that hides everything but the endpoint itself.
     lists_models: bool = True
+    # Started with `--scheduling-policy priority`.
+    takes_priority: bool = False
     # The id that stands for an image, if the model sees.
     image_id: int | None = None
     tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
@@ -68,7 +70,7 @@ class FakeVllm(Fake):
         prompt = cast("list[int]", body["prompt"])
         if body.get("model") != self.model:
             return self.refusal(404, f"The model `{body.get('model')}` does not exist.")
-        refused = self._refuse(prompt, body)
+        refused = self._refuse_priority(body) or self._refuse(prompt, body)
         if refused is not None:
             return refused
         assert body["stream"] is True
@@ -122,7 +124,7 @@ class FakeVllm(Fake):
         if prompt.count(self.image_id or -1) != len(parts):
             return self.refusal(400, "Failed to apply prompt replacement for mm_items['image'][0]")
         sampling = cast(Body, body["sampling_params"])
-        refused = self._refuse(prompt, sampling)
+        refused = self._refuse_priority(body) or self._refuse(prompt, sampling)
         if refused is not None:
             return refused
         response = await self.begin(request)
@@ -145,6 +147,12 @@ class FakeVllm(Fake):
         await response.write(DONE)
         self.remember([*prompt, *ids], body.get("cache_salt"))
         return response
+
+    def _refuse_priority(self, body: Body) -> web.Response | None:
+        if not body.get("priority") or self.takes_priority:
+            return None
+        words = f"Got priority {body['priority']} but Priority scheduling is not enabled."
+        return self.refusal(400, words)
 
     def _refuse(self, prompt: Sequence[int], sampling: Body) -> web.Response | None:
         wanted = cast(int, sampling["max_tokens"])
