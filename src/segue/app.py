@@ -153,7 +153,7 @@ async def _open_server(
         async with (
             in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
             in_background(state.memory.keep_within()),
-            share_routes(state.cluster, lambda: runner.models),
+            share_routes(state.cluster, store.shared_limits, lambda: runner.models),
             _joined(state, upgrades),
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             in_background(reload.close_retired()),

@@ -513,3 +513,21 @@ async def test_places_go_round_between_lanes_within_an_owners_share() -> None:
         ("bob", "z"),
         ("ada", "x"),
     ]
+
+
+async def test_higher_priority_goes_first_and_lower_ones_get_every_fifth_slot() -> None:
+    queue, order = FairQueue(1), list[str]()
+
+    async def work(name: str, priority: int) -> None:
+        await queue.enter("ada", "", priority)
+        order.append(name)
+        queue.leave()
+
+    await queue.enter("ada", "")
+    jobs = [asyncio.create_task(work("low", 0)) for _ in range(3)]
+    jobs += [asyncio.create_task(work("high", 5)) for _ in range(8)]
+    await until(lambda: queue.waiting == 11)
+    queue.leave()
+    await asyncio.gather(*jobs)
+    assert order == [*["high"] * 4, "low", *["high"] * 4, "low", "low"]
+    assert (queue.running, queue.waiting) == (0, 0)

@@ -61,7 +61,7 @@ def test_first_turn_is_bounded_and_does_not_depend_on_the_order_of_the_list(
     jobs, slots = sum(one.jobs for one in fleet) + 1, sum(one.slots for one in fleet)
 
     def bound(one: ReplicaLoad) -> int:
-        return math.ceil(JOBS_FACTOR * jobs * one.slots / slots)
+        return math.ceil(JOBS_FACTOR * (jobs / slots) * one.slots)
 
     if len(fleet) > 1:
         assert chosen.jobs + 1 <= bound(chosen)

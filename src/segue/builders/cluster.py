@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from segue.engines.routes import RoutedEngine
 from segue.settings import Settings
 from segue.turn.plan import Model
-from segue.turn.seams import Bus
+from segue.turn.seams import Bus, SharedLimits
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
@@ -50,7 +50,9 @@ class Cluster:
 
 @asynccontextmanager
 async def share_routes(
-    cluster: Cluster | None, models: Callable[[], Mapping[str, Model]]
+    cluster: Cluster | None,
+    shared_limits: SharedLimits,
+    models: Callable[[], Mapping[str, Model]],
 ) -> AsyncIterator[None]:
     """While inside, this process and the others know what each of them has at the replicas of its engines."""
     if cluster is None:
@@ -58,11 +60,11 @@ async def share_routes(
         return
     from segue.cluster.fleet import Fleet
 
-    def routed() -> list[RoutedEngine]:
-        engines = {id(one.engine): one.engine for one in models().values()}
-        return [one for one in engines.values() if isinstance(one, RoutedEngine)]
+    def routed() -> dict[str, RoutedEngine]:
+        engines = {one.name: one.engine for one in models().values()}
+        return {name: one for name, one in engines.items() if isinstance(one, RoutedEngine)}
 
-    async with Fleet(cluster.peers, routed).running():
+    async with Fleet(cluster.peers, shared_limits, routed).running():
         yield
 
 

@@ -10,8 +10,9 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from math import exp2
 from typing import Protocol
 
@@ -20,10 +21,14 @@ from msgspec import Struct
 
 from segue.background import in_background
 from segue.cluster.peers import Peers
+from segue.cluster.slots import ReplicaShare, SharedSlots, SlotQueue
 from segue.routing.book import NO_LOAD, OthersLoad, RouteBook
 from segue.routing.measures import HALF_LIFE_S
+from segue.turn.seams import SharedLimits
 
 REPORT_S = 0.5
+# A job that changes the picture is reported at once, so often at most.
+REPORT_S_MIN = 0.05
 # Others answer within a millisecond or two; one that has just died must not hold a turn up for longer.
 ASK_S = 0.1
 # A change of less than this part of the work is not worth a report.
@@ -37,6 +42,9 @@ class RoutedModel(Protocol):
 
     def loads(self) -> Mapping[str, OthersLoad]:
         """What this process has at each replica."""
+
+    def share_slots(self, share: Callable[[str, SlotQueue], ReplicaShare]) -> None:
+        """The limits of replicas are for all processes together from now on."""
 
 
 class RoutesReport(Struct, frozen=True, array_like=True):
@@ -54,13 +62,21 @@ _decode = msgspec.msgpack.Decoder(RoutesReport).decode
 class Fleet:
     """The routes of this process among those of the others."""
 
-    def __init__(self, peers: Peers, models: Callable[[], Iterable[RoutedModel]]) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        shared_limits: SharedLimits,
+        models: Callable[[], Mapping[str, RoutedModel]],
+    ) -> None:
         self._peers = peers
+        self._slots = SharedSlots(peers, shared_limits)
         # Those that are served now: they may change.
         self._models = models
         self._reports: dict[str, tuple[float, dict[str, OthersLoad]]] = {}
         self._hints: dict[str, str] = {}
         self._reported: dict[str, OthersLoad] = {}
+        # Set when a job is on its way that is worth a report at once.
+        self._is_due = asyncio.Event()
         peers.answer("routes", self._take)
         peers.answer("route", self._answer)
         peers.when_gone(self._forget)
@@ -69,19 +85,25 @@ class Fleet:
     async def running(self) -> AsyncIterator[None]:
         """RoutesReport while inside."""
         self._join()
-        async with in_background(self._keep_reporting()):
-            yield
+        try:
+            async with in_background(self._keep_reporting()):
+                yield
+        finally:
+            await self._slots.give_back()
 
     async def _keep_reporting(self) -> None:
         while True:
-            await asyncio.sleep(REPORT_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_due.wait(), REPORT_S)
+            self._is_due.clear()
             await self.report()
+            await asyncio.sleep(REPORT_S_MIN)
 
     async def report(self) -> None:
         """Tell the others what has changed, and add up what they have told."""
         self._join()
         loads: dict[str, OthersLoad] = {}
-        for model in self._models():
+        for model in self._models().values():
             loads.update(model.loads())
         hints, self._hints = self._hints, {}
         if hints or any(_differ(self._reported.get(name), one) for name, one in loads.items()):
@@ -91,9 +113,11 @@ class Fleet:
     def _join(self) -> None:
         """Every model knows what the others have."""
         others = self._sum()
-        for model in self._models():
+        for name, model in self._models().items():
+            model.share_slots(partial(self._slots.share, name))
             book = model.book
             book.others, book.on_hint, book.find_hint = others, self._note, self._find
+            book.on_work = self._note_work
 
     def _sum(self) -> dict[str, OthersLoad]:
         now = asyncio.get_running_loop().time()
@@ -112,6 +136,11 @@ class Fleet:
     def _note(self, chain: str, name: str) -> None:
         self._hints[chain] = name
 
+    def _note_work(self, name: str, tokens: int) -> None:
+        known = self._reported.get(name, NO_LOAD)
+        if tokens > WORTH * known.work:
+            self._is_due.set()
+
     async def _find(self, chain: str) -> str | None:
         """The replica that has the history of this chain, as far as another process knows."""
         try:
@@ -124,7 +153,7 @@ class Fleet:
     async def _take(self, worker: str, body: bytes) -> None:
         report = _decode(body)
         self._reports[worker] = (asyncio.get_running_loop().time(), report.loads)
-        for model in self._models():
+        for model in self._models().values():
             known = model.loads()
             for chain, name in report.hints.items():
                 if name in known:
@@ -132,7 +161,7 @@ class Fleet:
         self._join()
 
     async def _answer(self, _: str, body: bytes) -> bytes | None:
-        hints = (model.book.hint(body.decode()) for model in self._models())
+        hints = (model.book.hint(body.decode()) for model in self._models().values())
         return next((name.encode() for name in hints if name is not None), None)
 
     def _forget(self, worker: str) -> None:

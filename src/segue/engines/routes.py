@@ -27,8 +27,9 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -59,6 +60,8 @@ WAITING_S, WAITING_LOG_S = 1.0, 60.0
 RETRY_AFTER_S_MAX = 60.0
 # Jobs that wait for one replica. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
+# So many slots in a row go to jobs of the highest priority, then one to a job of a lower one.
+PRIORITY_SLOTS = 4
 
 ALL_DRAINED = "All engines of this model are drained by the operator. Please retry later."
 
@@ -73,15 +76,54 @@ class ReplicaHealth(Struct, frozen=True):
     is_drained: bool = False
 
 
+class SlotShare(Protocol):
+    """What this process has of the slots of a replica that it shares with other processes."""
+
+    def fit(self, limit: int, *, is_open: bool) -> None:
+        """So many slots for all of them; a replica that is not open takes no more jobs."""
+
+    def look(self) -> None:
+        """A job has to wait."""
+
+
+class _Waiting:
+    """Jobs of one priority that wait: they go round between owners, and for each owner between its lanes."""
+
+    def __init__(self) -> None:
+        # By owner, then by lane. The first owner, and its first lane, get the next slot.
+        self.owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
+
+    def add(self, owner: str, lane: str, slot: asyncio.Future[None]) -> None:
+        self.owners.setdefault(owner, {}).setdefault(lane, deque()).append(slot)
+
+    def next(self) -> asyncio.Future[None]:
+        """The first job of the first lane of the first owner; lane and owner go to the end of their queues."""
+        owner = next(iter(self.owners))
+        lanes = self.owners.pop(owner)
+        lane = next(iter(lanes))
+        slots = lanes.pop(lane)
+        slot = slots.popleft()
+        if slots:
+            lanes[lane] = slots
+        if lanes:
+            self.owners[owner] = lanes
+        return slot
+
+
 class FairQueue:
-    """A limited number of slots; they go round between owners, and for each owner between its lanes."""
+    """A limited number of slots, for jobs of a higher priority first; jobs of lower ones get every fifth slot."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.running = 0
         self.waiting = 0
-        # By owner, then by lane. The first owner, and its first lane, get the next slot.
-        self._owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
+        # Called when a job has to wait.
+        self.on_wait: Callable[[], None] = lambda: None
+        # By priority.
+        self._waiting: dict[int, _Waiting] = {}
+        # How many slots in a row went to the highest priority while others waited, and how often another had its turn.
+        self._in_a_row = 0
+        self._turns_of_others = 0
 
     @property
     def is_free(self) -> bool:
@@ -90,11 +132,11 @@ class FairQueue:
     def resize(self, slots: int) -> None:
         """So many slots from now on; jobs that wait get those that are new."""
         self.slots = slots
-        while self._owners and self.is_free:
+        while self._waiting and self.is_free:
             self.running += 1
             self.leave()
 
-    async def enter(self, owner: str, lane: str) -> None:
+    async def enter(self, owner: str, lane: str, priority: int = 0) -> None:
         """Wait for a slot."""
         if self.is_free:
             self.running += 1
@@ -102,8 +144,9 @@ class FairQueue:
         if self.waiting >= WAITING_MAX:
             raise Unavailable("Too many requests wait for this model. Please retry later.")
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owners.setdefault(owner, {}).setdefault(lane, deque()).append(slot)
+        self._waiting.setdefault(priority, _Waiting()).add(owner, lane, slot)
         self.waiting += 1
+        self.on_wait()
         try:
             await slot
         except asyncio.CancelledError:
@@ -114,8 +157,8 @@ class FairQueue:
             self.waiting -= 1
 
     def leave(self) -> None:
-        """Give the slot to the next job, if one waits."""
-        while self._owners:
+        """Give the slot to the next job, if one waits and there are not fewer slots now."""
+        while self._waiting and self.running <= self.slots:
             slot = self._next()
             if not slot.done():
                 slot.set_result(None)
@@ -123,16 +166,17 @@ class FairQueue:
         self.running -= 1
 
     def _next(self) -> asyncio.Future[None]:
-        """The first job of the first lane of the first owner; lane and owner go to the end of their queues."""
-        owner = next(iter(self._owners))
-        lanes = self._owners.pop(owner)
-        lane = next(iter(lanes))
-        slots = lanes.pop(lane)
-        slot = slots.popleft()
-        if slots:
-            lanes[lane] = slots
-        if lanes:
-            self._owners[owner] = lanes
+        highest, *others = sorted(self._waiting, reverse=True)
+        chosen, self._in_a_row = highest, self._in_a_row + 1
+        if not others:
+            self._in_a_row = 0
+        elif self._in_a_row > PRIORITY_SLOTS:
+            chosen = others[self._turns_of_others % len(others)]
+            self._in_a_row, self._turns_of_others = 0, self._turns_of_others + 1
+        waiting = self._waiting[chosen]
+        slot = waiting.next()
+        if not waiting.owners:
+            del self._waiting[chosen]
         return slot
 
 
@@ -145,6 +189,8 @@ class _Replica:
         # As the operator says; 0: as the engine says.
         self._slots = slots
         self.queue = FairQueue(slots or PARALLEL_MAX)
+        # What this process has of the slots, where there are others.
+        self._share: SlotShare | None = None
         self._logged_at = -WAITING_LOG_S
         # In a row, without an answer in between.
         self.failures = 0
@@ -177,11 +223,11 @@ class _Replica:
         """Wait for a slot."""
         self._fit_queue()
         if self.queue.is_free or now < self._logged_at + WAITING_LOG_S:
-            await self.queue.enter(job.owner, job.lane)
+            await self.queue.enter(job.owner, job.lane, job.lineage.priority)
             return
         timer = asyncio.get_running_loop().call_later(WAITING_S, self._log_waiting)
         try:
-            await self.queue.enter(job.owner, job.lane)
+            await self.queue.enter(job.owner, job.lane, job.lineage.priority)
         finally:
             timer.cancel()
 
@@ -203,6 +249,7 @@ class _Replica:
         """It takes no more jobs: those that wait for a slot are woken, to go elsewhere."""
         log.info("engine %s is removed; %d jobs still run there", self.name, self.queue.running)
         self.is_removed = True
+        self._fit_queue()
         self.queue.resize(sys.maxsize)
 
     def set_drained(self, is_drained: bool) -> None:
@@ -213,6 +260,7 @@ class _Replica:
         if is_drained:
             running = self.queue.running
             log.info("engine %s is drained: no new jobs, %d still run there", self.name, running)
+            self._fit_queue()
             self.queue.resize(sys.maxsize)
         else:
             log.info("engine %s is returned: it takes jobs again", self.name)
@@ -220,8 +268,17 @@ class _Replica:
             self._fit_queue()
 
     def _fit_queue(self) -> None:
-        if self.slots != self.queue.slots and self.takes_jobs:
+        if self._share is not None:
+            self._share.fit(self.slots, is_open=self.takes_jobs)
+        elif self.slots != self.queue.slots and self.takes_jobs:
             self.queue.resize(self.slots)
+
+    def share(self, share: SlotShare) -> None:
+        """Other processes have jobs there too: the limit is for all of them."""
+        self._share = share
+        self.queue.on_wait = share.look
+        self.queue.resize(0)
+        self._fit_queue()
 
     def start_trial(self, now: float) -> None:
         """A job goes to it. Because it has failed before, it gets no other job until it has answered."""
@@ -276,6 +333,8 @@ class RoutedEngine:
         self._drained: frozenset[str] = frozenset()
         self._all_down_s = all_down_s
         self.book = RouteBook()
+        # Makes the share of this process in the slots of a replica, where there are other processes.
+        self._share: Callable[[str, FairQueue], SlotShare] | None = None
         self.can_constrain = True
         self.grammars: frozenset[str] = frozenset()
         if replicas:
@@ -290,6 +349,8 @@ class RoutedEngine:
             known = before.get(name)
             if known is None or known.engine is not engine:
                 known = _Replica(name, engine, parallel_max)
+                if self._share is not None:
+                    known.share(self._share(name, known.queue))
             known.set_slots(parallel_max)
             self._replicas[name] = known
         for one in before.values():
@@ -304,6 +365,13 @@ class RoutedEngine:
         self._drained = frozenset(names)
         for one in self._replicas.values():
             one.set_drained(one.name in self._drained)
+
+    def share_slots(self, share: Callable[[str, FairQueue], SlotShare]) -> None:
+        """There are other processes: the limits of replicas are for all of them together."""
+        if self._share is None:
+            self._share = share
+            for one in self._replicas.values():
+                one.share(share(one.name, one.queue))
 
     @property
     def facts(self) -> EngineFacts:

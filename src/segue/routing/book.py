@@ -49,6 +49,8 @@ class RouteBook:
         self.others: Mapping[str, OthersLoad] = {}
         # Called with each hint that is new here; and asks other processes for one.
         self.on_hint: Callable[[str, str], None] = lambda chain, name: None
+        # Called with a replica and the tokens that a job on its way there will have to compute.
+        self.on_work: Callable[[str, int], None] = lambda name, tokens: None
         self.find_hint: Callable[[str], Awaitable[str | None]] | None = None
 
     def pace(self, name: str) -> Pace:
@@ -97,6 +99,7 @@ class RouteBook:
         if is_resendable(job.lineage):
             self.note_hint(job.lineage.chain, choice.name, is_own=True)
         held = asked.held_tokens if choice.name == asked.route else 0
+        self.on_work(choice.name, asked.prompt_tokens - held)
         return Visit(self.pace(choice.name), asked.prompt_tokens, held, now)
 
     def note_hint(self, chain: str, name: str, *, is_own: bool = False) -> None:

@@ -97,12 +97,17 @@ def choose(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     if home is None:
         name, reason = _place(replicas, asked)
         return Choice(name, reason if asked.route is None else "down")
-    if _has_room(home, replicas):
+    if _has_room(home, _jobs_per_slot(replicas)):
         return Choice(home.name, "parent")
-    best = min((one for one in replicas if one is not home), key=lambda one: _cost(one, asked))
-    if home.wait_s > LEAVE_FACTOR * _cost(best, asked)[0]:
-        return Choice(best.name, "queue")
-    return Choice(home.name, "parent")
+    costs = [
+        (one.wait_s + one.read_s(asked.held_tokens), one) for one in replicas if one is not home
+    ]
+    least = min(cost for cost, _ in costs)
+    if home.wait_s <= LEAVE_FACTOR * least:
+        return Choice(home.name, "parent")
+    # Between equals the beginning decides.
+    best = [one.name for cost, one in costs if cost == least]
+    return Choice(min(best, key=lambda name: rank(asked.beginning, name)), "queue")
 
 
 def _reason(asked: Asked, home: ReplicaLoad | None) -> Reason:
@@ -111,21 +116,20 @@ def _reason(asked: Asked, home: ReplicaLoad | None) -> Reason:
     return "beginning" if asked.route is None else "down"
 
 
-def _cost(replica: ReplicaLoad, asked: Asked) -> tuple[float, bytes]:
-    """How long it takes until this replica has read the history again; between equals the beginning decides."""
-    return replica.wait_s + replica.read_s(asked.held_tokens), rank(asked.beginning, replica.name)
+def _jobs_per_slot(replicas: Sequence[ReplicaLoad]) -> float:
+    """How many jobs there are for each slot, with this one."""
+    return (sum(one.jobs for one in replicas) + 1) / sum(one.slots for one in replicas)
 
 
-def _has_room(replica: ReplicaLoad, replicas: Sequence[ReplicaLoad]) -> bool:
+def _has_room(replica: ReplicaLoad, jobs_per_slot: float) -> bool:
     """Whether it has less than its part of the jobs. Of all replicas at least one has."""
-    jobs, slots = sum(one.jobs for one in replicas) + 1, sum(one.slots for one in replicas)
-    return replica.jobs + 1 <= math.ceil(JOBS_FACTOR * jobs * replica.slots / slots)
+    return replica.jobs + 1 <= math.ceil(JOBS_FACTOR * jobs_per_slot * replica.slots)
 
 
 def _place(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     """The first in order that has room for it."""
-    order = ordered(replicas, asked)
-    roomy = [one for one in order if _has_room(one, replicas)]
+    order, jobs_per_slot = ordered(replicas, asked), _jobs_per_slot(replicas)
+    roomy = [one for one in order if _has_room(one, jobs_per_slot)]
     # As long as one of them has a free slot, no first turn waits for another.
     roomy = [one for one in roomy if one.running < one.slots] or roomy
     work = WORK_FACTOR * min(one.work for one in roomy)
