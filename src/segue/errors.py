@@ -190,6 +190,12 @@ def context_overflow(tokens: int, tokens_max: int) -> InvalidRequest:
     return InvalidRequest(message, code="context_length_exceeded", param="input")
 
 
+def append_timeout(wait_s: float) -> ServerFault:
+    """A rollout has waited too long for its client."""
+    message = f"The rollout waited {wait_s:g} s for the outputs of its calls."
+    return ServerFault(message, code="append_timeout")
+
+
 def cut_name(name: str | None) -> str | None:
     """A name from the request, short enough for a message."""
     return name if name is None else name[:NAME_CHARS_MAX]

@@ -69,8 +69,9 @@ class PlayedResponse:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = deque(pieces)
 
-    async def read(self) -> bytes:
-        return self._pieces.popleft() if self._pieces else b""
+    async def read_until(self, use: Callable[[bytes], bool]) -> None:
+        while self._pieces and not use(self._pieces.popleft()):
+            pass
 
     def close(self) -> None:
         pass

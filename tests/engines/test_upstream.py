@@ -130,8 +130,7 @@ EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]", b'{"error": {"c": 3}}']
 async def events_of(pieces: list[bytes]) -> list[bytes]:
     events: list[bytes] = []
     with closing(played(pieces)) as stream:
-        while batch := await stream.read():
-            events += batch
+        assert not await stream.read(lambda came: events.extend(came) or False)
     return events
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
@@ -58,7 +58,6 @@ PATH = "/v1/chat/completions"
 SAMPLING = SamplingFields()
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
-NULL = Raw(b"null")
 # Of a function without parameters.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
@@ -177,7 +176,7 @@ class _Usage(Struct, frozen=True):
 class _Event(Struct, frozen=True):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: Raw = NULL
+    error: Raw | UnsetType = UNSET
 
 
 class _Tokenized(Struct, frozen=True):
@@ -305,13 +304,12 @@ class ChatEngine(Generic[F]):
             yield Finish("length", input_tokens=0, output_tokens=0)
             return
         with closing(stream):
-            while not stream.is_over and (events := await stream.read()):
-                deltas, error = answer.read(events)
+            while not answer.is_over and await stream.read(answer.read):
                 stream.is_over = answer.is_over
-                if deltas:
-                    yield Deltas(tuple(deltas))
-                if error is not None:
-                    raise error
+                if answer.deltas:
+                    yield answer.take()
+                if answer.error is not None:
+                    raise answer.error
             if rest := answer.rest():
                 yield Deltas(tuple(rest))
             if answer.thoughts_in:
@@ -548,6 +546,7 @@ class _Answer:
     """What was read of one answer."""
 
     def __init__(self, job: Job) -> None:
+        self._take = job.take
         self._is_warm_up = job.output_tokens_max == 0
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
@@ -556,36 +555,56 @@ class _Answer:
         self._marks = _ThinkMarks()
         # Under which name thoughts have come, if any have.
         self.thoughts_in = ""
+        # Not yet taken.
+        self.deltas: list[Delta] = []
+        # What went wrong; what was sent before it counts.
+        self.error: ApiError | None = None
         self.is_over = False
 
-    def read(self, events: list[bytes]) -> tuple[list[Delta], ApiError | None]:
-        """The deltas of events that came together, up to an error, if there is one: what was sent before it counts."""
-        deltas: list[Delta] = []
+    def read(self, events: list[bytes]) -> bool:
+        """Add what came together; whether there is something to yield, because the turn did not take it."""
         for data in events:
             if data == DONE:
                 self.is_over = True
-                break
-            try:
-                event = _event.decode(data)
-            except UNREADABLE as error:
-                return deltas, unreadable(error)
-            if bytes(event.error) != b"null":
-                return deltas, error_in_stream(event.error)
-            self._usage = event.usage or self._usage
-            for choice in (event.choices or [])[:1]:
-                self._reason = choice.finish_reason or self._reason
-                if choice.delta is not None and not self._is_warm_up:
-                    deltas += self._deltas(choice.delta, choice.logprobs)
-        self._must_call = self._must_call and all(delta.call_index is None for delta in deltas)
-        return deltas, None
+                return True
+            self.error = self._decode(data)
+            if self.error is not None:
+                return True
+        if not self.deltas:
+            return False
+        if self._take is None or not self._take(Deltas(tuple(self.deltas))):
+            return True
+        self.deltas.clear()
+        return False
+
+    def take(self) -> Deltas:
+        """What was not yet taken."""
+        piece = Deltas(tuple(self.deltas))
+        self.deltas.clear()
+        return piece
+
+    def _decode(self, data: bytes) -> ApiError | None:
+        try:
+            event = _event.decode(data)
+        except UNREADABLE as error:
+            return unreadable(error)
+        if event.error is not UNSET and bytes(event.error) != b"null":
+            return error_in_stream(event.error)
+        self._usage = event.usage or self._usage
+        if event.choices:
+            choice = event.choices[0]
+            self._reason = choice.finish_reason or self._reason
+            if choice.delta is not None and not self._is_warm_up:
+                self._add(choice.delta, choice.logprobs)
+        return None
 
     def rest(self) -> list[Delta]:
         """What was held back."""
         return self._marks.close()
 
-    def _deltas(self, delta: _Delta, logprobs: _Logprobs | None) -> list[Delta]:
+    def _add(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
         """What one event adds, in the order in which a model writes it."""
-        deltas: list[Delta] = []
+        deltas = self.deltas
         name, thought = _thought(delta)
         if thought:
             self.thoughts_in = name
@@ -598,6 +617,7 @@ class _Answer:
             deltas += split
         for position, call in enumerate(delta.tool_calls or ()):
             deltas += self.rest()
+            self._must_call = False
             deltas.append(
                 Delta(
                     call_index=self._calls.number(position, call),
@@ -605,7 +625,6 @@ class _Answer:
                     call_arguments=call.arguments,
                 )
             )
-        return deltas
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""

@@ -1,9 +1,10 @@
 """How do bytes reach an engine over HTTP/1.1, and come back as they arrive?
 
 In: a method, a path, a body. Out: an `HttpResponse` whose body is read as it comes, everything that has arrived at
-once. Connections are kept for the next request. The parser is httptools, which the server's side has too; a general
-client library spends more on each small chunk of a stream than we spend on its event (docs/decisions/0007). No
-redirects, no cookies, no compression, no proxies: an engine needs none.
+once; where its reader wants that, in the callback of the connection, so that no task wakes for it. Connections are
+kept for the next request. The parser is httptools, which the server's side has too; a general client library spends
+more on each small chunk of a stream than we spend on its event (docs/decisions/0007). No redirects, no cookies, no
+compression, no proxies: an engine needs none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import asyncio
 import base64
 import ssl
 from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Literal, cast
 from urllib.parse import unquote, urlsplit
 
@@ -30,7 +33,7 @@ class ConnectionBroken(ConnectionError):
 class HttpResponse:
     """One response: filled by the parser of its connection until it is complete, and emptied by its reader."""
 
-    def __init__(self, connection: HttpConnection, arrived: asyncio.Future[None]) -> None:
+    def __init__(self, connection: HttpConnection, arrived: asyncio.Future[bool]) -> None:
         # Until it is complete, or broken.
         self._connection: HttpConnection | None = connection
         self._error: Exception | None = None
@@ -38,6 +41,9 @@ class HttpResponse:
         self._head_bytes = 0
         # What the reader waits for: first for the headers, then for the next bytes of the body.
         self.arrived = arrived
+        # Takes the body as it arrives, and says when that is enough.
+        self._use: Callable[[bytes], bool] | None = None
+        self._context: Context
         self._unread: list[bytes] = []
         self.unread_bytes = 0
         self.status = 0
@@ -52,8 +58,41 @@ class HttpResponse:
                 return b""
             self.arrived = asyncio.get_running_loop().create_future()
             await self.arrived
+        return self._take()
+
+    async def read_until(self, use: Callable[[bytes], bool]) -> None:
+        """Give the body to `use` as it arrives, until that says it is enough, or to the end."""
+        while not (self._unread and use(self._take())):
+            if self._unread:
+                continue
+            if self._error is not None:
+                raise self._error
+            if self._connection is None:
+                return
+            self.arrived = asyncio.get_running_loop().create_future()
+            self._use, self._context = use, copy_context()
+            try:
+                if await self.arrived:
+                    return
+            finally:
+                self._use = None
+
+    def flow(self) -> None:
+        """Something may have arrived: let it be used, and wake the reader only when that is enough or the end."""
+        if self._use is None or self.arrived.done():
+            return
+        try:
+            is_enough = bool(self._unread) and self._context.run(self._use, self._take())
+        except Exception as error:
+            self.arrived.set_exception(error)
+            return
+        if is_enough or self._connection is None:
+            self.arrived.set_result(is_enough)
+
+    def _take(self) -> bytes:
         data = b"".join(self._unread) if len(self._unread) > 1 else self._unread[0]
-        self._unread, self.unread_bytes = [], 0
+        self._unread.clear()
+        self.unread_bytes = 0
         if self._connection is not None and self._connection.is_paused:
             self._connection.resume()
         return data
@@ -77,9 +116,11 @@ class HttpResponse:
         has_length = {"content-length", "transfer-encoding"} & self._headers.keys()
         is_complete = is_closed_by_engine and self.status and not has_length
         self._connection, self._error = None, None if is_complete else error
-        if self.status and not self.arrived.done():
-            self.arrived.set_result(None)
-        elif not self.arrived.done():
+        if self.arrived.done():
+            return
+        if self.status:
+            self.arrived.set_result(False)
+        else:
             self.arrived.set_exception(error)
 
     # Called by the parser.
@@ -104,21 +145,23 @@ class HttpResponse:
         self.status = status
         self.content_type = self._headers.get("content-type", "").partition(";")[0].strip().lower()
         self.retry_after = self._headers.get("retry-after", "")
-        if not self.arrived.done():
-            self.arrived.set_result(None)
+        self._wake()
 
     def on_body(self, data: bytes) -> None:
         self._unread.append(data)
         self.unread_bytes += len(data)
-        if not self.arrived.done():
-            self.arrived.set_result(None)
+        self._wake()
 
     def on_message_complete(self) -> None:
         if self.status and self._connection is not None:
             connection, self._connection = self._connection, None
             connection.complete()
-            if not self.arrived.done():
-                self.arrived.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        # A reader that uses the body as it arrives is woken by `flow`.
+        if self._use is None and not self.arrived.done():
+            self.arrived.set_result(False)
 
 
 class HttpClient:
@@ -235,7 +278,8 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         # Bytes that no request asked for: the engine and we do not understand each other.
-        if self._response is None:
+        response = self._response
+        if response is None:
             self.abort()
             return
         try:
@@ -243,8 +287,8 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.abort(f"the response cannot be read: {error}")
             return
-        response = self._response
-        if response is not None and response.unread_bytes > UNREAD_BYTES_MAX and not self.is_paused:
+        response.flow()
+        if response.unread_bytes > UNREAD_BYTES_MAX and not self.is_paused and self._response:
             self.is_paused = True
             self._transport.pause_reading()
 

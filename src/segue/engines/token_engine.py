@@ -19,6 +19,7 @@ from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -141,6 +142,21 @@ class TokenAnswer:
     is_over: bool = False
     # The server goes on though the answer is over: it stops when the connection is closed.
     is_still_sampling: bool = False
+    # What went wrong; what was sampled before it counts.
+    error: ApiError | None = None
+
+    def take(self) -> Ids:
+        """What was not yet taken."""
+        piece = Ids(self.ids, self.logprobs)
+        self.ids = self.logprobs = ()
+        return piece
+
+    def is_taken(self) -> bool:
+        """Whether the turn takes what there is at once."""
+        if self.job.take is None or not self.job.take(Ids(self.ids, self.logprobs)):
+            return False
+        self.ids = self.logprobs = ()
+        return True
 
     def start(self, cached_tokens: int | None, worker: str | None = None) -> None:
         """Report once, before the first token, how much of the prompt was cached, and by which worker."""
@@ -213,17 +229,15 @@ class TokenEngine(Generic[S, E]):
             answer.job = fitted(job, self.facts)
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
-            while not answer.is_over and (events := await stream.read()):
-                error = self._read(events, answer, stream)
+            read = partial(self._read, answer, stream)
+            while not answer.is_over and await stream.read(read):
                 if answer.started is not None and not has_started:
                     has_started = True
                     yield answer.started
                 if answer.ids:
-                    piece = Ids(answer.ids, answer.logprobs)
-                    answer.ids = answer.logprobs = ()
-                    yield piece
-                if error is not None:
-                    raise error
+                    yield answer.take()
+                if answer.error is not None:
+                    raise answer.error
             if answer.reason is None:
                 raise stream.broke_off()
             is_stop = answer.reason == "stop" or answer.last_id in job.stops
@@ -279,10 +293,18 @@ class TokenEngine(Generic[S, E]):
         body = b'{"%b":%b,%b' % (request.prompt_field.encode(), prompt, rest)
         return await self._upstream.stream(request.path, body, request.headers)
 
-    def _read(
+    def _read(self, answer: TokenAnswer, stream: EventStream, events: list[bytes]) -> bool:
+        """Add what came together; whether there is something to yield, because it was not taken."""
+        had_started = answer.started is not None
+        answer.error = self._decode(events, answer, stream)
+        if answer.error or answer.is_over or had_started != (answer.started is not None):
+            return True
+        return bool(answer.ids) and not answer.is_taken()
+
+    def _decode(
         self, events: list[bytes], answer: TokenAnswer, stream: EventStream
     ) -> ApiError | None:
-        """Add what came together; an error is returned, because what was sampled before it counts."""
+        """An error is returned, because what was sampled before it counts."""
         codec = self._codec
         try:
             for data in events:

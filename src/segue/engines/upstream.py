@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -201,6 +201,8 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
         self._parts: list[bytes] = []
+        self._use: Callable[[list[bytes]], bool] = lambda events: True
+        self._is_enough = False
         self._silent_s = timeouts.first_s
         self._received_at = self._loop.time()
         self._is_timed_out = False
@@ -219,34 +221,42 @@ class EventStream:
         else:
             self._response.close()
 
-    async def read(self) -> list[bytes]:
-        """The next events, as many as came together; none at the end."""
-        while True:
-            try:
-                chunk = await self._response.read()
-            except OSError as error:
-                raise self.broke_off() from error
-            if not chunk:
-                # The engines that we know end every event with an empty line, so that nothing is left over here.
-                return []
-            self._received_at = self._loop.time()
-            self._parts.append(chunk)
-            if b"\n" not in chunk:
-                if sum(map(len, self._parts)) > LINE_BYTES_MAX:
-                    raise EngineFailed("The engine sent an event without an end.")
-                continue
-            lines = b"".join(self._parts).split(b"\n")
-            self._parts = [lines.pop()]
-            events = []
-            for line in lines:
-                if line.startswith(b"data:") and (data := line[5:].strip()):
-                    events.append(data)
-                elif line.startswith(b"error:"):
-                    # So older llama.cpp servers send an error.
-                    events.append(b'{"error":%b}' % line[6:])
-            if events:
-                self._silent_s = self._timeouts.silence_s
-                return events
+    async def read(self, use: Callable[[list[bytes]], bool]) -> bool:
+        """Give the events to `use`, as many as came together, until that says it is enough; False at their end.
+
+        They are used where they arrive, in the callback of the connection.
+        """
+        self._use = use
+        self._is_enough = False
+        try:
+            await self._response.read_until(self._arrived)
+        except OSError as error:
+            raise self.broke_off() from error
+        # The engines that we know end every event with an empty line, so that nothing is left over here.
+        return self._is_enough
+
+    def _arrived(self, chunk: bytes) -> bool:
+        self._received_at = self._loop.time()
+        events = self._events_in(chunk)
+        if events:
+            self._silent_s = self._timeouts.silence_s
+            self._is_enough = self._use(events)
+        return self._is_enough
+
+    def _events_in(self, chunk: bytes) -> list[bytes]:
+        """The events that are whole with this chunk."""
+        if not self._parts and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2:
+            # One line, as most chunks are when an engine streams token by token.
+            return _events_of((chunk[:-2],))
+        self._parts.append(chunk)
+        if b"\n" not in chunk:
+            if sum(map(len, self._parts)) > LINE_BYTES_MAX:
+                raise EngineFailed("The engine sent an event without an end.")
+            return []
+        lines = b"".join(self._parts).split(b"\n")
+        rest = lines.pop()
+        self._parts = [rest] if rest else []
+        return _events_of(lines)
 
     def wait_on(self) -> None:
         """The prompt is still being read: allow the long silence before a first event again."""
@@ -265,6 +275,17 @@ class EventStream:
             self._response.close()
         else:
             self._timer = self._loop.call_later(min(left_s, self._check_s), self._check)
+
+
+def _events_of(lines: Iterable[bytes]) -> list[bytes]:
+    events = []
+    for line in lines:
+        if line.startswith(b"data:") and (data := line[5:].strip()):
+            events.append(data)
+        elif line.startswith(b"error:"):
+            # So older llama.cpp servers send an error.
+            events.append(b'{"error":%b}' % line[6:])
+    return events
 
 
 # --- what an engine's errors mean ------------------------------------------------------------------

@@ -23,7 +23,7 @@ from segue.errors import (
 )
 from segue.ids import new_id
 from segue.session.lanes import Lane
-from segue.turn.assemble import Assembler, EndedResponse, steer_failed
+from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.plan import Tally
 from segue.turn.running import Running
 from segue.turn.values import Steer
@@ -36,6 +36,23 @@ from segue.wire.requests import SteerFrame
 STEER_BYTES_MAX = 1024 * 1024
 # Steers that may wait for one response (docs/protocol.md 9 row 11).
 STEERS_MAX = 16
+
+
+class EndedResponse:
+    """What is kept of a response that has ended, for steers that come too late: not the response itself."""
+
+    __slots__ = ("_id", "_numbers", "status")
+
+    def __init__(self, assembler: Assembler) -> None:
+        self._id = assembler.response.id
+        self.status = assembler.response.status
+        self._numbers = assembler.numbers
+
+    def fail(self, error: ApiError, given: Raw) -> Event:
+        """A steer is refused."""
+        ref = SteerRef(previous_response_id=self._id, input=given)
+        return steer_failed(ref, error, next(self._numbers))
+
 
 SendToLane = Callable[[Sequence[Event], Lane], None]
 # The last turns of a connection by id, for steers that come too late.

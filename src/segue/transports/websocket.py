@@ -42,7 +42,7 @@ from segue.transports.exchange import CLIENT_LEFT
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import MessageFault, Socket, SocketClosed
-from segue.transports.steering import EndedTurns, HeldSteer, Steering
+from segue.transports.steering import EndedResponse, EndedTurns, HeldSteer, Steering
 from segue.turn.plan import Caller, Tally
 from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
@@ -437,7 +437,7 @@ class SocketSession:
             error = running.error
             status, reason = (200, "") if error is None else (error.status, error.code)
             self._log_turn(subscriber, status, reason)
-        self._ended[running.id] = (running.assembler.ended(), ticket.lane)
+        self._ended[running.id] = (EndedResponse(running.assembler), ticket.lane)
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
         if self._steering is not None:

@@ -20,7 +20,7 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -133,7 +133,7 @@ class Assembler:
         self._reasoning = REASONING[reasoning]
         self._seal = seal
         self._state: Literal["new", "open", "ended"] = "new"
-        self._numbers = count(first)
+        self.numbers = count(first)
         self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
@@ -213,11 +213,7 @@ class Assembler:
             id=UNSET if steer is None else steer.id,
             input=given,
         )
-        return steer_failed(ref, error, next(self._numbers))
-
-    def ended(self) -> EndedResponse:
-        """What is kept when the response has ended: not the response itself."""
-        return EndedResponse(self.response.id, self.response.status, self._numbers)
+        return steer_failed(ref, error, next(self.numbers))
 
     def wait_for(self, required: Sequence[Required]) -> Event:
         """A rollout waits for these outputs of its client; the response goes on."""
@@ -286,7 +282,7 @@ class Assembler:
 
     def _event(self, kind: Callable[..., Numbered], **fields: object) -> Event:
         """The next event: of this kind, with these fields."""
-        return encode_event(kind(sequence_number=next(self._numbers), **fields))
+        return encode_event(kind(sequence_number=next(self.numbers), **fields))
 
     def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
         return self._event(kind, item_id=item_id, output_index=index)
@@ -383,7 +379,7 @@ class Assembler:
         if item.commands is not None:
             events.extend(self._command_events(item, item.commands.feed(text)))
         elif item.delta is not None:
-            events.append(item.delta.event(next(self._numbers), text))
+            events.append(item.delta.event(next(self.numbers), text))
 
     def _write_likely(self, wrote: ItemText, events: list[Event]) -> None:
         """Text with how likely its tokens were, which only messages have a place for."""
@@ -440,7 +436,7 @@ class Assembler:
         """The text is whole; the draft has what it cites."""
         if item.delta is not None and not item.pieces:
             # Strict clients want one delta at least, even for an empty text (docs/protocol.md 5.2 rule 5).
-            events.append(item.delta.event(next(self._numbers), ""))
+            events.append(item.delta.event(next(self.numbers), ""))
         if self.cite is not None and item.kind.struct is Message:
             draft = msgspec.structs.replace(draft, annotations=self.cite(draft.text))
         for number, annotation in enumerate(draft.annotations):
@@ -461,10 +457,10 @@ class Assembler:
                     events.append(self._event(ShellCommandAdded, command="", **place))
                 case "more":
                     assert item.delta is not None
-                    events.append(item.delta.event(next(self._numbers), text))
+                    events.append(item.delta.event(next(self.numbers), text))
                 case "whole":
                     if item.delta is not None and not text:
-                        events.append(item.delta.event(next(self._numbers), ""))
+                        events.append(item.delta.event(next(self.numbers), ""))
                     item.delta = None
                     events.append(self._event(ShellCommandDone, command=text, **place))
                 case _:
@@ -475,7 +471,7 @@ class Assembler:
         """A text that no model wrote, in one delta."""
         text = kind.streamed.progress if kind.streamed is not None else None
         assert isinstance(text, TextEvents), f"a {kind.type} has no text"
-        delta = _delta(text, draft.id, index).event(next(self._numbers), draft.text)
+        delta = _delta(text, draft.id, index).event(next(self.numbers), draft.text)
         return [delta, *self._text_done(text, draft, index)]
 
     def _text_done(self, text: TextEvents, draft: Draft, index: int) -> list[Event]:
@@ -506,22 +502,6 @@ def _done(text: TextEvents, draft: Draft, **at: Unpack[Where]) -> Numbered:
 def _delta(events: TextEvents, item_id: str, index: int) -> DeltaTemplate:
     place: dict[str, str | int | list[Raw]] = {"item_id": item_id, "output_index": index}
     return DeltaTemplate(str(events.delta.__struct_config__.tag), {**place, **events.place})
-
-
-class EndedResponse:
-    """What is kept of a response that has ended, for steers that come too late."""
-
-    __slots__ = ("_id", "_numbers", "status")
-
-    def __init__(self, id: str, status: str, numbers: Iterator[int]) -> None:
-        self._id = id
-        self.status = status
-        self._numbers = numbers
-
-    def fail(self, error: ApiError, given: Raw) -> Event:
-        """A steer is refused."""
-        ref = SteerRef(previous_response_id=self._id, input=given)
-        return steer_failed(ref, error, next(self._numbers))
 
 
 def steer_failed(ref: SteerRef, error: ApiError, number: int = 0) -> Event:

@@ -24,7 +24,7 @@ from typing import assert_never
 
 from msgspec import structs
 
-from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault
+from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault, append_timeout
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     ASSUMED_CONTEXT_TOKENS,
@@ -55,6 +55,7 @@ from segue.turn.values import (
     Steer,
     Tokens,
     Warm,
+    Written,
 )
 from segue.wire.effects import apply_effects
 from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
@@ -172,7 +173,7 @@ class TurnLoop:
                         await self._keep_answers(answers)
                     return decision
                 case Await():
-                    return End("failed", error=_append_timeout(plan))
+                    return End("failed", error=append_timeout(plan.append_s_max))
                 case Again(items):
                     running.take_append()
                     if required:
@@ -302,7 +303,11 @@ class TurnLoop:
         filters: Sequence[Filter],
         tokens_max: int | None = None,
     ) -> Finish | None:
-        """Read what the engine samples until it stops, is stopped, or breaks off."""
+        """Read what the engine samples until it stops, is stopped, or breaks off.
+
+        The first piece, and whatever has to wait, comes through the engine's iterator. All other pieces are taken
+        where they arrive (`take`): then no task wakes for a token.
+        """
         running, assembler = self.running, self.assembler
         self.sampled, self.plan.tally.started = 0, JobStarted()
         if running.inbox:
@@ -312,11 +317,18 @@ class TurnLoop:
         pieces_after_steer = pieces_when_over = 0
         finish: Finish | None = None
         is_uncounted = False
+
+        def take(piece: Written) -> bool:
+            is_slow = reader is None or reader.is_over or first_at == began
+            if is_slow or running.inbox or not running.has_room:
+                return False
+            running.publish(assembler.feed(self._read(piece, reader)))
+            return True
+
+        job = structs.replace(self._job(composed, tokens_max), take=None if filters else take)
+        sampled = self.plan.model.engine.sample(job)
         try:
-            async with (
-                running.interruptible(),
-                aclosing(self.plan.model.engine.sample(self._job(composed, tokens_max))) as pieces,
-            ):
+            async with running.interruptible(), aclosing(sampled) as pieces:
                 async for piece in pieces:
                     if running.on_begin is not None:
                         await running.begin()
@@ -328,14 +340,13 @@ class TurnLoop:
                         lead = NO_IDS
                     if isinstance(piece, Finish):
                         finish = piece
-                        return structs.replace(piece, reason="stop") if pieces_when_over else piece
+                        is_over = reader is not None and reader.is_over
+                        return structs.replace(piece, reason="stop") if is_over else piece
                     if first_at == began:
                         first_at = perf_counter()
                         self.plan.tally.spans.append(Span("first_token", began, first_at))
-                    # A delta of a chat endpoint is a token as a rule; its own count comes with its last piece.
-                    self.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
+                    parsed = self._read(piece, reader)
                     if reader is not None:
-                        parsed = reader.feed(piece)
                         if filters:
                             await self._pass_on(parsed, filters)
                             if any(one.is_shut for one in filters):
@@ -363,6 +374,12 @@ class TurnLoop:
                 self._count(composed, finish, is_summary=tokens_max is not None)
             self.plan.tally.spans.append(Span("sample", first_at, perf_counter()))
         return None
+
+    def _read(self, piece: Written, reader: Reader | None) -> list[Parsed]:
+        """What has become certain with this piece, whose tokens are counted."""
+        # A delta of a chat endpoint is a token as a rule; its own count comes with its last piece.
+        self.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
+        return [] if reader is None else reader.feed(piece)
 
     async def _pass_on(self, parsed: list[Parsed], filters: Sequence[Filter]) -> None:
         for one in filters:
@@ -618,10 +635,3 @@ def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
         return structs.replace(head, tool_choice=structs.replace(choice, mode="auto"))
     is_clients = isinstance(choice, ToolChoiceName) and choice.type in ("function", "custom")
     return head if is_clients else structs.replace(head, tool_choice="auto")
-
-
-def _append_timeout(plan: Plan) -> ApiError:
-    return ServerFault(
-        f"The rollout waited {plan.append_s_max:g} s for the outputs of its calls.",
-        code="append_timeout",
-    )

@@ -230,9 +230,14 @@ class Running:
             self.event_writer = event_writer
             event_writer.deliver(self._ring.after(-1))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether no subscriber is full."""
+        return not any(subscriber.is_full for subscriber in self._subscribers)
+
     async def wait_for_room(self) -> None:
         """Wait until no subscriber is full."""
-        while any(subscriber.is_full for subscriber in self._subscribers):
+        while not self.has_room:
             self._has_room = asyncio.get_running_loop().create_future()
             await self._has_room
 

@@ -219,7 +219,7 @@ class Engine(Protocol):
 
     def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Stream what the model says, then one `Finish`; before it a `JobStarted`, if anything is known by then.
-        Closing the iterator frees the engine's slot."""
+        Closing the iterator frees the engine's slot. A piece that `job.take` takes may be left out."""
 
     async def is_ready(self) -> bool:
         """Whether a job would be taken now; where it would, `facts` is what the engine says of itself."""

@@ -7,7 +7,7 @@ Everything here is a value that is never changed in place, so that turns share t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -456,6 +456,8 @@ class Job(Struct, frozen=True):
     model_turns: int = 0
     # Prompts with another one share nothing in the engine's prefix cache.
     cache_salt: str | None = None
+    # Takes a piece where it arrives, so that no task wakes for it. An engine yields the pieces that it does not take.
+    take: Callable[[Written], bool] | None = None
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -522,7 +524,9 @@ class Finish(Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-Piece = JobStarted | Ids | Deltas | Finish
+# What a model wrote.
+Written = Ids | Deltas
+Piece = JobStarted | Written | Finish
 
 
 class ItemOpened(Struct, frozen=True):
