@@ -35,6 +35,11 @@ NGINX_DONE := $(NGINX)/nginx
 PROMETHEUS := .cache/prometheus
 PROMETHEUS_DONE := $(PROMETHEUS)/promtool
 
+# The pooler in front of PostgreSQL: the machine's own, else unpacked from the distribution's package. Other machines name
+# one by SEGUE_TEST_PGBOUNCER.
+PGBOUNCER := .cache/pgbouncer
+PGBOUNCER_DONE := $(PGBOUNCER)/pgbouncer
+
 # MkDocs, for the documents as a site.
 SITE := .cache/site
 # The schemas of Kubernetes, to check the manifest.
@@ -71,7 +76,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-prometheus test-fleet simulate test-vllm test-dynamo test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-dynamo test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -105,6 +110,10 @@ test-traces: $(DEV_DONE) ## replay real agent sessions with faults put in; ARGS=
 
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)
+
+test-pgbouncer: $(DEV_DONE) $(if $(SEGUE_TEST_PGBOUNCER),,$(PGBOUNCER_DONE)) ## the store and two servers behind a real PgBouncer that pools transactions
+	@SEGUE_TEST_PGBOUNCER=$(or $(SEGUE_TEST_PGBOUNCER),$(PGBOUNCER_DONE)) $(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not reliability" -k "pooled or pooler" \
+		tests/contracts tests/stores tests/scenarios/test_across_workers.py tests/scenarios/test_shared_store.py $(ARGS)
 
 test-prometheus: $(DEV_DONE) $(if $(SEGUE_TEST_PROMETHEUS),,$(PROMETHEUS_DONE)) ## the alerts and the Grafana board against a real Prometheus
 	@$(VENV)/bin/python -m pytest -n 0 -m prometheus tests/observe $(ARGS)
@@ -306,6 +315,26 @@ $(HAPROXY_DONE):
 	fi
 	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
 		echo "there is no HAProxy here: install it, or name one by SEGUE_TEST_HAPROXY"; exit 1; }
+
+define pgbouncer_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/pgbouncer "$$@"
+endef
+export pgbouncer_script
+
+$(PGBOUNCER_DONE):
+	@rm -rf $(PGBOUNCER) && mkdir -p $(PGBOUNCER)/unpacked
+	@if command -v pgbouncer >/dev/null 2>&1; then ln -s "$$(command -v pgbouncer)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking PgBouncer into $(PGBOUNCER)"; \
+		cd $(PGBOUNCER) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate pgbouncer | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$pgbouncer_script" > pgbouncer && chmod +x pgbouncer; \
+	fi
+	@$@ --version >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no PgBouncer here: install it, or name one by SEGUE_TEST_PGBOUNCER"; exit 1; }
 
 # The last virtualenv that makes environments for Python 2.7; nothing of it stays.
 $(AUTOBAHN_DONE): requirements/autobahn.lock requirements/virtualenv.lock $(VENV)/.done-venv

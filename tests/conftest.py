@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.pgbouncer import Pooler
     from tests.postgres import PostgresServer
 
 # A segue.toml in the working folder is the developer's own: no test reads it.
@@ -22,3 +23,12 @@ def postgres() -> Iterator[PostgresServer]:
 
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres: PostgresServer) -> Iterator[Pooler]:
+    """A real PgBouncer in front of it, which pools transactions."""
+    from tests.pgbouncer import running_pgbouncer
+
+    with running_pgbouncer(postgres) as pooler:
+        yield pooler

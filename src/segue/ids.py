@@ -1,19 +1,21 @@
 """How do ids look, and which request is served? A prefix for the kind, and mostly 128 random bits.
 
-Where there are several workers, 32 of the bits of a turn's id are the tag of the worker that begins it, so that the
-others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be
+Of a turn's id 32 bits are the time in seconds, so that turns of one hour are neighbours in the index of a store, which
+need not be in memory as a whole. Where there are several workers, the 32 bits before it are the tag of the worker that
+begins the turn, so that the others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be
 followed without an index.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import count
 from secrets import token_hex
 
-# Enough to tell thousands of workers apart; 96 bits are left that cannot be guessed.
+# Enough to tell thousands of workers apart; with the time, 64 bits are left that cannot be guessed.
 TAG_CHARS = 8
 
 # The id of the request that the running task serves, for log lines; set only by the task of a request, and inherited by
@@ -30,7 +32,7 @@ def new_id(prefix: str) -> str:
 
 def new_turn_id(home: str = "") -> str:
     """A fresh id for a turn; `home`: the tag of this worker, where there are others."""
-    return f"resp_{home}{token_hex(16 - len(home) // 2)}"
+    return f"resp_{home}{int(time.time()):08x}{token_hex(12 - len(home) // 2)}"
 
 
 def tag_of(any_id: str) -> str:

@@ -174,6 +174,9 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: tuple[str, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     store: str = "sqlite:///segue.db"
+    # Two of them are for LISTEN and for the lease.
+    store_connections: Annotated[int, Meta(ge=4, le=1_000)] = 10
+    store_direct: str = ""
     durability: Literal["full", "relaxed"] = "full"
     retention_s: Limit = 30 * 86_400
     events_retention_s: Limit = 86_400
@@ -266,6 +269,11 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
             f"store: '{self.shown_store}' is not the address of a store. "
             "Use sqlite:///FILE, postgresql://USER@HOST/DATABASE or memory."
         )
+
+    @property
+    def direct_store(self) -> str:
+        """The address of a PostgreSQL store where sessions last: beside a pooler, if there is one."""
+        return self.store_direct or self.store
 
     @property
     def store_path(self) -> Path | None:
@@ -366,6 +374,8 @@ HELP = {
     },
     "store": {
         "store": "where responses are stored: sqlite:///FILE, postgresql://… or memory",
+        "store_connections": "most connections of a worker to PostgreSQL, two of them for LISTEN and its lease",
+        "store_direct": "PostgreSQL URL without the pooler, where the store's goes through one that pools transactions",
         "durability": "acknowledged responses survive a power failure (full) or a process crash (relaxed)",
         "retention_s": "seconds to keep a chain of responses after its newest one; 0: forever",
         "events_retention_s": "seconds to keep the events of a response for replay; 0: forever",
@@ -661,6 +671,12 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
                 ("workers",),
                 f"{settings.workers} processes cannot share the store 'memory'. "
                 "Use --store sqlite:///segue.db, or leave --workers out.",
+            )
+        is_postgresql = settings.store_kind == "postgresql"
+        is_direct = settings.store_direct.startswith(("postgresql://", "postgres://"))
+        if settings.store_direct and not (is_postgresql and is_direct):
+            yield Misfit(
+                ("store_direct",), "store and store_direct must both be postgresql://… URLs."
             )
     except Misconfigured as error:
         yield Misfit(("store",), str(error).removeprefix("store: "))

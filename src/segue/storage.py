@@ -42,7 +42,12 @@ async def _open_postgresql(settings: Settings) -> ServerStore:
     # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
     from segue.stores.postgres import PostgresStore
 
-    store = await PostgresStore.open(settings.store, durability=settings.durability)
+    store = await PostgresStore.open(
+        settings.store,
+        durability=settings.durability,
+        connections_max=settings.store_connections,
+        direct=settings.store_direct,
+    )
     return LayeredStore(store, settings.process_state_bytes_max)
 
 
@@ -161,7 +166,7 @@ async def _notify_servers(settings: Settings) -> None:
     from segue.cluster.notify import open_notify_bus
 
     with suppress(ApiError):
-        async with open_notify_bus(settings.store) as bus:
+        async with open_notify_bus(settings.direct_store) as bus:
             await bus.publish(KEYS_TOPIC, b"")
 
 

@@ -20,6 +20,7 @@ from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import SqliteDatabase
 from segue.stores.store import Store
 from segue.turn.values import UsageEntry
+from tests.pgbouncer import POOLED
 from tests.postgres import PostgresServer
 
 PLENTY = 1 << 30
@@ -66,8 +67,8 @@ class Stores:
         self.maintenance = self.store.maintenance
 
 
-KINDS = ["memory", "sqlite", "postgres", "layered"]
-SHARED = ["sqlite", "postgres"]
+KINDS = ["memory", "sqlite", "postgres", "layered", *POOLED]
+SHARED = ["sqlite", "postgres", *POOLED]
 
 
 @asynccontextmanager
@@ -77,16 +78,18 @@ async def open_stores(
     """A way to open the same store, as often as processes would; all are closed at the end."""
     opened: list[Stores] = []
     server: PostgresServer | None = None
-    url = ""
-    if kind == "postgres":
+    url, where = "", {}
+    if kind in ("postgres", "pooled"):
         server = request.getfixturevalue("postgres")
         url = await server.make_database()
+        pooler = request.getfixturevalue("pooler") if kind == "pooled" else None
+        where = {"url": pooler.url(url), "direct": url} if pooler else {"url": url}
 
     async def open_one() -> Stores:
         if kind == "memory":
             stores = in_memory()
         elif server is not None:
-            stores = in_postgres(await PostgresDatabase.open(url), server, url)
+            stores = in_postgres(await PostgresDatabase.open(**where), server, url)
         else:
             path = tmp_path / "turns.sqlite"
             database = await SqliteDatabase.open(path)

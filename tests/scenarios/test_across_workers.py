@@ -14,13 +14,14 @@ import pytest
 from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
 from segue.stores import maintenance
+from tests.pgbouncer import POOLED
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire
 
 Pair = tuple[Served, Served]
 COMPLETED = 'segue_turns_total{outcome="completed",transport="sse"}'
 
 
-@pytest.fixture(params=["hub", "postgres"])
+@pytest.fixture(params=["hub", "postgres", *POOLED])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
     """Two workers that know each other. Their turns talk for a second."""
     script = tmp_path / "script.json"
@@ -40,6 +41,9 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             server = request.getfixturevalue("postgres")
             flags["store"] = await server.make_database()
             stack.push_async_callback(server.drop_database, flags["store"])
+            if request.param == "pooled":
+                direct = flags["store_direct"] = flags["store"]
+                flags["store"] = request.getfixturevalue("pooler").url(direct)
             place = WorkerPlace(group="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))

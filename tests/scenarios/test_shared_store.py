@@ -10,19 +10,23 @@ from typing import Any
 import pytest
 
 from segue.stores import maintenance
+from tests.pgbouncer import POOLED
 from tests.support import MODEL, Answer, Served, ServedProcess, fetch, served_process, serving, wire
 
 Server = Served | ServedProcess
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+@pytest.fixture(params=["sqlite", "postgres", *POOLED])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'shared.db'}"
+        yield {"store": f"sqlite:///{tmp_path / 'shared.db'}"}
         return
     server = request.getfixturevalue("postgres")
     url = await server.make_database()
-    yield url
+    if request.param == "postgres":
+        yield {"store": url}
+    else:
+        yield {"store": request.getfixturevalue("pooler").url(url), "store_direct": url}
     await server.drop_database(url)
 
 
@@ -31,9 +35,9 @@ async def post(served: Server, **fields: object) -> Answer:
 
 
 @pytest.fixture
-def flags(store: str, tmp_path: Path) -> dict[str, str]:
+def flags(store: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """What two servers on one store have in common."""
-    return {"store": store, "seal_keys": str(tmp_path / "seals")}
+    return {**store, "seal_keys": str(tmp_path / "seals")}
 
 
 async def test_chain_goes_on_at_the_other_server(flags: dict[str, str]) -> None:

@@ -510,6 +510,11 @@ def version(t: Transaction) -> object:
 
 
 @statement
+def room(t: Transaction, lease_s: int) -> object:
+    return [(97, sum(row["seen_at"] >= t.now - lease_s for row in t.rows("workers")))]
+
+
+@statement
 def ready(t: Transaction) -> object:
     return [(1,)]
 

@@ -277,6 +277,18 @@ async def test_connection_that_does_not_answer_in_time_is_thrown_away(
         assert before != after
 
 
+async def test_more_connections_than_the_server_takes_are_warned_of(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of the tests takes 57: two processes with up to 27 connections each fit, three do not."""
+    async with opened(url, 25), opened(url, 25):
+        assert not caplog.messages
+        async with opened(url, 25):
+            (warning,) = caplog.messages
+    assert "takes 57 connections, and the 3 workers that use it may open 81 (27 each)" in warning
+    assert "store_connections to at most 19" in warning
+
+
 async def test_too_many_at_once_are_told_to_come_later(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

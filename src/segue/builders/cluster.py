@@ -75,7 +75,7 @@ async def open_cluster(settings: Settings, place: WorkerPlace) -> AsyncIterator[
     if settings.store_kind == "postgresql":
         from segue.cluster.notify import open_notify_bus
 
-        opening = open_notify_bus(settings.store)
+        opening = open_notify_bus(settings.direct_store)
     elif place.hub:
         from segue.cluster.hub import open_hub_bus
 

@@ -34,6 +34,7 @@ PLACEHOLDERS = {
     "headers": "NAME=VALUE",
     "endpoint": "URL",
     "store": "URL",
+    "direct": "URL",
     "classifier": "DIR",
     "threshold": "0..1",
     "top_p": "0..1",

@@ -26,7 +26,9 @@ from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTo
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
+    BESIDE,
     CONFLICTS,
+    CONNECTIONS_MAX,
     LEASE_S,
     QUERIES,
     PostgresConnection,
@@ -77,9 +79,21 @@ class PostgresStore:
         self.close = database.close
 
     @classmethod
-    async def open(cls, url: str, *, durability: Literal["full", "relaxed"] = "full") -> Self:
-        """Connect to the database, and bring its tables up to date."""
-        return cls(await PostgresDatabase.open(url, durability=durability))
+    async def open(
+        cls,
+        url: str,
+        *,
+        durability: Literal["full", "relaxed"] = "full",
+        connections_max: int = CONNECTIONS_MAX + BESIDE,
+        direct: str = "",
+    ) -> Self:
+        """Connect to the database, and bring its tables up to date. `connections_max` counts those of the bus and of
+        the lease; `direct`: another address of it, if this one is that of a pooler."""
+        pooled = connections_max - BESIDE
+        database = await PostgresDatabase.open(
+            url, durability=durability, connections_max=pooled, direct=direct
+        )
+        return cls(database)
 
 
 class _Turns:

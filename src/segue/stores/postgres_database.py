@@ -14,6 +14,10 @@ that did not answer in time is closed.
 connection of its own, so that nothing else can hold it up. Who could not renew it in time may find it taken away: then
 others have ended what this process ran, and it goes on under a new name.
 
+**A pooler.** One that shares sessions between transactions (PgBouncer) keeps neither prepared statements nor settings
+of a session. Behind it all work is a transaction that brings its settings along, nothing is prepared by name, and the
+lease is renewed on a connection to the server itself.
+
 **A lost server.** Work that lost its connection is tried again on another one, with growing pauses, for as long as
 SQLite would wait for a lock; then it is `Unavailable`. So everything that is run here may run twice.
 """
@@ -21,6 +25,7 @@ SQLite would wait for a lock; then it is `Unavailable`. So everything that is ru
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -37,10 +42,14 @@ from segue.stores.sql_files import load_migrations, load_queries, newer_database
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 # A commit is one round trip; a few that wait for the disk together are grouped there. Servers allow about a hundred.
 CONNECTIONS_MAX = 8
-# Of these, how many may read turns at once: a turn may have many megabytes, and commits do not wait for it.
-READERS_MAX = 5
+# Connections of a process beside the pool: the lease, and LISTEN.
+BESIDE = 2
+# How much of the pool may read turns at once: a turn may have many megabytes, and commits do not wait for it.
+READERS_SHARE = 5 / 8
 # Far above the turns that one process runs at once; beyond it the server has stopped, and callers get an error.
 WAITING_MAX = 4_096
 CONNECT_S = 3.0
@@ -61,10 +70,11 @@ BEAT_S_MAX = 4.0
 QUERIES = load_queries("postgres")
 COMMIT = {"full": {"synchronous_commit": "on"}, "relaxed": {"synchronous_commit": "off"}}
 # What a machine that vanishes, or a process that stands still, keeps locked at most.
+LOCKS = {"idle_in_transaction_session_timeout": "10s", "lock_timeout": "10s"}
+NAME = {"application_name": "segue"}
 SESSION = {
-    "application_name": "segue",
-    "idle_in_transaction_session_timeout": "10s",
-    "lock_timeout": "10s",
+    **NAME,
+    **LOCKS,
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
@@ -135,13 +145,17 @@ def border() -> Iterator[None]:
 class PostgresDatabase:
     """A pool of connections to one database. Made by `open`."""
 
-    def __init__(self, pool: asyncpg.Pool, connect: Connect) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool, connect: Connect, connections_max: int, setup: str
+    ) -> None:
         # The name of this process in what it writes; a new one whenever its lease was taken away.
         self.worker = new_id("worker")
         self._pool = pool
         self._connect = connect
         self._beating: asyncpg.Connection | None = None
-        self._readers = asyncio.Semaphore(READERS_MAX)
+        self._readers = asyncio.Semaphore(max(1, int(connections_max * READERS_SHARE)))
+        # Behind a pooler: what begins every transaction.
+        self._setup = setup
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
         # Shared by all callers that wait for the server to come back.
@@ -154,9 +168,14 @@ class PostgresDatabase:
         *,
         durability: Literal["full", "relaxed"] = "full",
         connections_max: int = CONNECTIONS_MAX,
+        direct: str = "",
     ) -> Self:
-        """Connect to the database, and bring its tables up to date."""
+        """Connect to the database, and bring its tables up to date. `direct`: the address of the server itself, if the
+        other one is that of a pooler."""
+        settings = COMMIT[durability] | LOCKS
         session = {"timeout": CONNECT_S, "server_settings": COMMIT[durability] | SESSION}
+        pooled = {"timeout": CONNECT_S, "server_settings": NAME, "statement_cache_size": 0}
+        setup = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
         with border():
             pool = asyncpg.create_pool(
                 url,
@@ -165,19 +184,31 @@ class PostgresDatabase:
                 command_timeout=STATEMENT_S,
                 # Nothing we do changes a session, so there is nothing to reset and no round trip for it.
                 reset=_keep,
-                **session,
+                **(pooled if direct else session),
             )
             await pool
-        database = cls(pool, partial(asyncpg.connect, url, command_timeout=BEAT_S_MAX, **session))
+        connect = partial(asyncpg.connect, direct or url, command_timeout=BEAT_S_MAX, **session)
+        database = cls(pool, connect, connections_max, setup if direct else "")
         try:
             with border():
                 async with asyncio.timeout(STATEMENT_S):
                     await database.run(_migrate)
                 await database.execute("join", database.worker)
+                await database._check_room(BESIDE if direct else BESIDE + connections_max)
         except BaseException:
             pool.terminate()
             raise
         return database
+
+    async def _check_room(self, each: int) -> None:
+        """Warn if the workers that live may open more connections than the server takes."""
+        ((room, workers),) = await self.fetch("room", as_row, LEASE_S)
+        if workers * each > room:
+            log.warning(
+                "PostgreSQL takes %d connections, and the %d workers that use it may open %d (%d each): set "
+                "store_connections to at most %d, raise max_connections, or use a pooler",
+                *(room, workers, workers * each, each, room // workers),
+            )
 
     async def run(self, work: PostgresWork[T], *, reads_much: bool = False) -> T:
         """Do this on a connection of the pool; return when it is committed. It may be run more than once. What reads
@@ -278,7 +309,7 @@ class PostgresDatabase:
         with border():
             connection = await self._pool.acquire(timeout=PATIENCE_S)
             try:
-                return await work(connection)
+                return await self._apply(work, connection)
             except asyncpg.InterfaceError as error:
                 # Raised both for a connection that is lost and for a call that makes no sense.
                 if connection.is_closed():
@@ -290,6 +321,13 @@ class PostgresDatabase:
                 raise
             finally:
                 await self._pool.release(connection)
+
+    async def _apply(self, work: PostgresWork[T], connection: PostgresConnection) -> T:
+        if not self._setup:
+            return await work(connection)
+        async with connection.transaction():
+            await connection.execute(self._setup)
+            return await work(connection)
 
 
 async def _keep(_: PostgresConnection) -> None:

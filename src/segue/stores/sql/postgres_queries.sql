@@ -3,15 +3,16 @@
 
 -- name: find
 -- $1 owner, $2 id. The turn and its ancestors of the same owner, in any order, and the parts that they name: those have a
--- digest and a body, and no id. UNION rather than UNION ALL, so that a circle in damaged tables ends.
-WITH RECURSIVE chain (seq, parent_id) AS (
-    SELECT seq, parent_id FROM turns WHERE owner = $1 AND id = $2
+-- digest and a body, and no id. UNION rather than UNION ALL, so that a circle in damaged tables ends. The rows are found
+-- again by their place, which is the same within a statement and needs no second index.
+WITH RECURSIVE chain (place, parent_id) AS (
+    SELECT ctid, parent_id FROM turns WHERE owner = $1 AND id = $2
     UNION
-    SELECT turns.seq, turns.parent_id
+    SELECT turns.ctid, turns.parent_id
     FROM chain JOIN turns ON turns.owner = $1 AND turns.id = chain.parent_id
 ), found AS MATERIALIZED (
     SELECT turns.id, turns.parent_id, history, response, instructions, tools
-    FROM chain JOIN turns USING (seq)
+    FROM chain JOIN turns ON turns.ctid = chain.place
 )
 SELECT id, parent_id, history, response, instructions, tools FROM found
 UNION ALL
@@ -384,6 +385,13 @@ SELECT coalesce(max(number), 0) FROM migrations;
 
 -- name: note_migration
 INSERT INTO migrations (number) VALUES ($1);
+
+-- name: room
+-- $1 seconds that a lease lasts. How many connections the server takes from us, and how many workers live.
+SELECT
+    current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+        - coalesce(current_setting('reserved_connections', true), '0')::bigint,
+    (SELECT count(*) FROM workers WHERE seen_at >= seconds_now() - $1::bigint);
 
 -- name: ready
 SELECT 1;
