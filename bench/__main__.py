@@ -26,6 +26,7 @@ NAMES = (
     "fleet",
     "scale",
     "cold",
+    "state",
 )
 FIRST = ("turns", "events")
 

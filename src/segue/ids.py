@@ -2,8 +2,9 @@
 
 Of a turn's id 32 bits are the time in seconds, so that turns of one hour are neighbours in the index of a store, which
 need not be in memory as a whole. Where there are several workers, the 32 bits before it are the tag of the worker that
-begins the turn, so that the others know whom to ask. The id of an item that we made contains the id of its turn, so that a reference to it can be
-followed without an index.
+begins the turn, so that the others know whom to ask.
+
+The id of an item that we made contains the id of its turn, so that a reference to it can be followed without an index.
 """
 
 from __future__ import annotations

@@ -149,6 +149,32 @@ async def test_turn_that_was_taken_over_is_found_where_it_runs(pair: tuple[Worke
     assert await follower.remote.look(OWNER, moved, is_known=True) is not None
 
 
+async def test_turn_that_was_taken_over_is_asked_for_at_all_workers_once(
+    pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, follower = pair
+    third = Worker(source.bus, source.turns, source.log)
+    moved = new_turn_id()
+    source.runnings[moved] = source.start()
+    topics: list[str] = []
+    publish = follower.bus.publish
+
+    async def note(topic: str, body: bytes) -> None:
+        if b"look" in body:
+            topics.append(topic)
+        await publish(topic, body)
+
+    async with third.peers.joined():
+        await until(lambda: len(follower.peers.others) == 2)
+        monkeypatch.setattr(follower.bus, "publish", note)
+        back = f"to/{follower.peers.worker}"
+        for asked in (["all", back, back], [f"to/{source.peers.worker}", back]):
+            assert await follower.remote.look(OWNER, moved, is_known=True) is not None
+            await until(lambda: len(topics) == len(asked))  # noqa: B023
+            assert topics == asked
+            topics.clear()
+
+
 async def test_slow_reader_of_a_follower_slows_the_turn_and_lets_it_go_on(
     pair: tuple[Worker, Worker],
 ) -> None:

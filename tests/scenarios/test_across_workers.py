@@ -162,6 +162,37 @@ async def test_last_one_who_leaves_a_repeat_cancels_it_at_home(pair: Pair) -> No
     assert found.json["status"] == "cancelled"
 
 
+async def test_messages_between_workers_are_few(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stored turn that runs here needs none, on HTTP and on a socket; a poll elsewhere a question and an answer."""
+    here, there = pair
+    sent: list[str] = []
+    for bus in {type(served.app.peers._bus) for served in pair}:
+        publish = bus.publish
+
+        async def note(self: object, topic: str, body: bytes) -> None:
+            if b"beat" not in body:
+                sent.append(topic)
+            await publish(self, topic, body)  # noqa: B023
+
+        monkeypatch.setattr(bus, "publish", note)
+    first = (await post(here, input="x", max_output_tokens=3)).json["id"]
+    assert (
+        await post(there, input="x", max_output_tokens=3, previous_response_id=first)
+    ).status == 200
+    assert (await fetch(there, "GET", f"/v1/responses/{first}")).status == 200
+    assert (await fetch(there, "GET", f"/v1/responses/resp_{'0' * 32}")).status == 404
+    async with wire(there) as socket:
+        assert (await socket.turn(input="x", max_output_tokens=3))["type"] == "response.incomplete"
+    assert sent == []
+    running = await begin(here)
+    assert (await fetch(there, "GET", f"/v1/responses/{running}")).json["status"] != "completed"
+    assert len(sent) == 2
+    assert (await fetch(here, "DELETE", f"/v1/responses/{first}")).status == 200
+    assert sent[2:] == ["all"]
+
+
 async def test_deleted_response_is_forgotten_at_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

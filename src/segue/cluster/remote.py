@@ -11,13 +11,14 @@ If the source is gone, or silent for too long, the follower asks once more and t
 worker left running ends there as failed.
 
 Whom to ask is in the id of a turn: the tag of the worker that began it. A turn that the store knows as running may have
-been taken over by another worker since; only then are the others asked too.
+been taken over by another worker since; only then are the others asked too, once: who answered is asked from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -48,6 +49,8 @@ IDLE_S = 5.0
 CATCH_UP_S = 2.0
 # How often a follower that has lost its source looks again.
 LOOK_S = 0.5
+# Turns that run elsewhere than their ids say, about 200 bytes each; the oldest are found anew.
+MOVED_MAX = 1_000
 
 # Batches of events from the source; None: the source is gone.
 EventQueue = asyncio.Queue[list[Event] | None]
@@ -216,6 +219,8 @@ class RemoteTurns:
         self._silence_s = silence_s
         self._remote: dict[str, RemoteTurn] = {}
         self._reaching: dict[TurnRef, asyncio.Lock] = {}
+        # By turn: the worker that has taken it over.
+        self._moved: OrderedDict[str, str] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._forwarders: dict[str, EventForwarder] = {}
         # By topic: the worker that runs a remote turn, and the events that it has sent.
@@ -313,11 +318,16 @@ class RemoteTurns:
     ) -> tuple[str, bytes] | None:
         """The answer of the worker that began the turn. `is_known`: the store has the turn, and it has not ended: then
         any other worker may have taken it over."""
-        home = [worker for worker in self._peers.others if tag_of(worker) == tag_of(ref.turn_id)]
+        tag = tag_of(self._moved.get(ref.turn_id, ref.turn_id))
+        home = [worker for worker in self._peers.others if tag_of(worker) == tag]
         answer = await self._peers.find(subject, body, home)
         if answer is None and is_known:
             others = [worker for worker in self._peers.others if worker not in home]
             answer = await self._peers.find(subject, body, others)
+            if answer is not None:
+                self._moved[ref.turn_id] = answer[0]
+                if len(self._moved) > MOVED_MAX:
+                    self._moved.popitem(last=False)
         return answer
 
     def _send(self, source: str, topic: str, ref: TurnRef, subject: str) -> None:
