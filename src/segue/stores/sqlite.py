@@ -481,7 +481,9 @@ def _sweep_turns(
     writer: sqlite3.Connection, before: int, below: tuple[int, int]
 ) -> list[tuple[int, int]]:
     """Erase a few old turns, except those with descendants; all that were looked at."""
-    key = {"before": before, "below_at": below[0], "below_seq": below[1], "count_max": BATCH}
+    # One bound: of two the index would begin at the newest turn.
+    below = min(below, (before, 0))
+    key = {"below_at": below[0], "below_seq": below[1], "count_max": BATCH}
     old: list[tuple[int, int, str, str]] = writer.execute(QUERIES["old_turns"], key).fetchall()
     for _, seq, owner, turn_id in old:
         if writer.execute(QUERIES["delete_tip"], {"seq": seq}).rowcount:

@@ -145,7 +145,7 @@ SELECT owner, turn_id FROM erased WHERE erased_at >= :since;
 -- name: old_turns
 -- From the newest of the old ones on, so that children come before their parents.
 SELECT saved_at, seq, owner, id FROM turns
-WHERE saved_at < :before AND worker IS NULL AND (saved_at, seq) < (:below_at, :below_seq)
+WHERE worker IS NULL AND (saved_at, seq) < (:below_at, :below_seq)
 ORDER BY saved_at DESC, seq DESC
 LIMIT :count_max;
 
