@@ -79,7 +79,7 @@ def test_what_is_chained_sends_and_tokenizes_only_what_is_new(
         assert run["bytes_sent"] < full["bytes_sent"]
     recalled = runs["http-full", True, True]
     assert recalled["tokens_tokenized"] < 6_000
-    assert recalled["items_validated"] == full["items_validated"]
+    assert recalled["items_validated"] < full["items_validated"]
 
 
 def test_prompts_and_answers_are_as_long_as_asked(measured: tuple[dict[str, Any], str]) -> None:

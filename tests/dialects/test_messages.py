@@ -30,6 +30,7 @@ from segue.turn.values import (
     Scene,
     Turn,
     TurnClosed,
+    Unfinished,
     Warm,
 )
 from segue.wire.effects import NO_EFFECTS, apply_effects
@@ -365,7 +366,8 @@ def test_beginning_that_was_sent_before_is_recalled() -> None:
     first = (message("user", "Hi"),)
     kept = DIALECT.render(Scene(head, None, first)).context
     rest = (message("assistant", "Ho"), message("user", "And?"))
-    scene = Scene(head, None, rest, (Round(first),), recalled=Warm(DIALECT.fingerprint, head, kept))
+    past = Unfinished(None, (Round(first),), Warm(DIALECT.fingerprint, head, kept))
+    scene = Scene(head, past, rest)
     rendered = DIALECT.render(scene)
     assert rendered.tokens_reused == kept.length
     assert written(rendered) == messages_of(*first, *rest, head=head)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from segue.dialects.family import TokenDialect
 from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import Head, Round, Scene, Turn, Warm
+from segue.turn.values import Head, Round, Scene, Turn, Unfinished, Warm
 from segue.vocabularies.chat_template import ChatTemplate
 from tests.contracts.dialect import (
     OFFERING,
@@ -229,8 +229,8 @@ def test_history_that_is_sent_again_is_tokenized_once() -> None:
     first = dialect.render(Scene(Head(instructions="Brief."), None, before))
     head = Head(instructions="Brief.")
     new = (message("assistant", "Yes."), message("user", "Then go on."))
-    recalled = Warm(dialect.fingerprint, head, first.context)
-    scene = Scene(head, None, new, (Round(before),), recalled=recalled)
+    warm_before = Warm(dialect.fingerprint, head, first.context)
+    scene = Scene(head, Unfinished(None, (Round(before),), warm_before), new)
 
     warm = dialect.render(scene)
     bare = dialect.render(Scene(head, None, before + new))

@@ -6,7 +6,7 @@ import pytest
 
 from segue.dialects.chatml import QWEN3
 from segue.dialects.family import TokenDialect
-from segue.turn.values import Head, Round, Scene, Warm
+from segue.turn.values import Head, Round, Scene, Unfinished, Warm
 from segue.wire.items import Item
 from tests.contracts.dialect import (
     TOOLS,
@@ -70,10 +70,10 @@ def test_recalled_prompt_is_used_only_if_nothing_in_it_is_forgotten(
     leading = (message("user", "Hi"), reasoning("Hm."), call("look", "{}"), output("1"))
     later = (call("look", "{}"), output("2"), *((message("user", "And?"),) if is_asked else ()))
     context = dialect.render(Scene(HEAD, None, leading)).context
-    recalled = Warm(dialect.fingerprint, HEAD, context)
+    past = Unfinished(None, (Round(leading),), Warm(dialect.fingerprint, HEAD, context))
 
     bare = dialect.render(Scene(HEAD, None, (), (Round(leading), Round(later))))
-    rendered = dialect.render(Scene(HEAD, None, later, (Round(leading),), recalled=recalled))
+    rendered = dialect.render(Scene(HEAD, past, later))
 
     assert flat(rendered.prompt) == flat(bare.prompt)
     assert (rendered.tokens_reused == 0) is is_asked

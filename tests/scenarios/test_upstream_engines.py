@@ -14,23 +14,27 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
 from segue.process.render_cache import RenderCache
+from segue.process.reuse import ReuseWatch
 from segue.process.runner import Records, Runner
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.plan import Model, Resources
+from segue.turn.plan import Judge, Model, Resources
 from segue.turn.seams import Dialect, Engine
+from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
-from tests.engines.asking import reply, upstream
+from tests.engines.asking import STOP, assistant, reply, upstream
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.engines.fakes.vllm import FakeVllm
-from tests.pipeline import BUDGET, RecordingEngine, Stage
+from tests.pipeline import BUDGET, OWNER, RecordingEngine, Stage
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 CONTEXT_TOKENS = 10_000
 
 
 @asynccontextmanager
-async def staged(engine: Engine, dialect: Dialect, **fields: Any) -> AsyncIterator[Stage]:
+async def staged(
+    engine: Engine, dialect: Dialect, judge: Judge | None = None, **fields: Any
+) -> AsyncIterator[Stage]:
     """A process that serves this engine, without a disk."""
     recording = RecordingEngine(engine)
     model = Model("m", recording, dialect, CONTEXT_TOKENS, **fields)
@@ -41,7 +45,7 @@ async def staged(engine: Engine, dialect: Dialect, **fields: Any) -> AsyncIterat
         store.idempotency_keys,
         store.conversations,
     )
-    resources = Resources({"m": model}, RingSeals([new_key()]), RenderCache(0))
+    resources = Resources({"m": model}, RingSeals([new_key()]), RenderCache(BUDGET), judge=judge)
     async with Runner(resources, records) as runner:
         yield Stage(runner, records, store.turns, recording, dialect, [])
 
@@ -110,6 +114,71 @@ async def test_tool_loop_through_a_chat_endpoint_sends_the_history_and_writes_on
         third = stage.engine.jobs[-1].prompt
         assert third.before is not None
         assert third.before.length == kept - len("[]") - len(",")
+
+
+def resent(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as agents send it back: without what is not theirs, in another order, its text as plain text."""
+    sent = {name: item[name] for name in sorted(item) if name not in ("id", "status")}
+    if item["type"] == "message":
+        sent["content"] = item["content"][0]["text"]
+    return sent
+
+
+async def test_answer_that_is_sent_back_as_it_was_is_known_by_the_ids_that_were_sampled() -> None:
+    """The model spells its words letter by letter, as no tokenizer would; a client without a chain sends them back."""
+    dialect, watch = chatml(), ReuseWatch(BUDGET)
+    spelt = [dialect.write([assistant(letter)])[0] for letter in "Buzzing bees."]
+    usual = dialect.write([assistant("Buzzing bees.")]).tolist()
+    assert len(spelt) > 2 * len(usual)
+
+    def spelt_in(prompt: list[int]) -> int:
+        return sum(prompt[at : at + len(spelt)] == spelt for at in range(len(prompt)))
+
+    async with (
+        FakeVllm(lambda _: [*spelt, STOP], block=1) as fake,
+        upstream(fake.url) as address,
+        staged(
+            TokenEngine(VLLM, address, "fake"), dialect, watch.judge, checks_rendering=True
+        ) as stage,
+    ):
+        history: list[dict[str, Any]] = [{"role": "user", "content": "What is in the garden?"}]
+        told = await stage.turn(input=history, tools=TOOLS, store=False)
+        known = 0
+        for number in range(6):
+            known = len(stage.engine.prompt) + len(stage.engine.sampled[-1])
+            said = told.response["output"]
+            assert said[0]["content"][0]["text"] == "Buzzing bees."
+            history += [*(said if number % 2 else map(resent, said))]
+            history += [{"role": "user", "content": f"And number {number}?"}]
+            told = await stage.turn(input=history, tools=TOOLS, store=number == 5)
+            usage = told.response["usage"]
+            assert usage["input_tokens_details"]["cached_tokens"] == known
+            # Of all items that were sent, the answer and the question are new.
+            assert (told.tally.items_validated, told.tally.tool_decodes) == (2, 0)
+            report = watch.find(OWNER, told.response["id"])
+            assert report is not None
+            # The newline after the answer was not sampled.
+            assert (report.verdict, report.reusable_tokens) == ("hit", known + 1)
+
+        # A turn of its own is whole in the store, and can be continued.
+        chained = await stage.turn(previous_response_id=told.response["id"], input="So?")
+        assert chained.response["status"] == "completed"
+
+        # What the client has changed or left out of the last answer is what counts.
+        for text in ("Buzzing bees.", "Buzzing  bees.", None, "Bees"):
+            history += [] if text is None else [{"role": "assistant", "content": text}]
+            history += [{"role": "user", "content": "Why?"}]
+            await stage.turn(input=history, tools=TOOLS, store=False)
+            assert spelt_in(stage.engine.prompt) == 7
+
+        # Nothing is known of what another owner has sent.
+        create = decode_create(
+            json.dumps({"model": "m", "input": history, "tools": TOOLS}).encode()
+        )
+        for owner in (OWNER, "bob"):
+            found = await stage.runner.resources.prompt_cache.recognise(owner, create, 0)
+            assert found is not None
+            assert (found.beginning is not None) is (owner == OWNER)
 
 
 async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:

@@ -182,9 +182,6 @@ class MessagesDialect:
                 return row, [values.Round((), turn.rounds[-1].wrote), *reversed(later)]
             later.extend(reversed(turn.rounds))
             turn = turn.above
-        row = self._usable(scene.head, scene.recalled, form)
-        if row is not None:
-            return row, scene.rounds[1:]
         return None, values.since_fresh(later[::-1])
 
     def _usable(

@@ -531,11 +531,11 @@ def _sampled(bound: BoundFamily, round: Round) -> IdArray[int]:
 
 
 def _kept_prompts(bound: BoundFamily, scene: Scene) -> Iterator[TemplatePrompt]:
-    """The prompts that were kept, the longest first: of the last turn that has one, or the recalled prompt."""
+    """The prompts that were kept, the longest first: of the last turn that has one."""
     turn = scene.past
     while turn is not None and _kept_prompt(bound, turn.warm) is None:
         turn = turn.parent
-    node: Tokens | None = _kept_prompt(bound, turn.warm if turn is not None else scene.recalled)
+    node: Tokens | None = _kept_prompt(bound, turn.warm) if turn is not None else None
     while isinstance(node, TemplatePrompt):
         yield node
         node = node.before

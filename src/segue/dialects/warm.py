@@ -196,9 +196,6 @@ def _base(writing: Writing, bound: BoundFamily, scene: Scene) -> _Base:
         is_turned = is_turned or (turning is not None and _is_turned(turning, turn.rounds))
         later.extend(reversed(turn.rounds))
         turn = turn.above
-    prompt = _usable(writing, bound, scene.head, scene.recalled)
-    if prompt is not None and not (turning is not None and _is_recall_forgotten(turning, scene)):
-        return _Base(prompt, scene.rounds[1:])
     return _Base(None, since_fresh(later[::-1]))
 
 
@@ -236,12 +233,6 @@ def _thinks(writing: Writing, bound: BoundFamily, round: Round) -> bool:
         return True
     is_kept = round.fingerprint == bound.fingerprint
     return is_kept and writing.has_empty_thought(bound.vocabulary, round)
-
-
-def _is_recall_forgotten(turning: Turning, scene: Scene) -> bool:
-    given = scene.rounds[0].given
-    is_turned = _is_turned(turning, [*scene.rounds[1:], Round(scene.given)])
-    return is_turned and has_thought(given[turning(given) :])
 
 
 def _usable(writing: Writing, bound: BoundFamily, head: Head, warm: Warm | None) -> Tokens | None:

@@ -1,34 +1,50 @@
-"""What was rendered before, for clients that resend everything?
+"""What was sent and rendered before, for clients that resend everything?
 
-A client on plain HTTP sends its whole history each turn. The render cache knows the leading items of earlier
-requests by their digest and gives back the prompt that they became, so that only what is new is rendered and
-tokenized. It is warmth under another key: token ids in memory, per owner, bounded in bytes, and with it or without it
-the prompt is the same.
+A client on plain HTTP sends its whole history each turn. The render cache knows the beginnings of histories by the
+bytes of their items, and gives back what they were decoded to and the prompt that they became, so that only what is
+new is decoded, rendered and tokenized. An answer that comes back as the model wrote it is known by the very ids that
+were sampled. It is warmth under another key: in memory, per owner, bounded in bytes.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from hashlib import blake2b
+from dataclasses import replace
 from typing import Literal, assert_never
 
-from segue.background import off_loop
-from segue.turn.values import Messages, Owner, Prompt, Resent, Tokens, Warm
-from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
-from segue.wire.kinds import shown_as
+from msgspec import UNSET, Raw, structs
 
-CacheKey = tuple[Owner, str, bytes]
+from segue.background import off_loop
+from segue.turn.compose import Composed
+from segue.turn.plan import Plan
+from segue.turn.values import Owner, Past, Resent, Round, SentHistory, Tokens, Unfinished, Warm
+from segue.wire.codec import LARGE_BYTES
+from segue.wire.items import (
+    AdditionalTools,
+    InputText,
+    Item,
+    ItemValue,
+    Message,
+    OutputText,
+    Reasoning,
+)
+from segue.wire.kinds import shown_as
+from segue.wire.requests import Create
+
+CacheKey = tuple[Owner, int]
 Voice = Literal["others", "model", "none"]
 
-# What an entry costs beside its ids: key, digest, dictionary slot.
-ENTRY_BYTES = 500
+# What an entry costs beside its texts; each of its items; each id, as kept and as joined.
+ENTRY_BYTES, ITEM_BYTES, ID_BYTES = 1_000, 500, 4
 DAY_S = 86_400
+# What is longer is decoded and rendered each time: to know it again would hold the loop, and fill the cache.
+RESENT_BYTES_MAX = 16 * 1024 * 1024
 
 
 class RenderCache:
-    """Digests of leading items, and what they were rendered to. `bytes_max` of 0 switches it off.
+    """Beginnings of histories, and what they were rendered to. `bytes_max` of 0 switches it off.
 
     A longer beginning of the same history takes the place of the one that it goes on from, so that a conversation has
     one entry, and what an entry counts is all that it keeps alive.
@@ -36,7 +52,7 @@ class RenderCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[CacheKey, Warm] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, SentHistory] = OrderedDict()
         self._bytes = 0
         self._owner_bytes: Counter[Owner] = Counter()
 
@@ -64,42 +80,70 @@ class RenderCache:
         while self._entries and self._bytes > target:
             self._drop(next(iter(self._entries)))
 
-    async def find(self, resent: Resent) -> tuple[Warm | None, int]:
-        """The longest beginning of these items that was rendered before, and how many items that is."""
-        if not self._bytes_max or not self._entries:
+    async def recognise(self, owner: Owner, create: Create, size: int) -> Resent | None:
+        """What the history of this request is known by, and its longest beginning that was sent before; None if it is
+        not to be known. `size` is that of the request in bytes."""
+        is_chained = create.previous_response_id is not None or create.conversation is not None
+        if is_chained or not isinstance(create.input, list):
+            return None
+        if not self._bytes_max or size > RESENT_BYTES_MAX:
+            return None
+        resent = await off_loop(size > LARGE_BYTES, self._recognise, owner, create, create.input)
+        if (beginning := resent.beginning) is not None and (owner, beginning.key) in self._entries:
+            self._entries.move_to_end((owner, beginning.key))
+        return resent
+
+    def _recognise(self, owner: Owner, create: Create, raws: Sequence[Raw]) -> Resent:
+        # Some families print the day on which a history began.
+        day, tools = int(time.time()) // DAY_S, create.tools
+        head = b"" if tools is UNSET else bytes(tools)
+        key = hash((create.model, create.instructions, head, day))
+        sent = [bytes(raw) for raw in raws]
+        found: SentHistory | None = None
+        for data in sent:
+            key = hash((key, data))
+            found = self._entries.get((owner, key), found)
+        # Hashes may be equal by accident.
+        if found is None or any(
+            item.raw != data for item, data in zip(found.sent, sent, strict=False)
+        ):
+            return Resent(key)
+        return Resent(key, found.sent, found)
+
+    def resume(self, plan: Plan) -> tuple[Past | None, int]:
+        """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
+        given, resent = plan.resolved.given, plan.resolved.resent
+        beginning = resent.beginning if resent is not None else None
+        if beginning is None or given[: len(beginning.given)] != beginning.given:
             return None, 0
-        return await off_loop(resent.is_long, self._find, resent)
+        count, past = len(beginning.given), beginning.past
+        if past.warm is None or past.warm.fingerprint != plan.model.dialect.fingerprint:
+            return None, 0
+        last = past.rounds[-1]
+        if last.wrote and _has_answer(last.wrote, given[count:]):
+            return past, count + len(last.wrote)
+        if is_cut(given, count):
+            return (_without_answer(beginning) if last.wrote else past), count
+        # What was given last goes on without an answer; what stood before it still stands.
+        return past.parent, count - len(last.given) if past.parent is not None else 0
 
-    def _find(self, resent: Resent) -> tuple[Warm | None, int]:
-        digests = _digests(resent)
-        for count in range(len(resent.given), 0, -1):
-            key = (resent.owner, resent.fingerprint, digests[count])
-            warm = self._entries.get(key)
-            if warm is not None and is_cut(resent.given, count):
-                # It may have been dropped meanwhile, where this runs in a thread.
-                with suppress(KeyError):
-                    self._entries.move_to_end(key)
-                return warm, count
-        return None, 0
-
-    async def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
-        """Remember what these items became, in place of what was recalled for the first so many of them."""
-        if not self._bytes_max or not is_cut(resent.given, len(resent.given)):
+    def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
+        """Remember the history of this plan, in place of the one that it goes on from."""
+        resent, given, owner = plan.resolved.resent, plan.resolved.given, plan.owner
+        if resent is None or first.is_truncated or not is_cut(given, len(given)):
             return
-        digests = await off_loop(resent.is_long, _digests, resent)
-        key = (resent.owner, resent.fingerprint, digests[len(resent.given)])
-        if key in self._entries:
-            return
-        before = (resent.owner, resent.fingerprint, digests[recalled_items])
-        if before in self._entries:
-            self._drop(before)
-        warm = Warm(resent.fingerprint, resent.head, context)
-        self._entries[key] = warm
-        self._count(resent.owner, _measure(warm))
+        # An answer of several rounds does not come back as the model wrote it.
+        answer = wrote[0] if len(wrote) == 1 and wrote[0].did_sample else None
+        new = _beginning(plan, resent, first, answer, warm)
+        for key in {(owner, one.key) for one in (new, resent.beginning) if one is not None}:
+            if key in self._entries:
+                self._drop(key)
+        self._entries[owner, new.key] = new
+        self._count(owner, new.bytes)
         self.shrink(self._bytes - self._bytes_max)
 
     def _drop(self, key: CacheKey) -> None:
-        self._count(key[0], -_measure(self._entries.pop(key)))
+        self._count(key[0], -self._entries.pop(key).bytes)
 
     def _count(self, owner: Owner, change: int) -> None:
         self._bytes += change
@@ -108,13 +152,71 @@ class RenderCache:
             del self._owner_bytes[owner]
 
 
-def _measure(warm: Warm) -> int:
-    head = warm.head
-    text = 2 * len(head.tools.echo) + len(head.instructions or "")
-    prompt = warm.prompt
-    images = prompt.all_images() if isinstance(prompt, Tokens) else ()
-    text += sum(len(at.url) for at in images)
-    return ENTRY_BYTES + text + prompt.length * _width(prompt)
+def _beginning(
+    plan: Plan, resent: Resent, first: Composed, answer: Round | None, warm: Warm | None
+) -> SentHistory:
+    resolved, context = plan.resolved, first.rendered.context
+    if answer is None or warm is None:
+        answer, route = Round(()), plan.tally.started.route
+        warm = Warm(plan.model.dialect.fingerprint, resolved.head, context, route)
+    last = structs.replace(answer, given=first.scene.given)
+    text = sum(len(item.raw) for item in resent.sent) + len(resolved.head.tools.echo)
+    ids = context.length if isinstance(context, Tokens) else context.length // ID_BYTES
+    return SentHistory(
+        turn_id=plan.id,
+        key=resent.key,
+        sent=resent.sent,
+        given=resolved.given,
+        past=Unfinished(first.scene.past, (last,), warm),
+        prompt=context if isinstance(context, Tokens) else warm.prompt,
+        open_calls=resolved.open_calls,
+        model_turns=resolved.model_turns,
+        bytes=ENTRY_BYTES + 3 * text + ITEM_BYTES * len(resent.sent) + 2 * ID_BYTES * ids,
+    )
+
+
+def _without_answer(beginning: SentHistory) -> Unfinished:
+    past, last = beginning.past, beginning.past.rounds[-1]
+    assert past.warm is not None
+    return Unfinished(
+        past.parent, (Round(last.given),), replace(past.warm, prompt=beginning.prompt)
+    )
+
+
+def _has_answer(answer: Sequence[Item], later: Sequence[Item]) -> bool:
+    """Whether these items begin with an answer as the model wrote it, and go on with what others say."""
+    if len(later) <= len(answer) or not all(map(_is_unchanged, later, answer)):
+        return False
+    return _first(_voice_before(item.value) for item in later[len(answer) :]) == "others"
+
+
+def _is_unchanged(sent: Item, wrote: Item) -> bool:
+    """Whether an item came back with every word that the model wrote, and none other."""
+    one, other = sent.value, wrote.value
+    if sent.raw == wrote.raw:
+        return True
+    if type(one) is not type(other) or getattr(one, "status", None) == "incomplete":
+        return False
+    match one, other:
+        case Message(), Message():
+            is_alike = one.role == other.role and (one.phase or other.phase) == other.phase
+            return is_alike and (text := _text(one)) is not None and text == _text(other)
+        case Reasoning(), Reasoning():
+            thought = one.content or one.summary
+            return bool(thought) and thought == (other.content or other.summary)
+        case _:
+            names = (name for name in one.__struct_fields__ if name not in ("id", "status"))
+            return all(
+                (getattr(one, name) or None) == (getattr(other, name) or None) for name in names
+            )
+
+
+def _text(message: Message) -> str | None:
+    """The words of a message; None if it has more than words."""
+    if isinstance(message.content, str):
+        return message.content
+    parts = [part for part in message.content if isinstance(part, InputText | OutputText)]
+    return "".join(part.text for part in parts) if len(parts) == len(message.content) else None
 
 
 def is_cut(given: Sequence[Item], count: int) -> bool:
@@ -156,25 +258,3 @@ def _voice(value: ItemValue) -> Voice | None:
             return None
         case shown:
             assert_never(shown)
-
-
-def _digests(resent: Resent) -> list[bytes]:
-    """One digest for each beginning of the items, the empty one included; each builds on the one before."""
-    head = resent.head
-    first = blake2b(head.tools.echo, digest_size=16)
-    first.update(head.tools.listed)
-    first.update(b"\1" if head.tools.has_web else b"\0")
-    first.update(b"\0" if head.instructions is None else b"\1" + head.instructions.encode())
-    # Some families print the day on which a history began.
-    first.update(b"%d" % (resent.root_at // DAY_S))
-    found = [first.digest()]
-    for item in resent.given:
-        digest = blake2b(found[-1], digest_size=16)
-        digest.update(item.raw)
-        found.append(digest.digest())
-    return found
-
-
-def _width(context: Prompt) -> int:
-    """Bytes of a unit of length: an id has four."""
-    return 1 if isinstance(context, Messages) else 4

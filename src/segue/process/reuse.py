@@ -23,9 +23,9 @@ from segue.reuse.report import WORDS, Earlier, engine_reason, is_lost, summary
 from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
-from segue.turn.values import JobStarted, Messages, Owner, Prompt, Turn
+from segue.turn.values import JobStarted, Messages, Owner, Prompt, Warm
 from segue.wire.cache import REPAIRS, CacheReport, EngineReason, LossReason, MaybeDiagnostics
-from segue.wire.response import ENDED
+from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,8 @@ class ReuseWatch:
         self._bytes_max = bytes_max
         # The oldest first.
         self._records: OrderedDict[ReportKey, Record] = OrderedDict()
-        # The turns of an owner whose prompt is kept, the oldest first; and where a prompt object is kept.
+        # The turns of an owner whose prompt is kept, the oldest first.
         self._recent: dict[Owner, OrderedDict[str, None]] = {}
-        self._by_prompt: dict[int, ReportKey] = {}
         self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
         self._logged_at: dict[tuple[str | None, EngineReason], float] = {}
@@ -105,7 +104,8 @@ class ReuseWatch:
             self._note_whole(plan, composed, read)
             return
         warm, context = parent.warm, composed.rendered.context
-        if warm is not None and extends(context, warm.prompt) and _is_alike(plan, parent):
+        is_longer = warm is not None and extends(context, warm.prompt)
+        if warm is not None and is_longer and _is_alike(plan, warm, parent.response):
             earlier = Earlier(parent.id, warm.route, parent.response.created_at)
             self._held(plan, composed, read, earlier, _tokens(warm.prompt))
             return
@@ -114,16 +114,24 @@ class ReuseWatch:
 
     def _note_whole(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
         """A history that came as a whole: it may go on from an earlier prompt, and another one from it."""
-        owner, recalled = plan.owner, composed.scene.recalled
+        owner, resent = plan.owner, plan.resolved.resent
         new = _known_now(plan, composed, read)
-        key = self._by_prompt.get(id(recalled.prompt)) if recalled is not None else None
-        before = self._records[key].known if key is not None else None
+        beginning = resent.beginning if resent is not None else None
+        key = (owner, beginning.turn_id) if beginning is not None else None
+        record = self._records.get(key) if key is not None else None
+        before = record.known if record is not None else None
         if before is None:
             key, before = self._nearest(owner, new)
+        past = composed.scene.past
+        warm = past.warm if past is not None else None
         if key is None or before is None:
             self._held(plan, composed, read, None, 0)
-        elif recalled is not None and not isinstance(recalled.prompt, Messages):
-            self._held(plan, composed, read, _earlier(key[1], before), recalled.prompt.length)
+        elif (
+            warm is not None
+            and extends(composed.rendered.context, warm.prompt)
+            and _is_alike(plan, warm, before.response)
+        ):
+            self._held(plan, composed, read, _earlier(key[1], before), _tokens(warm.prompt))
         else:
             self._compare(plan, composed, read, key[1], before)
         if key is not None and before is not None and len(before.items) < len(new.items):
@@ -249,7 +257,6 @@ class ReuseWatch:
         record.known = new
         record.known_bytes = ITEM_COST * plan.tally.bytes_received + TOKEN_COST * new.tokens
         self._count(owner, record.known_bytes)
-        self._by_prompt[id(new.prompt)] = (owner, plan.id)
         recent = self._recent.setdefault(owner, OrderedDict())
         recent[plan.id] = None
         if len(recent) > RECENT_MAX:
@@ -262,7 +269,6 @@ class ReuseWatch:
         if record.known is None:
             return
         self._count(key[0], -record.known_bytes)
-        self._by_prompt.pop(id(record.known.prompt), None)
         record.known, record.known_bytes = None, 0
         recent = self._recent[key[0]]
         del recent[key[1]]
@@ -331,12 +337,11 @@ def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:
     return of_plan(plan, composed.scene, *prompt, is_cut=composed.is_truncated)
 
 
-def _is_alike(plan: Plan, parent: Turn) -> bool:
+def _is_alike(plan: Plan, warm: Warm, before: Response) -> bool:
     """Whether what stands beside chat messages is the same; of token ids all is in the prompt."""
-    warm = parent.warm
-    if warm is None or not isinstance(warm.prompt, Messages) or warm.head is plan.resolved.head:
+    if not isinstance(warm.prompt, Messages) or warm.head is plan.resolved.head:
         return True
-    return changed_setting(parent.response, plan.response) is None
+    return changed_setting(before, plan.response) is None
 
 
 def _tokens(prompt: Prompt) -> int:

@@ -188,8 +188,7 @@ class _Place(NamedTuple):
 
 def truncate(scene: Scene, share: float) -> Scene:
     """The same scene without its oldest items: about this share of all bytes goes. The scene itself if none can go."""
-    whole = scene.as_one()
-    rounds = [*whole.history(), Round(whole.given)]
+    rounds = [*scene.history(), Round(scene.given)]
     placed = _place(rounds)
     places = [place for one in placed for place in one]
     going = _going(places, share)
@@ -197,7 +196,7 @@ def truncate(scene: Scene, share: float) -> Scene:
         return scene
     kept = [_kept(one, places, going) for one, places in zip(rounds, placed, strict=True)]
     *before, last = kept
-    return structs.replace(whole, past=None, rounds=tuple(before), given=last.given)
+    return structs.replace(scene, past=None, rounds=tuple(before), given=last.given)
 
 
 def _place(rounds: Sequence[Round]) -> list[list[_Place]]:

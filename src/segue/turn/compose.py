@@ -24,13 +24,10 @@ from segue.turn.values import (
     Past,
     Prompt,
     Rendered,
-    Resent,
-    Round,
     Scene,
     Tokens,
     Unfinished,
 )
-from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import CompactionTrigger, Item
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
@@ -57,48 +54,27 @@ class Composed:
     is_truncated: bool = False
 
 
-def _resent(plan: Plan) -> Resent | None:
-    """The history of this plan, if it came as a whole."""
+def set_scene(plan: Plan, cache: PromptCache) -> Scene:
+    """What the dialect will see; a history that was sent again begins with what is known of it."""
     resolved = plan.resolved
-    if resolved.parent is not None or resolved.earlier:
-        return None
-    fingerprint = plan.model.dialect.fingerprint
-    is_long = plan.tally.bytes_received > LARGE_BYTES
-    return Resent(plan.owner, fingerprint, resolved.head, resolved.given, plan.root_at, is_long)
-
-
-async def set_scene(plan: Plan, cache: PromptCache) -> Scene:
-    """What the dialect will see; the beginning of a history that was sent again is looked up."""
-    resolved = plan.resolved
-    given, recalled = resolved.given, None
-    rounds = tuple(one for one in resolved.earlier if one.is_fresh)
-    if resolved.parent is None and (resent := _resent(plan)) is not None:
-        recalled, count = await cache.find(resent)
-        if recalled is not None:
-            rounds, given = (Round(given[:count]),), given[count:]
+    past: Past | None = None if resolved.earlier else resolved.parent
+    given = resolved.given
+    if resolved.resent is not None:
+        past, count = cache.resume(plan)
+        given = given[count:]
     if plan.compacts:
         given = tuple(item for item in given if not isinstance(item.value, CompactionTrigger))
     return Scene(
         resolved.head,
-        None if resolved.earlier else resolved.parent,
+        past,
         given,
-        rounds,
+        tuple(one for one in resolved.earlier if one.is_fresh),
         root_at=plan.root_at,
-        recalled=recalled,
         can_constrain=plan.model.engine.can_constrain,
         sees_images=plan.model.sees_images,
         can_follow_tags="structural_tag" in plan.model.engine.grammars,
         effects=resolved.effects,
     )
-
-
-async def remember(plan: Plan, first: Composed, cache: PromptCache) -> None:
-    """Keep the prompt of a history that came as a whole, for when it is sent again."""
-    resent = _resent(plan)
-    if resent is not None and not first.is_truncated:
-        is_recalled = first.scene.recalled is not None
-        recalled_items = len(first.scene.rounds[0].given) if is_recalled else 0
-        await cache.keep(resent, first.rendered.context, recalled_items)
 
 
 async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
@@ -137,7 +113,7 @@ def measure(plan: Plan, item: Item) -> int:
 async def count(plan: Plan, cache: PromptCache) -> int:
     """How many tokens the engine would be given; about how many, where only the endpoint knows and does not say."""
     may_truncate = plan.resolved.create.truncation == "auto"
-    composed = await compose(plan, await set_scene(plan, cache), may_truncate=may_truncate)
+    composed = await compose(plan, set_scene(plan, cache), may_truncate=may_truncate)
     counted = plan.model.count_tokens and await plan.model.count_tokens(composed.scene)
     return counted or composed.length
 
@@ -163,7 +139,7 @@ def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
     past: Past | None = None
     for link in scene.past.lineage() if scene.past else ():
         past = Unfinished(past, link.rounds)
-    cold = plan.model.dialect.render(structs.replace(scene.as_one(), past=past))
+    cold = plan.model.dialect.render(structs.replace(scene, past=past))
     if _flat(rendered.prompt) != _flat(cold.prompt):
         raise ServerFault("A warm prompt differs from a cold one. Please report this.")
     dialect = plan.model.dialect
@@ -187,8 +163,6 @@ def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
     """About how much text rendering will have to look at."""
     fresh = sum(len(item.raw) for item in scene.given)
     past = scene.past
-    if scene.recalled is not None:
-        return fresh
     warm = past.warm if past is not None else None
     if warm is not None and warm.head is scene.head and warm.fingerprint == fingerprint:
         return fresh

@@ -35,7 +35,7 @@ from segue.turn.compact import (
     to_bytes,
     worth_keeping,
 )
-from segue.turn.compose import Composed, compose, fitting, measure, remember, set_scene
+from segue.turn.compose import Composed, compose, fitting, measure, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
@@ -117,6 +117,8 @@ class TurnLoop:
         self.is_cut_short = False
         # Whether history begins anew with what this round was given.
         self.is_fresh = False
+        # Whether the prompt begins with ids that the record of this turn does not have: of a history sent again.
+        self.is_recalled = False
 
     async def run(self) -> None:
         """The turn to its end, saved."""
@@ -126,10 +128,15 @@ class TurnLoop:
             if self.resources.open_gate is not None and (plan.guards.inputs or plan.guards.outputs):
                 self.gate = self.resources.open_gate(plan, self.running)
             error = await self._begin_hosted() if plan.resolved.is_hosted else None
-            self.scene = await set_scene(self.plan, self.resources.prompt_cache)
+            self.scene = set_scene(self.plan, self.resources.prompt_cache)
+            past = self.scene.past
+            if plan.resolved.parent is None and past is not None and past.warm is not None:
+                self.route = past.warm.route
+                self.is_recalled = any(any(map(len, one.ids)) for one in self.scene.history())
             end = await self._play() if error is None else End("failed", error=error)
-            if self.first_composed is not None and plan.resolved.parent is None:
-                await remember(self.plan, self.first_composed, self.resources.prompt_cache)
+            if self.first_composed is not None and plan.resolved.resent is not None:
+                wrote, warm = self.rounds if end.status == "completed" else [], self._warm()
+                self.resources.prompt_cache.keep(self.plan, self.first_composed, wrote, warm)
             await self._save(end)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -463,7 +470,7 @@ class TurnLoop:
         return None
 
     async def _may_begin(self, plan: Plan) -> bool:
-        scene = await set_scene(plan, self.resources.prompt_cache)
+        scene = set_scene(plan, self.resources.prompt_cache)
         return await self._may_act(scene, is_first=True)
 
     async def _may_append(self, items: tuple[Item, ...]) -> bool:
@@ -569,7 +576,7 @@ class TurnLoop:
         running.publish(assembler.compacted(to_bytes(compacted)))
         self._record_round(did_sample=False)
         self.given, self.is_fresh = stand_in(compacted), True
-        self.scene = structs.replace(scene, past=None, rounds=(), given=self.given, recalled=None)
+        self.scene = structs.replace(scene, past=None, rounds=(), given=self.given)
         self.items_before = len(assembler.items)
         return structs.replace(finish, reason="stop")
 
@@ -595,7 +602,7 @@ class TurnLoop:
         try:
             if plan.is_stored or end.status in ("completed", "incomplete"):
                 passed = () if self.gate is None else self.gate.names
-                warm = self._warm()
+                warm = None if self.is_recalled else self._warm()
                 rounds, place = tuple(self.rounds), (self.lineage, self.route)
                 turn = commit(plan, response, rounds, self.open_calls, warm, passed, *place)
                 await self.turns.save(turn)

@@ -26,6 +26,7 @@ from segue.wire.response import Response
 if TYPE_CHECKING:
     from segue.turn.compose import Composed
     from segue.turn.running import Running
+    from segue.turn.values import Resent
 
 USUAL = Sampling()
 ReasoningView = Literal["text", "summary", "hidden"]
@@ -135,6 +136,8 @@ class Resolved(Struct, frozen=True):
     effects: Effects
     # Rounds of this very request that come before `given`: what a compaction replaced, and what stands for it.
     earlier: tuple[Round, ...] = ()
+    # Where the history came as a whole: what was sent of it before.
+    resent: Resent | None = None
     # Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7).
     generates: bool = True
     # Whether hosted tools may be called, or files are to be read before the model speaks.

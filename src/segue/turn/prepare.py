@@ -66,11 +66,13 @@ async def prepare(
     began = perf_counter()
     try:
         given: tuple[Item, ...] = ()
+        resent = await resources.prompt_cache.recognise(caller.owner, create, tally.bytes_received)
         if isinstance(create.input, str):
             given = (user_message(create.input),)
             tally.items_validated += 1
         elif create.input is not None:
-            given = await decode_items(create.input, tally)
+            given = await decode_items(create.input, tally, known=resent.sent if resent else ())
+            resent = resent and structs.replace(resent, sent=given)
         is_long = len(given) > MANY_ITEMS
         has_media = await off_loop(is_long, _has_media, given)
         if has_media and resources.reads_urls and resources.hosted is not None:
@@ -101,7 +103,7 @@ async def prepare(
         has_web = resources.has_web and "web_search" in caller.may
         is_long = len(given) > MANY_ITEMS or tally.bytes_received > LARGE_BYTES
         bind = partial(resolve, has_web=has_web, has_media=has_media)
-        resolved = await off_loop(is_long, bind, create, given, parent, earlier)
+        resolved = await off_loop(is_long, bind, create, given, parent, earlier, resent)
         if resolved.is_hosted and resources.hosted is not None:
             resources.hosted.check(resolved.head.tools, caller.may)
         if has_media:
@@ -243,20 +245,20 @@ def _compacted(body: bytes | None, index: int) -> Compacted:
     return compacted
 
 
-async def decode_items(raws: Sequence[Raw], tally: Tally, path: str = "input") -> tuple[Item, ...]:
-    """New items, decoded in slices so that a large input does not hold the event loop for long."""
+async def decode_items(
+    raws: Sequence[Raw], tally: Tally, path: str = "input", known: tuple[Item, ...] = ()
+) -> tuple[Item, ...]:
+    """These items, decoded in slices so that a large input does not hold the event loop for long. The first ones may
+    be `known`."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
-    tally.items_validated += len(raws)
-    items: list[Item] = []
+    tally.items_validated += len(raws) - len(known)
+    items = [*known]
     held = 0
-    for index, raw in enumerate(raws):
-        held += memoryview(raw).nbytes
-        item_path = f"{path}[{index}]"
-        if memoryview(raw).nbytes > LONG_ITEM_BYTES:
-            items.append(await asyncio.to_thread(decode_item, raw, item_path))
-        else:
-            items.append(decode_item(raw, item_path))
+    for index, raw in enumerate(raws[len(known) :], len(known)):
+        size = memoryview(raw).nbytes
+        items.append(await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, f"{path}[{index}]"))
+        held += size
         if held > SLICE_BYTES:
             held = 0
             await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.turn.plan import Resolved
-from segue.turn.values import Head, Round, Turn
+from segue.turn.values import Head, Resent, Round, SentHistory, Turn, Warm
 from segue.wire.codec import check_schema, decode_tools
 from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (
@@ -64,6 +64,7 @@ def resolve(
     given: tuple[Item, ...],
     parent: Turn | None,
     earlier: tuple[Round, ...] = (),
+    resent: Resent | None = None,
     *,
     has_web: bool = False,
     has_media: bool = True,
@@ -91,7 +92,9 @@ def resolve(
             code="unsupported_value",
             param="input",
         )
-    known = parent.tools if parent else None
+    beginning = resent.beginning if resent is not None and parent is None else None
+    warm = beginning.past.warm if beginning else parent.warm if parent else None
+    known = parent.tools if parent else warm.head.tools if warm else None
     tools, did_decode = (
         (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
     )
@@ -109,17 +112,23 @@ def resolve(
     choice = create.tool_choice or "auto"
     if choice != "auto":
         _check_tool_choice(choice, tools, effects)
+    # What was sent before is paired already.
+    before: Turn | SentHistory | None = parent
+    new = given
+    if beginning is not None and given[: len(beginning.given)] == beginning.given:
+        before, new = beginning, given[len(beginning.given) :]
     return Resolved(
         create=create,
         parent=parent,
         given=given,
-        head=_head(create, tools, parent),
-        open_calls=pair_calls(parent.open_calls if parent else {}, given),
-        model_turns=(parent.model_turns if parent else 0) + count_model_turns(given),
+        head=_head(create, tools, warm),
+        open_calls=pair_calls(before.open_calls if before else {}, new),
+        model_turns=(before.model_turns if before else 0) + count_model_turns(new),
         model=model,
         tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
         effects=effects,
         earlier=earlier,
+        resent=None if parent or earlier else resent,
         generates=generates,
         is_hosted=is_hosted or has_media,
     )
@@ -283,8 +292,8 @@ def check_items(given: Sequence[Item]) -> None:
                 pass
 
 
-def _head(create: Create, tools: Tools, parent: Turn | None) -> Head:
-    """The head of the prompt; the parent's own if it is equal, so that long instructions are kept once for a chain."""
+def _head(create: Create, tools: Tools, warm: Warm | None) -> Head:
+    """The head of the prompt; the last one's own if it is equal, so that a chain keeps long instructions once."""
     if create.text is not None:
         _check_format(create.text)
     head = Head(
@@ -295,9 +304,7 @@ def _head(create: Create, tools: Tools, parent: Turn | None) -> Head:
         text=create.text or TextConfig(),
         reasoning=create.reasoning or ReasoningConfig(),
     )
-    if parent is not None and parent.warm is not None and parent.warm.head == head:
-        return parent.warm.head
-    return head
+    return warm.head if warm is not None and warm.head == head else head
 
 
 def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:

@@ -21,8 +21,8 @@ from segue.turn.values import (
     Job,
     Owner,
     Parsed,
+    Past,
     Piece,
-    Prompt,
     Rendered,
     Resent,
     Retention,
@@ -36,9 +36,11 @@ from segue.turn.values import (
 )
 from segue.wire.events import Event
 from segue.wire.items import Item
+from segue.wire.requests import Create
 from segue.wire.tools import Tools
 
 if TYPE_CHECKING:
+    from segue.turn.compose import Composed
     from segue.turn.plan import Plan
     from segue.turn.running import Running
 
@@ -291,13 +293,18 @@ class Gate(Filter, Protocol):
 
 
 class PromptCache(Protocol):
-    """Prompts of earlier requests by their leading items, for clients that resend their whole history."""
+    """Histories of earlier requests with their prompts, for clients that resend their whole history."""
 
-    async def find(self, resent: Resent) -> tuple[Warm | None, int]:
-        """The prompt of the longest known beginning, and how many items that is."""
+    async def recognise(self, owner: Owner, create: Create, size: int) -> Resent | None:
+        """What a history that comes as a whole is known by, and its longest beginning that was sent before; None if it
+        is not to be known. `size` is that of the request in bytes."""
 
-    async def keep(self, resent: Resent, context: Prompt, recalled_items: int) -> None:
-        """Remember this prompt, in place of the one found for the first so many items."""
+    def resume(self, plan: Plan) -> tuple[Past | None, int]:
+        """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
+
+    def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
+        """Remember the history of this plan with its first prompt, and the answer if the model wrote it in one round,
+        with what is warm after it. `wrote`: the rounds of a turn that is complete."""
 
 
 class HostedCalls(Protocol):

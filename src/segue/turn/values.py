@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Raw, Struct, structs
 
@@ -229,7 +229,7 @@ class Unfinished:
 
     def lineage(self) -> list[Past]:
         """The links up to this one, oldest first."""
-        return [*(self.parent.lineage() if self.parent else ()), self]
+        return _lineage(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,16 +303,19 @@ class Turn:
 
     def lineage(self) -> list[Turn]:
         """This turn and its ancestors, oldest first."""
-        turns: list[Turn] = []
-        turn: Turn | None = self
-        while turn is not None:
-            turns.append(turn)
-            turn = turn.parent
-        turns.reverse()
-        return turns
+        return _lineage(self)
 
 
 Past = Turn | Unfinished
+Link = TypeVar("Link", Turn, Past)
+
+
+def _lineage(link: Link) -> list[Link]:
+    found = [link]
+    while (parent := found[-1].parent) is not None:
+        found.append(parent)
+    found.reverse()
+    return found
 
 
 def above(link: Past) -> Past | None:
@@ -332,16 +335,35 @@ def _answered(turn: Turn) -> set[bytes]:
 OURS = (McpListTools, McpCall)
 
 
-class Resent(Struct, frozen=True):
-    """A history that a client has sent as a whole: whose, for which dialect, under which head, begun when."""
+@dataclass(frozen=True, slots=True)
+class SentHistory:
+    """A history that a client has sent as a whole and may send again as the beginning of a longer one."""
 
-    owner: Owner
-    fingerprint: str
-    head: Head
+    # The turn that it was sent for.
+    turn_id: str
+    # What it is found by.
+    key: int
+    # The items as they were sent, and as they were understood: with references resolved and seals opened.
+    sent: tuple[Item, ...]
     given: tuple[Item, ...]
-    root_at: int = 0
-    # Whether it takes long to look at all of it.
-    is_long: bool = False
+    # The same items as links of a history, with the prompt that they became; the last one with the answer, if it ended
+    # as the model wrote it.
+    past: Unfinished
+    # The prompt without the answer.
+    prompt: Prompt
+    open_calls: dict[str, Call]
+    model_turns: int
+    # Our own measure of what it holds in memory.
+    bytes: int
+
+
+class Resent(Struct, frozen=True):
+    """A history that came as a whole: what it will be found by, its items as they were sent, and its beginning, where
+    that was sent before."""
+
+    key: int
+    sent: tuple[Item, ...] = ()
+    beginning: SentHistory | None = None
 
 
 class Scene(Struct, frozen=True):
@@ -353,8 +375,6 @@ class Scene(Struct, frozen=True):
     given: tuple[Item, ...]
     rounds: tuple[Round, ...] = ()
     root_at: int = 0
-    # The prompt of `rounds[0]`, where the client has sent again what was rendered before.
-    recalled: Warm | None = None
     # Whether the engine can be held to a JSON schema; only then may a dialect begin a forced call itself.
     can_constrain: bool = False
     # Whether the model is shown images; otherwise they are described in words.
@@ -385,21 +405,13 @@ class Scene(Struct, frozen=True):
         wanted = self.effects.format or self.head.text.format
         return None if wanted is None or wanted.type == "text" else wanted
 
-    def as_one(self) -> Scene:
-        """The same scene as if nothing had been recalled: what came as a whole is given as a whole."""
-        if self.recalled is None:
-            return self
-        (first,) = self.rounds
-        return structs.replace(self, recalled=None, rounds=(), given=(*first.given, *self.given))
-
     def after(
         self, last: Round, warm: Warm | None, head: Head, given: tuple[Item, ...], effects: Effects
     ) -> Scene:
         """The scene of the next round: the last one is its past, and still warm."""
-        whole = self.as_one()
-        rounds = (*whole.rounds, structs.replace(last, given=whole.given))
-        past = Unfinished(whole.past, rounds, warm)
-        return structs.replace(whole, head=head, past=past, rounds=(), given=given, effects=effects)
+        rounds = (*self.rounds, structs.replace(last, given=self.given))
+        past = Unfinished(self.past, rounds, warm)
+        return structs.replace(self, head=head, past=past, rounds=(), given=given, effects=effects)
 
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
