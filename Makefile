@@ -46,9 +46,11 @@ SITE := .cache/site
 KUBERNETES := .cache/kubernetes
 KUBERNETES_DONE := $(KUBERNETES)/.done-kubernetes
 SITE_DONE := $(SITE)/venv/.done-site
-# NVIDIA Dynamo with simulated workers (80 MB to load, 300 MB on the disk).
+# NVIDIA Dynamo with simulated workers (80 MB to load, 300 MB on the disk), and SGLang's router.
 DYNAMO := .cache/dynamo-env
 DYNAMO_DONE := $(DYNAMO)/.done-dynamo
+ROUTERS := .cache/routers-env
+ROUTERS_DONE := $(ROUTERS)/.done-routers
 
 # A server of the MCP project's own, with every kind of answer; its lock file is in requirements/mcp. Other machines name
 # its folder by SEGUE_TEST_MCP.
@@ -76,7 +78,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-dynamo test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -123,6 +125,9 @@ test-fleet: $(DEV_DONE) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## two mach
 
 test-dynamo: $(DEV_DONE) $(NPM_DONE) $(DYNAMO_DONE) ## recorded agent sessions through a real NVIDIA Dynamo with simulated workers, in a network namespace
 	@$(VENV)/bin/python -m tests.dynamo.namespace $(VENV)/bin/python -m pytest -n 0 -s -m dynamo tests/dynamo $(ARGS)
+
+test-routers: $(DEV_DONE) $(NPM_DONE) $(DYNAMO_DONE) $(ROUTERS_DONE) ## Segue in front of SGLang's router, and behind it, in a network namespace
+	@$(VENV)/bin/python -m tests.dynamo.namespace $(VENV)/bin/python -m pytest -n 0 -s -m routers tests/dynamo $(ARGS)
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)
@@ -224,6 +229,14 @@ $(DYNAMO)/.done-venv:
 $(DYNAMO_DONE): requirements/dynamo.lock $(DYNAMO)/.done-venv
 	@echo "installing NVIDIA Dynamo (80 MB) into $(DYNAMO)"
 	@$(DYNAMO)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/dynamo.lock
+	@touch $@
+
+$(ROUTERS)/.done-venv:
+	$(make_venv)
+
+$(ROUTERS_DONE): requirements/routers.lock $(ROUTERS)/.done-venv
+	@echo "installing SGLang's router into $(ROUTERS)"
+	@$(ROUTERS)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/routers.lock
 	@touch $@
 
 $(CLIENTS)/.done-venv:
@@ -399,6 +412,7 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
 	@$(COMPILE) --group site -o requirements/site.lock
 	@$(COMPILE) --group dynamo --no-deps -o requirements/dynamo.lock
+	@$(COMPILE) --group routers --no-deps -o requirements/routers.lock
 	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null

@@ -31,6 +31,8 @@ class Found:
     turns: int = 0
     held: int = 0
     cached: int = 0
+    # Of parents, without their answers.
+    prompts: int = 0
     failed: list[Any] = field(default_factory=list)
     # Set after so many turns.
     milestone: int = 30
@@ -100,6 +102,7 @@ class Client:
             held = parent["usage"]["total_tokens"]
             cached = response["usage"]["input_tokens_details"]["cached_tokens"]
             self.found.held += held
+            self.found.prompts += parent["usage"]["input_tokens"]
             self.found.cached += min(cached, held)
         return response
 
