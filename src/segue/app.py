@@ -23,6 +23,7 @@ from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reload import Reload, open_gate
 from segue.builders.reports import CacheReports
 from segue.builders.state import Eraser, State, build_state
+from segue.builders.states import open_slot_states
 from segue.control import WorkerStatus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
@@ -158,6 +159,7 @@ async def _open_server(
             in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
             in_background(reload.close_retired()),
             in_background(drains.keep()),
+            open_slot_states(served, state, eraser),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)

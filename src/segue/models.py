@@ -38,6 +38,7 @@ from segue.errors import Misconfigured
 from segue.fast_tokenizer import hasten
 from segue.inside.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue.inside.shared import SharedEngine, sharing
+from segue.inside.states import memory_folder
 from segue.inside.weights import (
     ListedWeights,
     add_with_bar,
@@ -96,6 +97,8 @@ class Built:
     make: Callable[[ModelSettings], Model] = field(init=False)
     closers: list[Closer] = field(default_factory=list)
     token_json: list[TokenJson] = field(default_factory=list)
+    # The engine inside this process, if that is what it has.
+    embedded: EmbeddedEngine | None = None
     # Prepares the replicas that other settings name; None where there are no replicas.
     replicas: Callable[[ModelSettings], Change] | None = None
     # The files that it was made from, as they were.
@@ -327,7 +330,14 @@ def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
         return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
     parallel = settings.engine_parallel
     tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
-    engine = EmbeddedEngine(path, vocabulary, context_tokens=context_tokens, parallel=parallel)
+    engine = EmbeddedEngine(
+        path,
+        vocabulary,
+        context_tokens=context_tokens,
+        parallel=parallel,
+        memory=memory_folder() if settings.embedded_state_bytes_max else None,
+    )
+    built.embedded = engine
     built.closers.append(engine.close)
     return lambda one: _model(_with_sampling(one), engine, dialect, context_tokens)
 

@@ -116,6 +116,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     template_values: dict[str, object] = {}
     piece_cache: bool = True
     fast_tokenizer: bool = True
+    embedded_state_bytes_max: Limit = 0
     script: str = ""
     tps: Duration = 0
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -362,6 +363,8 @@ HELP = {
         "template": "chat template (Jinja file) instead of the model's own",
         "piece_cache": "cache token ids of text fragments",
         "fast_tokenizer": "tokenize with fastokens where it gives the same ids; about 180 MB of memory a process",
+        "embedded_state_bytes_max": "bytes of disk for the encrypted state of an embedded model, so that stored "
+        "responses continue quickly after a restart; 0: off",
         "script": "JSON file that the scripted engine plays",
         "tps": "tokens per second of the scripted engine; 0: no limit",
         "temperature": "default sampling temperature; none: the engine's own, for smollm2 0.2",
@@ -650,6 +653,13 @@ def _read_file(path: Path) -> tuple[str, dict[str, object], Problem | None]:
     return text, values, None
 
 
+STATE_SETTING = "embedded_state_bytes_max"
+NO_STATES = (
+    "the embedded model's state is kept by one process with a SQLite store. Leave it at 0, or leave out --workers and "
+    "use --store sqlite:///segue.db."
+)
+
+
 def _rules(settings: Settings) -> Iterator[Misfit]:
     """What involves several settings, or the form of a text."""
     if not is_loopback(settings.host) and settings.auth == "off":
@@ -678,6 +688,11 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
             yield Misfit(
                 ("store_direct",), "store and store_direct must both be postgresql://… URLs."
             )
+        if settings.workers > 1 or settings.store_kind != "sqlite":
+            tables = enumerate(settings.models)
+            sized = [("models", n) for n, table in tables if table.get(STATE_SETTING)]
+            for place in [*sized, *([()] if settings.embedded_state_bytes_max else [])]:
+                yield Misfit((*place, STATE_SETTING), NO_STATES)
     except Misconfigured as error:
         yield Misfit(("store",), str(error).removeprefix("store: "))
     yield from _url_rules(settings)

@@ -25,15 +25,18 @@ import logging
 import os
 import platform
 import secrets
+import shutil
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
+from urllib.request import Request, urlopen
 
 import msgspec
 from msgspec import Raw, Struct
@@ -81,6 +84,8 @@ PREFIX_BYTES = 512
 CANCEL_S_MAX = 5.0
 # Cached prompts that have no slot now. SmolLM2 needs 22.5 KiB a token.
 CACHE_MIB = 1_024
+# How long a slot may take to be saved or restored, with a job that ends first.
+SLOT_S_MAX = 60.0
 # Jobs that may wait for a slot: a caller waits long, but not for ever.
 WAITING_MAX = 1_000
 # Schemas and grammars that were tried; each is tried once.
@@ -91,6 +96,9 @@ X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")
 
 class LlamaServer(Protocol):
     """What we use of `xllamacpp.Server`. JSON goes in as bytes and comes back as bytes."""
+
+    # Of its HTTP port, which only this process has the key of.
+    listening_address: str
 
     def handle_completions(self, request: bytes, callback: Callable[[bytes], bool]) -> None:
         """Blocks until the answer is complete or a callback returns True."""
@@ -110,11 +118,23 @@ class EmbeddedEngine:
         context_tokens: int,
         parallel: int = 4,
         threads: int | None = None,
+        memory: Path | None = None,
     ) -> None:
-        """Load the model, which takes a moment; `Misconfigured` says what is missing."""
+        """Load the model, which takes a moment; `Misconfigured` says what is missing. Slots are saved to files in
+        `memory`, and restored from there."""
+        self._key = secrets.token_urlsafe(32)
         self._server: LlamaServer | None = load_server(
-            path, context_tokens=context_tokens, parallel=parallel, threads=threads or spare_cores()
+            path,
+            context_tokens=context_tokens,
+            parallel=parallel,
+            threads=threads or spare_cores(),
+            key=self._key,
+            memory=memory,
         )
+        self.memory = memory
+        self.slots = parallel
+        self.fingerprint = _fingerprint(path, context_tokens)
+        self.jobs_ended = 0
         self.facts = EngineFacts(context_tokens=context_tokens, slots=parallel)
         self._vocabulary = vocabulary
         self._hidden_tokens = HiddenTokens(vocabulary)
@@ -165,6 +185,7 @@ class EmbeddedEngine:
             answer.is_cancelled = True
             work.cancel()
             self._answers.discard(answer)
+            self.jobs_ended += 1
 
     async def close(self) -> None:
         """Stop the jobs, wait for the threads, unload the model."""
@@ -179,8 +200,29 @@ class EmbeddedEngine:
             servers.clear()
 
         await asyncio.to_thread(unload)
+        if self.memory is not None:
+            shutil.rmtree(self.memory, ignore_errors=True)
 
     # In a worker thread.
+
+    def save_slot(self, slot: int, name: str) -> None:
+        """Write what this slot holds to a file of this name in `memory`; waits for a job that runs there."""
+        self._ask_slot(slot, "save", name)
+
+    def restore_slot(self, slot: int, name: str) -> None:
+        """Read such a file into this slot."""
+        self._ask_slot(slot, "restore", name)
+
+    def _ask_slot(self, slot: int, action: str, name: str) -> None:
+        if self._server is None:
+            raise OSError("the engine is closed")
+        request = Request(
+            f"{self._server.listening_address}/slots/{slot}?action={action}",
+            msgspec.json.encode({"filename": name}),
+            {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"},
+        )
+        with urlopen(request, timeout=SLOT_S_MAX) as answer:
+            answer.read()
 
     def _work(self, server: LlamaServer, job: Job, answer: _Answer) -> None:
         """One job from beginning to end; every error becomes the end of the answer."""
@@ -524,7 +566,22 @@ def load_advice(error: ImportError) -> str:
     return f"Run: {sys.executable} -m pip install --no-deps xllamacpp"
 
 
-def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int) -> LlamaServer:
+def _fingerprint(path: Path, context_tokens: int) -> str:
+    """What the state of a slot fits: these weights, this context, this version of llama.cpp."""
+    stat = path.stat()
+    parts = (path.name, stat.st_size, stat.st_mtime_ns, context_tokens, version("xllamacpp"))
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def load_server(
+    path: Path,
+    *,
+    context_tokens: int,
+    parallel: int,
+    threads: int,
+    key: str,
+    memory: Path | None = None,
+) -> LlamaServer:
     """A llama.cpp server in this process. Its HTTP port cannot be switched off: it gets loopback and a random key."""
     if not path.is_file():
         raise Misconfigured(
@@ -554,10 +611,12 @@ def load_server(path: Path, *, context_tokens: int, parallel: int, threads: int)
     params.verbosity = -1
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.api_keys = [secrets.token_urlsafe(32)]
+    params.api_keys = [key]
     params.n_threads_http = 1
     params.ui = False
     params.endpoint_slots = False
+    if memory is not None:
+        params.slot_save_path = f"{memory}/"
     try:
         server: LlamaServer = xllamacpp.Server(params)
     except RuntimeError:

@@ -24,7 +24,7 @@ it came along as the unstored ancestor of a turn saved here.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import count
@@ -107,6 +107,12 @@ class MemoryTurns:
             leaves[turn_id] = next(self._ticks)
             leaves.move_to_end(turn_id)
         return slot.turn
+
+    def tips(self) -> Iterator[Turn]:
+        """The newest turn of each chain that is held."""
+        for owner, leaves in self._leaves.items():
+            for turn_id in reversed(leaves):
+                yield self._slots[(owner, turn_id)].turn
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         # With its parents: in memory they cost nothing.

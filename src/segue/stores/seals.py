@@ -47,15 +47,23 @@ class RingSeals:
         self._ciphers = {key.name: AESGCM(key.secret) for key in keys}
 
     def seal(self, owner: Owner, body: bytes) -> str:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        sealed = self._ciphers[self._newest].encrypt(nonce, body, _bound_to(owner))
-        return base64.urlsafe_b64encode(VERSION + self._newest + nonce + sealed).decode()
+        return base64.urlsafe_b64encode(self.seal_bytes(owner, body)).decode()
 
     def open(self, owner: Owner, sealed: str) -> bytes | None:
         try:
             data = base64.b64decode(sealed.encode("ascii"), altchars=b"-_", validate=True)
         except (NotBase64, UnicodeEncodeError):
             return None
+        return self.open_bytes(owner, data)
+
+    def seal_bytes(self, owner: Owner, body: bytes) -> bytes:
+        """The same for what this server keeps itself, without the letters."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sealed = self._ciphers[self._newest].encrypt(nonce, body, _bound_to(owner))
+        return VERSION + self._newest + nonce + sealed
+
+    def open_bytes(self, owner: Owner, data: bytes) -> bytes | None:
+        """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""
         name_end = len(VERSION) + NAME_BYTES
         cipher = self._ciphers.get(data[len(VERSION) : name_end])
         if data[: len(VERSION)] != VERSION or cipher is None:
