@@ -40,6 +40,7 @@ from segue.turn.values import (
     Sampling,
     TokenLogprob,
     Tokens,
+    Written,
     id_array,
 )
 from tests.engines.asking import STOP, Played, job, tokens
@@ -223,6 +224,26 @@ async def test_warm_up_yields_no_ids(name: str) -> None:
     found = await outcome(name, [STREAMS[name]], job(tokens([1]), 0))
     assert found.ids == []
     assert found.finish is not None
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_pieces_are_taken_where_they_arrive_or_yielded_in_order(name: str) -> None:
+    """A job that takes every second piece gets each id once, by one of the two ways."""
+    told: list[int] = []
+    asked = itertools.count()
+
+    def take(piece: Written) -> bool:
+        assert isinstance(piece, Ids)
+        is_taken = bool(next(asked) % 2)
+        told.extend(piece.ids if is_taken else ())
+        return is_taken
+
+    events = [part + b"\n\n" for part in STREAMS[name].split(b"\n\n") if part]
+    wanted = job(tokens([1, 3]), take=take)
+    async with aclosing(engine(name, Played(events)).sample(wanted)) as pieces:
+        async for piece in pieces:
+            told.extend(piece.ids if isinstance(piece, Ids) else ())
+    assert told == [7, 8, STOP]
 
 
 async def test_request_is_what_the_codec_says_and_the_ids_of_the_prompt() -> None:

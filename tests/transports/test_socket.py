@@ -12,7 +12,7 @@ import logging
 import socket as net
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import uvicorn
@@ -386,14 +386,18 @@ async def test_input_cut_at_every_point_means_the_same() -> None:
 
 
 @on_both_loops
-async def test_all_messages_of_a_tick_leave_in_one_write() -> None:
+async def test_first_messages_of_a_tick_leave_at_once_and_the_others_in_one_write() -> None:
     heard, transport = Heard(), FakeTransport()
     socket = fake_socket(heard, transport)
+    socket._loop = cast(asyncio.AbstractEventLoop, StoppedClock())
     socket.send([b"a", b"b"])
+    first = b"\x81\x01a\x81\x01b"
+    assert transport.written[1:] == [first]  # after the upgrade's answer
     socket.send([b"c" * 200])
-    assert len(transport.written) == 1  # the upgrade's answer
+    socket.send([b"d"])
+    assert transport.written[1:] == [first]
     await asyncio.sleep(0)
-    assert transport.written[1:] == [b"\x81\x01a\x81\x01b\x81\x7e\x00\xc8" + b"c" * 200]
+    assert transport.written[1:] == [first, b"\x81\x7e\x00\xc8" + b"c" * 200 + b"\x81\x01d"]
     socket.connection_lost(None)
 
 
@@ -827,6 +831,16 @@ async def test_client_library_keeps_an_idle_connection_alive() -> None:
 # What no real peer shows on demand: a transport whose buffer the test sets.
 
 
+class StoppedClock:
+    """A loop whose tick does not end by itself."""
+
+    def time(self) -> float:
+        return 5.0
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(call)
+
+
 class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
@@ -876,8 +890,8 @@ async def test_slow_reader_is_not_cut_while_it_reads() -> None:
 async def test_flood_of_pings_from_a_peer_that_does_not_read_takes_no_memory() -> None:
     heard, transport = Heard(), FakeTransport()
     socket = fake_socket(heard, transport)
-    socket.send([b"queued"])
     socket.pause_writing()
+    socket.send([b"queued"])
     for number in range(1000):
         socket.data_received(frame(PING, b"%d" % number))
     assert len(transport.written) == 1  # the upgrade's answer

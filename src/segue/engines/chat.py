@@ -137,6 +137,12 @@ class _Delta(Struct, frozen=True):
     reasoning_details: list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be nothing but text."""
+        others = self.reasoning_content or self.reasoning or self.reasoning_details
+        return bool(self.content) and not (others or self.tool_calls)
+
 
 class _TokenLogprob(Struct, frozen=True):
     token: str = ""
@@ -594,8 +600,15 @@ class _Answer:
         if event.choices:
             choice = event.choices[0]
             self._reason = choice.finish_reason or self._reason
-            if choice.delta is not None and not self._is_warm_up:
-                self._add(choice.delta, choice.logprobs)
+            delta = choice.delta
+            if delta is None or self._is_warm_up:
+                return None
+            is_text = self._marks.is_over and choice.logprobs is None and delta.is_plain
+            if is_text and isinstance(delta.content, str):
+                # The way of nearly every token.
+                self.deltas.append(Delta(delta.content))
+            else:
+                self._add(delta, choice.logprobs)
         return None
 
     def rest(self) -> list[Delta]:
@@ -707,11 +720,11 @@ class _ThinkMarks:
     def __init__(self) -> None:
         self._held = ""
         self._logprobs: tuple[Logprob, ...] = ()
-        self._is_inside = self._is_over = False
+        self._is_inside = self.is_over = False
 
     def split(self, text: str, logprobs: tuple[Logprob, ...]) -> list[Delta]:
         """What has become certain with this text."""
-        if self._is_over:
+        if self.is_over:
             return [Delta(text=text, logprobs=logprobs)]
         self._held += text
         self._logprobs += logprobs
@@ -737,7 +750,7 @@ class _ThinkMarks:
 
     def close(self) -> list[Delta]:
         """What was held back, as what it is by now; marks that follow are text."""
-        self._is_over = True
+        self.is_over = True
         held, self._held = self._held, ""
         if not held:
             return []

@@ -1,7 +1,8 @@
 """How do the bytes of one WebSocket connection arrive and leave, and how did it end?
 
 In come the upgrade request and the frames of a peer, from uvicorn's `ws=` hook; out go whole text
-messages to a `SocketListener`, and the listener's messages as frames, joined into one write a tick.
+messages to a `SocketListener`, and the listener's messages as frames: the first of a millisecond
+at once, what follows it joined into one write a tick.
 It never parses a message, never logs one, and never holds more than its limits.
 
 The parser, the handshake and the answers to control frames are those of websockets' sans-I/O
@@ -173,6 +174,7 @@ class Socket(asyncio.Protocol):
         "_unread",
         "_waits_for_room",
         "_write_timer",
+        "_written_ms",
         "client",
         "request_id",
     )
@@ -215,6 +217,8 @@ class Socket(asyncio.Protocol):
         self._queued_bytes = 0
         self._pong: bytes | None = None
         self._flush_is_due = False
+        # When something was written at once: only the first send of a millisecond is.
+        self._written_ms = 0
         self._resume_is_owed = False
         self._is_paused = False
         self._paused_bytes = 0
@@ -232,7 +236,7 @@ class Socket(asyncio.Protocol):
     # What the listener calls.
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Send each as a text message, in one write with all else that is sent in this tick."""
+        """Send each as a text message: at once, or in one write with all else that is sent in this tick."""
         if self._state is not _State.OPEN:
             return
         queue = self._queue
@@ -252,7 +256,14 @@ class Socket(asyncio.Protocol):
             if len(queue) - self._blocks > _LOOSE_MAX:
                 queue[self._blocks :] = [b"".join(queue[self._blocks :])]
                 self._blocks += 1
-        if not self._flush_is_due and not self._is_paused:
+        if self._flush_is_due or self._is_paused:
+            return
+        # uvloop's own clock, which stands still during a tick.
+        now_ms = int(self._loop.time() * 1e3)
+        if now_ms != self._written_ms:
+            self._written_ms = now_ms
+            self._flush()
+        else:
             self._flush_is_due = True
             self._loop.call_soon(self._flush)
 
@@ -472,10 +483,13 @@ class Socket(asyncio.Protocol):
             reason = f"more than {per_s:g} frames a second"
             self._refuse("flood", int(per_s), CloseCode.POLICY_VIOLATION, reason)
             return len(frames)
+        # What is answered meanwhile leaves after the parser's own replies.
+        self._flush_is_due = True
         for frame in frames:
             assert isinstance(frame, Frame)
             self._take(frame)
         self._conclude()
+        self._flush()
         return len(frames)
 
     def _is_flood(self, count: int) -> bool:
