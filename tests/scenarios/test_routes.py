@@ -19,7 +19,7 @@ from segue_fleet.words import known_words, tokenizer_path
 from tests.support import Answer, Served, fetch, serving, until, wire
 
 MODEL = "counted"
-PARALLEL = 2
+PARALLEL = 4
 # Slots enough for whatever comes: the limit is ours.
 SHAPE = ReplicaShape(
     kv_tokens=200_000, slots=64, prefill_tps=50_000, decode_tps=1_000, block_tokens=16
@@ -154,9 +154,24 @@ async def test_every_worker_finds_a_history_and_all_of_them_keep_a_limit(crew: C
             assert (await socket.events())[-1]["type"] == "response.completed"
     assert crew.lost(first) == 0
 
+    # What a compaction leaves stays where the history was.
+    before = [len(one.arrivals) for one in crew.replicas]
+    parent = second.json["id"]
+    manage = [{"type": "compaction", "compact_threshold": 1_000}]
+    compacted = await post(
+        here, input="More.", previous_response_id=parent, context_management=manage
+    )
+    assert "compaction" in {item["type"] for item in compacted.json["output"]}
+    new = [len(one.arrivals) - was for one, was in zip(crew.replicas, before, strict=True)]
+    assert sorted(new) == [0, 0, 2]
+    assert crew.lost(first) == 0
+    page = (await fetch(there, "GET", "/metrics")).body.decode()
+    assert 'reason="parent"' in page
+    assert 'reason="beginning"' in page
+
     # Many at once, at all workers and then at one that had none: never more than the limit, and all are answered.
     await asyncio.gather(
-        *(post(one, input=f"At once {n}.") for n in range(6) for one in (here, there))
+        *(post(one, input=f"At once {n}.") for n in range(10) for one in (here, there))
     )
-    await asyncio.gather(*(post(fresh, input=f"Alone {n}.") for n in range(8)))
+    await asyncio.gather(*(post(fresh, input=f"Alone {n}.") for n in range(14)))
     assert crew.most_at_once() <= PARALLEL

@@ -185,5 +185,8 @@ class HealthCheck:
         await self._observers.afterwards.drained()
         rows = self.replicas(await self.check())
         metrics = self._observers.metrics
+        for model in self._models.values():
+            if isinstance(model.engine, RoutedEngine):
+                metrics.count_choices(model.engine.book.take_choices().items())
         metrics.note_engines((row.name, row.is_up, row.running, row.waiting) for row in rows)
         return metrics.write()

@@ -53,6 +53,8 @@ class RoutesReport(Struct, frozen=True, array_like=True):
     loads: dict[str, OthersLoad]
     # Replicas by chains.
     hints: dict[str, str]
+    # When replicas have come back empty.
+    forgot: dict[str, float] = {}
 
 
 _encode = msgspec.msgpack.encode
@@ -103,12 +105,14 @@ class Fleet:
         """Tell the others what has changed, and add up what they have told."""
         self._join()
         loads: dict[str, OthersLoad] = {}
+        forgot: dict[str, float] = {}
         for model in self._models().values():
             loads.update(model.loads())
+            forgot.update(model.book.forgot)
         hints, self._hints = self._hints, {}
         if hints or any(_differ(self._reported.get(name), one) for name, one in loads.items()):
             self._reported = loads
-            await self._peers.send("routes", _encode(RoutesReport(loads, hints)))
+            await self._peers.send("routes", _encode(RoutesReport(loads, hints, forgot)))
 
     def _join(self) -> None:
         """Every model knows what the others have."""
@@ -158,6 +162,8 @@ class Fleet:
             for chain, name in report.hints.items():
                 if name in known:
                     model.book.note_hint(chain, name)
+            for name, at in report.forgot.items():
+                model.book.note_forgot(name, at)
         self._join()
 
     async def _answer(self, _: str, body: bytes) -> bytes | None:

@@ -454,6 +454,8 @@ class RoutedEngine:
             finally:
                 replica.queue.leave()
                 visit.end(clock())
+                if visit.found_little and replica.recovered_at:
+                    self.book.note_forgot(replica.name, replica.recovered_at)
 
     async def _enter(
         self, job: Job, failed: set[_Replica], give_up_at: float
@@ -496,7 +498,8 @@ class RoutedEngine:
         """One of these that are up."""
         by_name = {one.name: one for one in up}
         # One that has left the settings is as if it had never been.
-        route = route if route in self._replicas else None
+        is_known = route in self._replicas and not self.book.has_forgotten(route, job)
+        route = route if is_known else None
         is_there = route in by_name or len(self._replicas) == 1
         asked = self.book.asked(job, route, now, is_there=is_there)
         choice = choose([self._load(one, now) for one in up], asked)

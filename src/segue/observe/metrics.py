@@ -124,6 +124,8 @@ class Metrics:
         self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
         about = "Requests that run at an engine replica"
         self._engine_running = self._gauge(ENGINE_RUNNING, about, ("replica",))
+        about = "Jobs sent to an engine replica, by why it was chosen"
+        self._choices = self._counter("engine_choices", about, ("replica", "reason"))
         self._gauge("segue_build_info", "1, with the version", ("version",)).labels(
             __version__
         ).set(1)
@@ -210,6 +212,11 @@ class Metrics:
             if running is not None and waiting is not None:
                 self._engine_running.labels(name).inc(running)
                 self._engine_waiting.labels(name).inc(waiting)
+
+    def count_choices(self, choices: Iterable[tuple[tuple[str, str], int]]) -> None:
+        """How often each replica was chosen since this was last counted, and why."""
+        for labels, count in choices:
+            self._choices.labels(*labels).inc(count)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

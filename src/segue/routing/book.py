@@ -17,11 +17,13 @@ from msgspec import Struct
 from segue.routing.chains import is_resendable
 from segue.routing.measures import Pace, Work
 from segue.routing.placement import Asked, Choice, ReplicaLoad
-from segue.turn.values import Head, Job, Messages, Prompt
+from segue.turn.values import Head, Job, Messages, Prompt, Turn
 
 # About 200 bytes each; the longest unused go first.
 HINTS_MAX = 50_000
 HEADS_MAX = 1_000
+# A shorter history says nothing when it is not found.
+HELD_TOKENS_MIN = 512
 
 
 class OthersLoad(Struct, frozen=True, array_like=True):
@@ -43,6 +45,8 @@ class RouteBook:
         # How often each replica was chosen, and why.
         self.choices: Counter[Choice] = Counter()
         self._hints: OrderedDict[str, str] = OrderedDict()
+        # When a replica came back without what it had read before, by the wall clock.
+        self.forgot: dict[str, float] = {}
         self._heads: OrderedDict[bytes, Work] = OrderedDict()
         self._work = Work()
         # By replica; of the other processes together.
@@ -55,7 +59,10 @@ class RouteBook:
 
     def pace(self, name: str) -> Pace:
         """What is known of this replica."""
-        return self.paces.setdefault(name, Pace())
+        known = self.paces.get(name)
+        if known is None:
+            known = self.paces[name] = Pace()
+        return known
 
     def load(self, name: str, *, running: int, waiting: int, slots: int, now: float) -> ReplicaLoad:
         """A replica as the choice sees it."""
@@ -102,6 +109,11 @@ class RouteBook:
         self.on_work(choice.name, asked.prompt_tokens - held)
         return Visit(self.pace(choice.name), asked.prompt_tokens, held, now)
 
+    def take_choices(self) -> Counter[Choice]:
+        """Those since the last time."""
+        taken, self.choices = self.choices, Counter()
+        return taken
+
     def note_hint(self, chain: str, name: str, *, is_own: bool = False) -> None:
         """This replica has the history of this chain."""
         is_new = self._hints.get(chain) != name
@@ -111,6 +123,20 @@ class RouteBook:
             self._hints.popitem(last=False)
         if is_new and is_own:
             self.on_hint(chain, name)
+
+    def note_forgot(self, name: str, at: float) -> None:
+        """What this replica has read before that time is gone: it was restarted, or another one has its address."""
+        if at > self.forgot.get(name, 0.0):
+            self.forgot[name] = at
+            for chain in [chain for chain, where in self._hints.items() if where == name]:
+                del self._hints[chain]
+
+    def has_forgotten(self, name: str | None, job: Job) -> bool:
+        """Whether this replica has served the parent of the job, and lost it since."""
+        at, past = self.forgot.get(name or ""), job.scene.past
+        if at is None or not isinstance(past, Turn):
+            return False
+        return (past.response.completed_at or past.response.created_at) < at
 
     def hint(self, chain: str) -> str | None:
         """The replica that has the history of this chain, as far as this process knows."""
@@ -131,12 +157,19 @@ class Visit:
     def __init__(self, pace: Pace, prompt_tokens: int, held_tokens: int, now: float) -> None:
         self._pace = pace
         self._prompt_tokens = prompt_tokens
+        self._held_tokens = held_tokens
         self._expected = max(0, prompt_tokens - held_tokens)
         self._began_at = now
         self._first_at: float | None = None
         # As the replica says; None: not at all.
         self.cached_tokens: int | None = None
         pace.work.add(self._expected, now)
+
+    @property
+    def found_little(self) -> bool:
+        """Whether the replica had next to nothing of a history that it should have."""
+        held, cached = self._held_tokens, self.cached_tokens
+        return held >= HELD_TOKENS_MIN and cached is not None and cached < held / 4
 
     def begin(self, now: float) -> None:
         """It has a slot."""

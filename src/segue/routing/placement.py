@@ -26,6 +26,8 @@ JOBS_FACTOR = 1.25
 # The same for its work, against the replica that has worked least; and the job's own length, or so many tokens, more.
 WORK_FACTOR = 1.15
 WORK_TOKENS_MIN = 4_096
+# A replica with so few jobs, and half of its slots free, is never left.
+QUIET_JOBS = 4
 # Another replica must be better by this factor before a history is read again there.
 LEAVE_FACTOR = 1.25
 # Where nothing was measured yet: a small model on one GPU.
@@ -97,7 +99,8 @@ def choose(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     if home is None:
         name, reason = _place(replicas, asked)
         return Choice(name, reason if asked.route is None else "down")
-    if _has_room(home, _jobs_per_slot(replicas)):
+    is_quiet = home.jobs <= min(QUIET_JOBS, home.slots // 2)
+    if is_quiet or _has_room(home, _jobs_per_slot(replicas)):
         return Choice(home.name, "parent")
     costs = [
         (one.wait_s + one.read_s(asked.held_tokens), one) for one in replicas if one is not home
