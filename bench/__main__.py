@@ -9,6 +9,8 @@ NAMES = (
     "turns",
     "peers",
     "paced",
+    "bars",
+    "front",
     "events",
     "idle",
     "body",

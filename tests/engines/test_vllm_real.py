@@ -71,7 +71,8 @@ async def test_server_offers_the_way_of_ids() -> None:
     async with upstream(URL) as address:
         made = TokenEngine(VLLM, address, "smollm2")
         await heard(made, job(tokens([1]), 1))
-        assert made._known == VllmOffer(has_generate=True, has_structured=True)
+        assert made._known is not None
+        assert (made._known.has_generate, made._known.has_structured) == (True, True)
 
 
 async def test_next_turn_finds_its_prefix_kept(engine: TokenEngine[VllmOffer]) -> None:
@@ -146,6 +147,8 @@ async def test_grammar_that_cannot_be_read_is_the_clients_error(
 async def test_prompt_that_does_not_fit_is_the_clients_error(
     engine: TokenEngine[VllmOffer],
 ) -> None:
+    assert await engine.is_ready()
+    room = engine.facts.context_tokens or 2_048
     with pytest.raises(InvalidRequest) as raised:
-        await heard(engine, job(tokens([28] * 2_100)))
+        await heard(engine, job(tokens([28] * (room + 50))))
     assert raised.value.code == "context_length_exceeded"

@@ -1,0 +1,202 @@
+"""How is a vLLM without a GPU started? With a folder that is all of a model but its weights, and our executor.
+
+`SEGUE_TEST_VLLM_ENV` names the environment that has vLLM, else it is `.cache/hollow-vllm`, which `make
+test-hollow-vllm` makes. The model is SmolLM2 by name, shape and vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from segue.inside.weights import find_weights
+from segue.vocabularies.gguf import read_gguf
+from segue_bench.server import ServerProcess
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / ".cache" / "hollow-vllm"
+START_S_MAX = 300.0
+STOP_S_MAX = 30.0
+CONTEXT_TOKENS = 131_072
+CONTROL = 3
+MODEL = "smollm2"
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+
+
+def vllm_python() -> Path:
+    """The interpreter that has vLLM."""
+    python = Path(os.environ.get("SEGUE_TEST_VLLM_ENV") or FOLDER) / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(
+            f"there is no vLLM at {python.parents[1]}: run 'make test-hollow-vllm', or name an environment"
+            " by SEGUE_TEST_VLLM_ENV"
+        )
+    return python
+
+
+def write_model(folder: Path) -> None:
+    """Configuration and vocabulary of SmolLM2, from its GGUF."""
+    metadata: dict[str, Any] = dict(read_gguf(find_weights("smollm2")))
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    kinds = metadata["tokenizer.ggml.token_type"]
+    special = [id for id, kind in enumerate(kinds) if kind == CONTROL]
+    model = {
+        "type": "BPE",
+        "vocab": {token: id for id, token in enumerate(tokens)},
+        "merges": [merge.split(" ") for merge in merges],
+    }
+    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [_special(id, tokens[id]) for id in special],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Digits", "individual_digits": True},
+                {**bytes_alone, "use_regex": True},
+            ],
+        },
+        "decoder": {**bytes_alone, "use_regex": True},
+        "model": model,
+    }
+    _write(folder / "tokenizer.json", tokenizer)
+    marks = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    _write(
+        folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
+    )
+    _write(folder / "config.json", _shape(len(tokens)))
+
+
+def _special(id: int, token: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id, "content": token, "special": True, **flags}
+
+
+def _shape(vocabulary: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "vocab_size": vocabulary,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+class HollowVllm(ServerProcess):
+    """The process of the API; the core is a process beside it."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def core(self) -> ServerProcess:
+        """The engine core, a child of the API's process."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        for pid in map(int, children):
+            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return ServerProcess(self.port, pid)
+        raise SystemExit("bench: vLLM has no process named EngineCore")
+
+
+@contextmanager
+def hollow_vllm(*flags: str, step_ms: float = 0) -> Iterator[HollowVllm]:
+    """A vLLM that answers on a free port of the loopback interface."""
+    python = vllm_python()
+    with (
+        tempfile.TemporaryDirectory(prefix="hollow-vllm-") as name,
+        (Path(name) / "log.txt").open("w+b") as log,
+    ):
+        folder = Path(name)
+        write_model(folder)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = [
+            *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
+            *("--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "bfloat16"),
+            *("--distributed-executor-backend", "executor.HollowExecutor"),
+            *("--no-async-scheduling", "--scheduling-policy", "priority", "--enforce-eager"),
+            *("--max-model-len", str(CONTEXT_TOKENS), "--enable-prompt-tokens-details"),
+            *("--enable-scale-out", "--generation-config", "vllm"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *flags,
+        ]
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("SEGUE_")},
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "HOLLOW_STEP_MS": str(step_ms),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(folder / "cache"),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+        }
+        child = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait_for(port, child, log)
+            yield HollowVllm(port, child.pid)
+        finally:
+            _stop(child)
+
+
+def _wait_for(port: int, child: subprocess.Popen[bytes], log: Any) -> None:
+    until = time.monotonic() + START_S_MAX
+    while child.poll() is None and time.monotonic() < until:
+        try:
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+            return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    log.seek(0)
+    raise SystemExit(f"bench: vLLM did not start:\n{log.read().decode()[-4000:]}")
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End the API and what it started."""
+    child.send_signal(signal.SIGTERM)
+    try:
+        child.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command while a hollow vLLM serves; SEGUE_TEST_VLLM_URL names it."""
+    began = time.monotonic()
+    with hollow_vllm(step_ms=2) as vllm:
+        version = json.loads(urlopen(f"{vllm.url}/version", timeout=10).read())["version"]
+        print(f"vLLM {version} without a model, started in {time.monotonic() - began:.0f} s")
+        environment = {**os.environ, "SEGUE_TEST_VLLM_URL": vllm.url}
+        return subprocess.run(list(arguments), env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
