@@ -58,6 +58,7 @@ TOKENS_MAX = 1 << 30
 # Blocks of the engine, before the scale.
 BLOCK_TOKENS = 16
 SETTLE_S_MAX = 2.0
+LOST = "previous_response_not_found"
 STATELESS = ("--render-cache-bytes-max", "0", "--piece-cache", "false")
 
 
@@ -152,6 +153,8 @@ class TracedTurn:
     computed_tokens: int
     new_tokens: int
     ttft_s: float
+    # Whether the server had lost its parent, so that the whole history was sent.
+    is_restarted: bool
 
     @property
     def kind(self) -> Kind:
@@ -194,13 +197,22 @@ class SocketClient:
 
 
 class HttpClient:
-    """One connection."""
+    """One connection, kept open; a server may close it while it is idle, and then another one is opened."""
 
     def __init__(self, port: int, *, is_streamed: bool) -> None:
-        self._connection = ClientConnection(local(port))
+        self._address = local(port)
+        self._connection = ClientConnection(self._address)
         self._is_streamed = is_streamed
 
     def ask(self, chain: int, request: TraceRequest) -> TurnTiming:
+        try:
+            return self._asked(request)
+        except ConnectionFailed:
+            self._connection.close()
+            self._connection = ClientConnection(self._address)
+            return self._asked(request)
+
+    def _asked(self, request: TraceRequest) -> TurnTiming:
         watch = Stopwatch()
         watch.ready()
         return http_turn(self._connection, watch, request.data, is_streamed=self._is_streamed)
@@ -215,6 +227,7 @@ class Replay:
     def __init__(self, session: Session, way: TraceWay, words: SeededText, client: Client) -> None:
         self._session = session
         self._way = way
+        self._is_chained = way in ("ws", "http-chained", "json-chained")
         self._words = words
         self._client = client
         self._answers: dict[int, ResponseSummary] = {}
@@ -226,8 +239,16 @@ class Replay:
         """Send it, and read its turn."""
         parent = step.parent
         self._chains[step.number] = step.number if parent is None else self._chains[parent]
-        request = self._request(step)
-        timing = self._client.ask(self._chains[step.number], request)
+        request, is_restarted = self._request(step, is_chained=self._is_chained), False
+        chain = self._chains[step.number]
+        try:
+            timing = self._client.ask(chain, request)
+        except TurnFailed as error:
+            if not self._is_chained or step.parent is None or LOST not in str(error):
+                raise
+            # As clients do (docs/protocol.md).
+            request, is_restarted = self._request(step, is_chained=False), True
+            timing = self._client.ask(chain, request)
         response = timing.last.response
         if response is None or response.usage is None:
             raise TurnFailed("the last event has no response with usage")
@@ -240,6 +261,7 @@ class Replay:
             used.input_tokens - used.input_tokens_details.cached_tokens,
             self._new_tokens(step, used.input_tokens),
             timing.ttft_s,
+            is_restarted,
         )
 
     def _new_tokens(self, step: Step, input_tokens: int) -> int:
@@ -252,8 +274,7 @@ class Replay:
             return input_tokens - before.input_tokens - before.output_tokens
         return step.history[-1].tokens + MESSAGE_TOKENS
 
-    def _request(self, step: Step) -> TraceRequest:
-        is_chained = self._way in ("ws", "http-chained", "json-chained")
+    def _request(self, step: Step, *, is_chained: bool) -> TraceRequest:
         parts = step.new if is_chained else step.history
         items = [item for part in parts for item in self._items(part)]
         fresh = self._items(step.history[-1])
@@ -269,7 +290,7 @@ class Replay:
         elif self._way.startswith("http"):
             yield b'"stream":true'
         yield b'"model":"' + MODEL.encode() + b'"'
-        is_stored = is_chained and self._way != "ws"
+        is_stored = self._is_chained and self._way != "ws"
         yield b'"store":true' if is_stored else b'"store":false'
         yield b'"max_output_tokens":%d' % step.output_tokens
         if is_chained and step.parent is not None:
@@ -308,6 +329,7 @@ class TraceTotals:
 
     turns: int = 0
     failed: int = 0
+    restarted: int = 0
     received_bytes: float = 0
     sent_bytes: int = 0
     items_bytes: int = 0
@@ -324,6 +346,7 @@ class TraceTotals:
     def add_turn(self, turn: TracedTurn) -> None:
         request = turn.request
         self.turns += 1
+        self.restarted += turn.is_restarted
         self.sent_bytes += len(request.data)
         self.items_bytes += request.items_bytes
         self.new_bytes += request.new_bytes

@@ -30,6 +30,8 @@ class Amplification(Struct, frozen=True):
     kind: str
     turns: int
     failed: int
+    # Turns whose parent the server had lost: the whole history was sent instead.
+    restarted: int
     # Per new one; None where nothing was new.
     bytes: float | None
     items: float | None
@@ -104,6 +106,7 @@ def _row(run: TraceRun, kind: str, totals: TraceTotals) -> Amplification:
         kind=kind,
         turns=totals.turns,
         failed=totals.failed,
+        restarted=totals.restarted,
         bytes=_ratio(received - totals.head_bytes - envelope, totals.new_bytes),
         items=_ratio(totals.items_validated, totals.new_items),
         tokenized=_ratio(totals.tokens_tokenized, totals.new_tokens),
@@ -150,7 +153,8 @@ LEGEND = (
     "bytes, items, tokenized, computed: done for each new one; 1.0: nothing is done again. bytes: of items, received "
     "by the server. tokenized: by the server (of agentic-api: by the endpoint that it asks). computed: prompt tokens "
     "that the engine did not find. Apart: tools and instructions, which agents send with every turn, and the other "
-    "fields of a request, bytes a turn. TTFT: request to first text, engine without delay."
+    "fields of a request, bytes a turn. resent: turns whose parent the server no longer had. "
+    "TTFT: request to first text, engine without delay."
 )
 
 
@@ -164,10 +168,11 @@ def amplification_table(rows: Sequence[Amplification]) -> Table:
         table.add_section()
         table.add_row(f"[bold cyan]{title}")
         for row in chosen:
+            lost = f" ({row.restarted} resent)" if row.restarted else ""
             failed = f" [red](+{row.failed} failed)" if row.failed else ""
             table.add_row(
                 f" {name_of(row)}",
-                f"{row.turns:,}{failed}",
+                f"{row.turns:,}{lost}{failed}",
                 *(
                     shown(value, ".2f")
                     for value in (row.bytes, row.items, row.tokenized, row.computed)
