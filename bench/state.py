@@ -213,13 +213,17 @@ def expire(postgres: PostgresServer, name: str, span_s: float) -> tuple[object, 
         took: list[float] = []
 
         def run() -> None:
-            took.append(asyncio.run(sweep(url, span_s)))
-            is_over.set()
+            try:
+                took.append(asyncio.run(sweep(url, span_s)))
+            finally:
+                is_over.set()
 
         sweeper = threading.Thread(target=run)
         sweeper.start()
         beside = turns_until(process.port, lambda _: is_over.is_set())
         sweeper.join()
+        if not took:
+            raise SystemExit("bench: the expiry run failed")
     gone = asyncio.run(postgres.ask(deleted, url))[0][0] - before
     both = [
         1e3 * one

@@ -163,7 +163,7 @@ async def test_part_that_went_meanwhile_is_sent_again(url: str) -> None:
 async def test_erasing_does_not_hold_up_who_saves_with_the_same_tools(
     database: PostgresDatabase,
 ) -> None:
-    """An agent's tools are one row for all of its turns, and a sweep erases a thousand turns at a time."""
+    """An agent's tools are one row for all of its turns, and a sweep erases hundreds of turns at a time."""
     turns = PostgresStore(database).turns
     for name in "ab":
         await turns.save(make_turn(name, tools=TOOLS))

@@ -6,7 +6,10 @@ DROP TRIGGER beside_after_delete ON turns;
 
 -- A part goes with the last turn that uses it. Of those who delete one at a time looks; who saves does not wait for that.
 -- Only a part that seems to be unused is locked against saves: those that have just named it are seen by the last statement.
-CREATE FUNCTION drop_part(part_owner text, part_digest bytea) RETURNS void LANGUAGE plpgsql AS $$
+-- Without the setting, the plan that is kept after five calls expects to meet the part in any row and reads the whole table
+-- for one that is not there.
+CREATE FUNCTION drop_part(part_owner text, part_digest bytea) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
 BEGIN
     PERFORM 1 FROM parts WHERE owner = part_owner AND digest = part_digest FOR NO KEY UPDATE;
     IF EXISTS (SELECT 1 FROM turns WHERE owner = part_owner AND instructions = part_digest)

@@ -293,7 +293,7 @@ WHERE worker = $1
 SELECT owner, turn_id FROM erased WHERE erased_at >= seconds_now() - $1::bigint;
 
 -- name: sweep_turns
--- $1 age, $2 and $3 below which. Deletes the newest thousand of the old ones, so that children come before their parents,
+-- $1 age, $2 and $3 below which. Deletes the newest 250 of the old ones, so that children come before their parents,
 -- but for those with a child that stays and for the ancestors of such. One process at a time. One row comes back: the last
 -- that was looked at, how many were, and how many are deleted. The number is a literal, so that the plan knows it; there is
 -- one bound, because of two the index would begin at the newest turn.
@@ -305,7 +305,7 @@ WITH RECURSIVE old AS MATERIALIZED (
             CASE WHEN $2::bigint < seconds_now() - $1::bigint THEN $3::bigint ELSE 0 END
         )
     ORDER BY saved_at DESC, seq DESC
-    LIMIT 1000
+    LIMIT 250
 ), kept (owner, id, parent_id) AS (
     SELECT old.owner, old.id, old.parent_id
     FROM old
