@@ -70,7 +70,6 @@ class Rig:
             self.texts,
             time_factor=options.time_factor,
             gap_s_max=options.gap_s,
-            stagger_s=options.gap_s,
             seed=options.seed,
         )
 
@@ -156,7 +155,8 @@ async def play_ways(rig: Rig, ways: Sequence[Way]) -> dict[str, Judged]:
         edges.append(rig.now_s())
         async with rig.players() as players:
             options = rig.options
-            await players.play(rig.agents(way, options.sessions, options.turns), options.turns)
+            agents = rig.agents(way, options.sessions, options.turns)
+            await players.play(agents, options.turns, options.stagger_s)
             _say_errors(way, players.heard)
     return dict(zip(ways, rig.judge(edges)[1:], strict=True))
 
@@ -197,7 +197,7 @@ async def play_restarts(rig: Rig, way: Way) -> dict[str, Judged]:
         for do in RESTARTS.values():
             await asyncio.to_thread(do, rig)
             edges.append(rig.now_s())
-            await players.play(agents, turns)
+            await players.play(agents, turns, rig.options.stagger_s if len(edges) == 2 else 0)
         _say_errors(way, players.heard)
     return dict(zip(RESTARTS, rig.judge(edges)[2:], strict=True))
 
@@ -211,7 +211,7 @@ async def play_kill(rig: Rig, way: Way, what: str) -> dict[str, object]:
     agents = rig.agents(way, options.sessions, options.turns)
     async with rig.players() as players:
         began = time.monotonic()
-        playing = asyncio.create_task(players.play(agents, options.turns))
+        playing = asyncio.create_task(players.play(agents, options.turns, options.stagger_s))
         await players.have_heard(options.sessions * options.turns // 3)
         killed_at = time.monotonic()
         if what.startswith("replica-"):
@@ -221,7 +221,7 @@ async def play_kill(rig: Rig, way: Way, what: str) -> dict[str, object]:
             await asyncio.to_thread(rig.fleet.run, what)
         up_at = time.monotonic()
         await playing
-    after = [one for one in players.heard if one.began_at + one.seconds >= killed_at]
+    after = [one for one in players.heard if one.ended_at >= killed_at]
     errors = Counter(error for one in after for error in one.errors)
     return {
         "way": way,
@@ -232,6 +232,9 @@ async def play_kill(rig: Rig, way: Way, what: str) -> dict[str, object]:
         "errors": dict(errors),
         "tries_max": max((len(one.errors) for one in after), default=0) + 1,
         "turns_lost": options.sessions * options.turns - len(players.heard),
+        "turns_read_again": sum(
+            one.is_continuation and one.cached_tokens < one.input_tokens / 2 for one in after
+        ),
         "longest_s": max((one.seconds for one in after if one.errors), default=0.0),
         "down_s": up_at - killed_at,
         "ran_s": killed_at - began,
@@ -239,22 +242,23 @@ async def play_kill(rig: Rig, way: Way, what: str) -> dict[str, object]:
     }
 
 
-def hits_back_s(heard: Sequence[Heard], killed_at: float, window: int = 32) -> float | None:
-    """From the kill on: when so many turns in a row found as large a part of their prompts as before."""
+def hits_back_s(heard: Sequence[Heard], killed_at: float, window: int = 32) -> float:
+    """From the kill on: until so many turns in a row always found 95 % of the part of their prompts found before."""
 
     def part(turns: Sequence[Heard]) -> float:
         return sum(one.cached_tokens for one in turns) / max(
             1, sum(one.input_tokens for one in turns)
         )
 
-    ended = sorted(heard, key=lambda one: one.began_at + one.seconds)
-    before = [one for one in ended if one.began_at + one.seconds < killed_at and one.step > 0]
-    after = [one for one in ended if one.began_at + one.seconds >= killed_at and one.step > 0]
-    usual = part(before[len(before) // 2 :])
-    for at in range(len(after) - window + 1):
-        if part(after[at : at + window]) >= 0.95 * usual:
-            return max(0.0, after[at].began_at + after[at].seconds - killed_at)
-    return None
+    ended = sorted((one for one in heard if one.is_continuation), key=lambda one: one.ended_at)
+    before = [one for one in ended if one.ended_at < killed_at]
+    after = [one for one in ended if one.ended_at >= killed_at]
+    back_at, usual = killed_at, part(before)
+    for at in range(max(1, len(after) - window + 1)):
+        turns = after[at : at + window]
+        if turns and part(turns) < 0.95 * usual:
+            back_at = max(one.ended_at for one in turns if one.cached_tokens < one.input_tokens / 2)
+    return back_at - killed_at
 
 
 # --- what is printed ----------------------------------------------------------------------------------
@@ -331,6 +335,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="before it is divided")
     parser.add_argument("--time-factor", type=float, default=10.0)
     parser.add_argument("--gap-s", type=float, default=60.0, help="longest pause, simulated")
+    parser.add_argument("--stagger-s", type=float, default=300.0, help="in which all begin")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -352,7 +357,8 @@ def main(arguments: Sequence[str]) -> int:
     print(
         f"  {options.sessions} sessions, their first {options.turns} turns; lengths, rates and KV room divided by "
         f"{options.tokens_per}; {options.replicas} replicas with {options.kv_tokens:,} tokens of KV room each "
-        f"before that; simulated time {options.time_factor:g} times as fast"
+        f"before that; simulated time {options.time_factor:g} times as fast, "
+        f"sessions begin within {options.stagger_s:g} s of it"
     )
     for name in ("segue", "load only") if "warm" in parts else ():
         with running(options, is_by_load=name != "segue") as rig:

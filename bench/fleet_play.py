@@ -47,6 +47,11 @@ class Heard:
     errors: tuple[str, ...]
     input_tokens: int = 0
     cached_tokens: int = 0
+    is_continuation: bool = True
+
+    @property
+    def ended_at(self) -> float:
+        return self.began_at + self.seconds
 
 
 class TurnFailed(Exception):
@@ -81,14 +86,12 @@ class Players:
         *,
         time_factor: float,
         gap_s_max: float,
-        stagger_s: float,
         seed: int = 1,
     ) -> None:
         self._url = url
         self._texts = texts
         self._factor = time_factor
         self._gap_s_max = gap_s_max
-        self._stagger_s = stagger_s
         self._random = random.Random(seed)
         self._session: aiohttp.ClientSession | None = None
         self.heard: list[Heard] = []
@@ -111,11 +114,11 @@ class Players:
         assert self._session is not None
         await self._session.close()
 
-    async def play(self, agents: Sequence[Agent], turns: int) -> None:
-        """So many turns of each, all agents at once."""
+    async def play(self, agents: Sequence[Agent], turns: int, stagger_s: float = 0.0) -> None:
+        """So many turns of each, all agents at once; they begin within this time."""
         async with asyncio.TaskGroup() as group:
             for agent in agents:
-                delay = self._random.uniform(0, self._stagger_s) / self._factor
+                delay = self._random.uniform(0, stagger_s) / self._factor
                 group.create_task(self._play(agent, turns, delay))
 
     async def _play(self, agent: Agent, turns: int, delay: float) -> None:
@@ -160,6 +163,7 @@ class Players:
                 tuple(errors),
                 usage["input_tokens"],
                 details["cached_tokens"],
+                step.kind == "continuation",
             )
         )
         for turns, event in self._awaited:

@@ -19,7 +19,18 @@ def options_of(*words: str) -> argparse.Namespace:
 def test_chains_find_their_prompts_wherever_they_continue() -> None:
     """By socket, chained and with full history, in turns over two machines, as well as one who knows everything."""
     options = options_of(
-        *("--sessions", "6", "--turns", "4", "--gap-s", "0.1", "--time-factor", "200"),
+        *(
+            "--sessions",
+            "6",
+            "--turns",
+            "4",
+            "--gap-s",
+            "0.1",
+            "--stagger-s",
+            "60",
+            "--time-factor",
+            "200",
+        ),
         *("--workers", "1", "--replicas", "3", "--tokens-per", "64"),
     )
     with running(options) as rig:

@@ -51,8 +51,9 @@ def test_hits_are_back_when_turns_find_as_much_as_before() -> None:
         return Heard("s", 1, at, 0.0, (), 100, cached)
 
     heard = [turn(n, 95) for n in range(10)] + [turn(10 + n, 0 if n < 3 else 95) for n in range(8)]
-    assert hits_back_s(heard, killed_at=9.5, window=4) == pytest.approx(3.5)
-    assert hits_back_s(heard[:12], killed_at=9.5, window=4) is None
+    # The last turn that found nothing ended at 12.
+    assert hits_back_s(heard, killed_at=9.5, window=4) == pytest.approx(2.5)
+    assert hits_back_s(heard[:10], killed_at=8.5, window=4) == 0
 
 
 def test_simulated_routes_find_what_load_alone_loses() -> None:
