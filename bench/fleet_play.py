@@ -29,7 +29,8 @@ ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 # A socket is opened again after so many turns, at whatever machine and worker the balancer chooses then.
 SOCKET_TURNS = 4
 TRIES_MAX = 12
-RETRY_S = 0.25
+# The first time; twice as long each time.
+RETRY_S, RETRY_S_MAX = 0.25, 4.0
 TURN_S_MAX = 120.0
 PLAY_S_MAX = 600.0
 LOST = (aiohttp.ClientError, ConnectionError, TimeoutError)
@@ -149,7 +150,7 @@ class Players:
                 await _close(agent)
             if len(errors) == TRIES_MAX:
                 raise RuntimeError(f"{agent.name} step {step.number}: {errors}")
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(min(RETRY_S * 2 ** (len(errors) - 1), RETRY_S_MAX))
         agent.ids[step.number] = response["id"]
         agent.outputs[step.number] = response["output"]
         usage = response["usage"]

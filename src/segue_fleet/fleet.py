@@ -76,7 +76,7 @@ backend segue
     option httpchk
     http-check send meth GET uri {health} ver HTTP/1.1 hdr Host localhost
     http-check expect status 200
-    default-server check inter 500ms fall 1 rise 1 maxconn 2000
+    default-server check inter 500ms fall 3 rise 1 maxconn 2000
 """
 
 
