@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from zlib import crc32
 
 from msgspec import structs
 
@@ -163,7 +164,7 @@ def by_segue(machines: Machines, played: Played, turn: Turn, now: float) -> int:
 def by_load(machines: Machines, played: Played, turn: Turn, now: float) -> int:
     fewest = min(machines.jobs)
     free = [number for number, jobs in enumerate(machines.jobs) if jobs == fewest]
-    return free[hash((played.name, played.at)) % len(free)]
+    return free[crc32(f"{played.name} {played.at}".encode()) % len(free)]
 
 
 def by_hash(machines: Machines, played: Played, turn: Turn, now: float) -> int:
