@@ -44,6 +44,7 @@ from segue_fleet.words import known_words, tokenizer_path
 HOST = "127.0.0.1"
 MODEL = "counted"
 STOP_S = 20
+GROUP_S = 2.0
 LOG_TAIL = 800
 # A fleet is for tests and demonstrations: what is committed outlives its processes, not a power cut.
 POSTGRES_OPTIONS = {
@@ -327,6 +328,7 @@ class Fleet:
             _to_group(process.pid, signal.SIGKILL)
             process.wait(STOP_S)
         self.members[name].process = None
+        _await_group(process.pid)
 
     def restart(self, name: str) -> None:
         """End a process in order and start it again at the same address; a replica has then forgotten everything."""
@@ -356,6 +358,17 @@ class Fleet:
 def _gentle(name: str) -> signal.Signals:
     """PostgreSQL ends at once and with its connections by SIGINT; the others end in order by SIGTERM."""
     return signal.SIGINT if name == "postgres" else signal.SIGTERM
+
+
+def _await_group(pid: int) -> None:
+    """Until the workers of a process have ended too, so that its port is free; zombies may stay."""
+    until = time.monotonic() + GROUP_S
+    while time.monotonic() < until:
+        try:
+            os.killpg(pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.05)
 
 
 def _to_group(pid: int, number: signal.Signals) -> None:
