@@ -152,8 +152,8 @@ test-install: $(DEV_DONE) dist ## install the wheel with pip, pipx and uvx into 
 site: $(SITE_DONE) ## build the documents as a site into site/; broken links and headings are errors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/venv/bin/python deploy/site/build.py $(ARGS)
 
-test-kubernetes: $(KUBERNETES_DONE) ## check the manifest against the schemas of Kubernetes
-	@for version in 1.25 1.37; do $(KUBERNETES)/bin/kubernetes-validate --strict -k $$version deploy/kubernetes/segue.yaml || exit 1; done
+test-kubernetes: $(KUBERNETES_DONE) ## check the manifests against the schemas of Kubernetes
+	@for version in 1.25 1.37; do $(KUBERNETES)/bin/kubernetes-validate --strict -k $$version deploy/kubernetes/*.yaml || exit 1; done
 
 test-autobahn: $(DEV_DONE) $(AUTOBAHN_DONE) ## Autobahn's WebSocket cases against our socket class (needs a Python 2.7)
 	@$(VENV)/bin/python -m tests.autobahn --wstest $(AUTOBAHN)/bin/wstest $(ARGS)

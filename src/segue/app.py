@@ -17,14 +17,16 @@ from msgspec import structs
 from segue.accounts.account import Accounts
 from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster, share_routes
+from segue.builders.discovery import Discovery
 from segue.builders.drains import Drains
+from segue.builders.fleet import Fleet
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reload import Reload, open_gate
 from segue.builders.reports import CacheReports
 from segue.builders.state import Eraser, State, build_state
 from segue.builders.states import open_slot_states
-from segue.control import WorkerStatus
+from segue.control import EngineStatus, WorkerStatus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
@@ -77,6 +79,7 @@ class App:
     health: HealthCheck
     reload: Reload
     drains: Drains
+    discovery: Discovery
 
     async def status(self) -> WorkerStatus:
         """What an operator sees of this process."""
@@ -138,7 +141,16 @@ async def _open_server(
         feed = build_feed(state, runner, observers, health, upgrades, names)
         reload = Reload(served, runner, services, names, place.engines)
         key_routes = KeyRoutes(services, build_keys(state, observers))
-        pages = (Dashboard(services, feed), key_routes, reports)
+        peers = None if state.cluster is None else state.cluster.peers
+
+        def engines() -> list[EngineStatus]:
+            return reload.engines(health.replicas({}))
+
+        def load() -> tuple[int, int]:
+            return runner.running_count, len(upgrades.sessions)
+
+        fleet = Fleet(engines, observers.metrics.replicas.totals, load, peers)
+        pages = (Dashboard(services, feed), key_routes, reports, fleet)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 
         async def caller_of(owner: Owner, key: str) -> Caller:
@@ -147,8 +159,10 @@ async def _open_server(
             return Caller(owner, store.turns, may=account.scopes, quota=quota, key=key)
 
         retention = Retention(settings.retention_s, settings.events_retention_s)
-        peers = None if state.cluster is None else state.cluster.peers
-        drains = Drains(served, lambda: reload.engines(health.replicas({})), health.check, peers)
+        drains = Drains(served, engines, health.check, peers)
+        discovery = Discovery(served, reload.retire, observers.metrics.note_lookup_failure)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(discovery.look(), MEET_S_MAX)
         with suppress(TimeoutError):
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
@@ -160,6 +174,7 @@ async def _open_server(
             in_background(reload.close_retired()),
             in_background(drains.keep()),
             open_slot_states(served, state, eraser),
+            in_background(discovery.keep()),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
@@ -175,6 +190,7 @@ async def _open_server(
                 health,
                 reload,
                 drains,
+                discovery,
             )
 
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, structs
@@ -71,7 +72,7 @@ class EngineStatus(Struct, frozen=True):
     is_drained: bool = False
 
     @property
-    def state(self) -> str:
+    def state(self) -> Literal["up", "down", "drained"]:
         """In a word; whether a drained engine is up matters only when it is returned."""
         return "drained" if self.is_drained else "up" if self.is_up else "down"
 

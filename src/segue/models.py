@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -82,11 +81,14 @@ TUNED = frozenset(
         "guard",
     }
 )
-ROUTED = TUNED | {"engine_url", "engine_key", "engine_parallel", "context_tokens"}
+DISCOVERED = frozenset({"engine_discovery", "engine_discovery_s", "kubernetes_account"})
+ROUTED = TUNED | DISCOVERED | {"engine_url", "engine_key", "engine_parallel", "context_tokens"}
 
 Closer = Callable[[], Awaitable[None]]
 # Makes a change take effect, which cannot fail; returns what closes what was removed.
 Change = Callable[[], Sequence[Closer]]
+# The URL of each replica that was looked up, and the host that it is a replica of.
+Found = Mapping[str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,8 +101,10 @@ class Built:
     token_json: list[TokenJson] = field(default_factory=list)
     # The engine inside this process, if that is what it has.
     embedded: EmbeddedEngine | None = None
-    # Prepares the replicas that other settings name; None where there are no replicas.
-    replicas: Callable[[ModelSettings], Change] | None = None
+    # Prepares the replicas that other settings name, or that were looked up; None where there are no replicas.
+    replicas: Callable[[ModelSettings, Found | None], Change] | None = None
+    # Those that were looked up last.
+    found: Found = field(default_factory=dict)
     # The files that it was made from, as they were.
     files: list[tuple[int, int] | None] = field(init=False)
 
@@ -127,8 +131,9 @@ class ServedModels:
     """The models by name and alias, and what closes them."""
 
     models: dict[str, Model] = field(default_factory=dict)
-    # Without aliases.
+    # Without aliases; and the settings that are in force.
     built: dict[str, Built] = field(default_factory=dict)
+    settings: dict[str, ModelSettings] = field(default_factory=dict)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
     guards: _Guards | None = None
@@ -155,8 +160,8 @@ class ServedModels:
         closers = self.closers_beside(new)
         for change in new.changes:
             closers += change()
-        self.models, self.built, self.owners, self.guards = (
-            new.models, new.built, new.owners, new.guards,
+        self.models, self.built, self.owners, self.guards, self.settings = (
+            new.models, new.built, new.owners, new.guards, new.settings,
         )  # fmt: skip
         self.set_drained(self.drained)
         return closers
@@ -197,8 +202,9 @@ def build_models(
                 )
             built = _build(one, shared)
         elif built.replicas is not None:
-            served.changes.append(built.replicas(one))
+            served.changes.append(built.replicas(one, None))
         served.built[one.name] = built
+        served.settings[one.name] = one
         model = replace(
             built.make(one),
             checks_rendering=settings.check_rendering,
@@ -438,8 +444,11 @@ class _Replicas(Generic[AnyEngine]):
         self, settings: ModelSettings, built: Built, replica: Callable[[Upstream], AnyEngine]
     ) -> None:
         self._replica = replica
-        # By address and key.
-        self._open: dict[tuple[str, str], tuple[Upstream, AnyEngine]] = {}
+        self._built = built
+        # What was looked up last: how, and where.
+        self._asked: tuple[str, tuple[str, ...]] = ("off", ())
+        # By address, key and host.
+        self._open: dict[tuple[str, str, str], tuple[Upstream, AnyEngine]] = {}
         self.engine = RoutedEngine({})
         self.prepare(settings)()
         built.closers.append(self.close)
@@ -450,25 +459,28 @@ class _Replicas(Generic[AnyEngine]):
         """One of the engines."""
         return next(iter(self._open.values()))[1]
 
-    def prepare(self, settings: ModelSettings) -> Change:
-        """The replicas that these settings name; those that are there already stay."""
+    def prepare(self, settings: ModelSettings, found: Found | None = None) -> Change:
+        """The replicas that were found, or else those that these settings name; those that are there already stay."""
         _check_addresses(settings)
-        names = [(url, settings.engine_key) for url in settings.engine_url]
+        asked = (settings.engine_discovery, settings.engine_url)
+        if found is None:
+            found = self._built.found if asked == self._asked else {}
+        urls = found or dict.fromkeys(settings.engine_url, "")
+        names = [(url, settings.engine_key, host) for url, host in urls.items()]
         wanted = {name: self._open.get(name) or self._opened(*name) for name in names}
-        return partial(self._change, wanted, settings.engine_parallel)
 
-    def _opened(self, url: str, key: str) -> tuple[Upstream, AnyEngine]:
-        upstream = Upstream(url, key or None)
+        def change() -> Sequence[Closer]:
+            removed = [one.close for name, (one, _) in self._open.items() if name not in wanted]
+            self._open, self._asked, self._built.found = wanted, asked, found
+            engines = {shown_address(name[0]): engine for name, (_, engine) in wanted.items()}
+            self.engine.set_replicas(engines, settings.engine_parallel)
+            return removed
+
+        return change
+
+    def _opened(self, url: str, key: str, host: str) -> tuple[Upstream, AnyEngine]:
+        upstream = Upstream(url, key or None, host=host)
         return upstream, self._replica(upstream)
-
-    def _change(
-        self, wanted: dict[tuple[str, str], tuple[Upstream, AnyEngine]], parallel: int
-    ) -> Sequence[Closer]:
-        removed = [one.close for name, (one, _) in self._open.items() if name not in wanted]
-        self._open = wanted
-        engines = {shown_address(url): engine for (url, _), (_, engine) in wanted.items()}
-        self.engine.set_replicas(engines, parallel)
-        return removed
 
     async def close(self) -> None:
         for upstream, _ in self._open.values():

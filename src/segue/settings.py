@@ -12,6 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_origin
@@ -107,6 +108,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine_url: tuple[str, ...] = ()
     engine_key: str = ""
     engine_parallel: Limit = 0
+    engine_discovery: Literal["off", "dns", "kubernetes"] = "off"
+    engine_discovery_s: Positive = 10.0
+    kubernetes_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
     context_tokens: Limit = 0
     dialect: str = "auto"
     tokenizer: str = ""
@@ -357,6 +361,9 @@ HELP = {
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
         "engine_key": "API key sent to the engine server",
         "engine_parallel": "parallel requests per replica, more wait; 0: what the engine says (embedded: 1, else 256)",
+        "engine_discovery": "find replicas by the name in engine_url: off, dns (addresses), kubernetes (ready pods)",
+        "engine_discovery_s": "seconds between two lookups of the replicas",
+        "kubernetes_account": "folder with token, ca.crt and namespace of the service account, for kubernetes",
         "context_tokens": "context window in tokens; 0: what the engine says (embedded: at most 8192)",
         "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
@@ -718,9 +725,26 @@ def _url_rules(settings: Settings) -> Iterator[Misfit]:
             yield Misfit(("engine_url",), NO_URL.format(url))
 
 
+def _discovery_problem(model: ModelSettings) -> str:
+    """Why the replicas of a model cannot be looked up; empty: they can, or need not be."""
+    if model.engine_discovery == "off":
+        return ""
+    if model.engine in ("embedded", "scripted"):
+        return f"engine '{model.engine}' has no URL whose replicas could be looked up."
+    for url in model.engine_url:
+        host = urlsplit(url).hostname or ""
+        with suppress(ValueError):
+            ipaddress.ip_address(host)
+            return f"{host} is an address: '{model.engine_discovery}' needs a name in engine_url."
+    return ""
+
+
 def _model_rules(settings: Settings) -> Iterator[Misfit]:
     if settings.dialect not in DIALECTS:
         yield Misfit(("dialect",), _unknown_dialect(settings.dialect))
+    for model in settings.served():
+        if problem := _discovery_problem(model):
+            yield Misfit(("engine_discovery",), problem)
     for index, table in enumerate(settings.models):
         model = msgspec.convert(table, ModelSettings, strict=False)
         if not model.name:

@@ -13,9 +13,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from segue.control import DrainOrder
 from segue.limits import KeyLimits
 from segue.storage import give_out
 from tests.dashboard.browser import Page, browsing
+from tests.scenarios.test_replicas import ask, fleet_of, restart, staged
 from tests.support import MODEL, WEATHER, Served, Wire, fetch, serving, wire
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -166,7 +170,34 @@ async def show_race(page: Page) -> None:
     await look(page, "dashboard-race.png")
 
 
+async def show_fleet() -> None:
+    """Four replicas that count their blocks: one is drained, and one was restarted, while conversations go on."""
+    async with staged(4) as (served, machines), browsing() as browser:
+        page = await browser.page()
+        await page.size(1440, 900)
+        await page.open(f"{served.url}/#fleet")
+        lasts: list[str | None] = [None] * 9
+        for turn in range(8):
+            for at, last in enumerate(lasts):
+                lasts[at] = (await ask(served, last, f"Question {at}: {HISTORY[: 900 * at]}"))[0]
+            rows = (await fleet_of(served)).values()
+            in_service = [one for one in rows if one["state"] == "up"]
+            busiest = max(in_service, key=lambda one: int(one["turns"]))["name"]
+            if turn == 3:
+                order = DrainOrder(busiest, is_drained=True)
+                await served.app.drains.order(msgspec.json.encode(order))
+            if turn == 5:
+                await restart(served, machines[busiest])
+        await page.until("document.querySelectorAll('#fleet-losses tbody tr').length > 1")
+        await page.until("document.querySelectorAll('#fleet-chains tbody tr').length === 9")
+        await look(page, "dashboard-fleet.png", whole=True)
+        await page.colours("dark")
+        await page.size(390, 844, scale=2, mobile=True)
+        await look(page, "dashboard-fleet-phone.png")
+
+
 async def main() -> int:
+    await show_fleet()
     with tempfile.TemporaryDirectory() as folder:
         played = script(Path(folder) / "script.json")
         store = f"sqlite:///{folder}/turns.db"

@@ -18,7 +18,7 @@ from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
 CTRL, SHIFT = 2, 8
-TABS = ("live", "race", "playground", "keys")
+TABS = ("live", "race", "playground", "fleet", "keys")
 IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
 
 
@@ -464,7 +464,22 @@ async def read_figures(page: Page, socket: Wire, replica: str) -> None:
     assert not await page.read("document.querySelector('#figures').open")
     await page.until("document.querySelector('#engines-sub').innerText.startsWith('1 of 2 up')")
     assert "down" in await page.text("#engines")
+    await page.press("Escape", 27)
+    await see_fleet(page, made[0], replica)
     assert page.faults == []
+
+
+async def see_fleet(page: Page, root: str, replica: str) -> None:
+    """Each replica with its state and figures, and the conversation at its replica."""
+    await page.read("location.hash = '#fleet'")
+    await page.until(count(".replica.up", 1))
+    await page.until(count(".replica.down", 1))
+    await page.until(count("#fleet-chains tbody tr", 1))
+    shown = replica.removeprefix("http://")
+    assert f"{root[-6:]}\t2\t{shown}\t–" in await page.text("#fleet-chains")
+    assert "1\nof 2 up" in (await page.text("#fleet-tiles")).replace(" of", "\nof")
+    assert "turns\n2" in await page.text(f'[data-replica="{replica}"]')
+    assert await page.read("document.querySelectorAll('#fleet-processes tbody tr').length") == 1
 
 
 async def test_person_sees_where_two_prompts_part_and_what_costs_most(browser: Browser) -> None:
@@ -567,7 +582,9 @@ async def test_key_that_is_no_operators_sees_no_keys(browser: Browser) -> None:
         await page.type(secret)
         await page.press("Enter", 13)
         await page.until(IS_LIVE)
-        assert await page.read("document.querySelector('.bar nav a[href=\"#keys\"]').hidden")
+        for view in ("fleet", "keys"):
+            link = f"document.querySelector('.bar nav a[href=\"#{view}\"]')"
+            assert await page.read(f"{link}.hidden")
         await page.until("document.querySelector('#keys-rows').innerText.includes('operator')")
 
 

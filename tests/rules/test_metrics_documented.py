@@ -24,11 +24,20 @@ def exported() -> set[Metric]:
         metrics.watch(name, lambda: 0)
     collectors = set(metrics.registry._collector_to_names)
     (process,) = [one for one in collectors if isinstance(one, ProcessCollector)]
-    return {described(one) for one in collectors - {process}} | {
-        # A counter's family has the name without its suffix.
-        (family.samples[0].name, family.type, ())
-        for family in process.collect()
+    by_replica = {
+        (f"{family.name}_total", family.type, tuple(family._labelnames))
+        for family in metrics.replicas.collect()
     }
+    others = collectors - {process, metrics.replicas}
+    return (
+        by_replica
+        | {described(one) for one in others}
+        | {
+            # A counter's family has the name without its suffix.
+            (family.samples[0].name, family.type, ())
+            for family in process.collect()
+        }
+    )
 
 
 def described(metric: object) -> Metric:

@@ -118,6 +118,7 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ],
     ("DELETE", TALK): [Probe("DELETE", "/v1/conversations/{conversation}", is_safe=False)],
     ("GET", r"/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
+    ("GET", r"/dashboard/fleet"): [Probe("GET", "/dashboard/fleet", foreign=403, right=403)],
     ("GET", r"/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
     ("GET", r"/dashboard/keys"): [Probe("GET", "/dashboard/keys", foreign=403, right=403)],
     ("POST", r"/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],

@@ -188,5 +188,5 @@ class HealthCheck:
         for model in self._models.values():
             if isinstance(model.engine, RoutedEngine):
                 metrics.count_choices(model.engine.book.take_choices().items())
-        metrics.note_engines((row.name, row.is_up, row.running, row.waiting) for row in rows)
+        metrics.note_engines(rows)
         return metrics.write()

@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from segue.builders.discovery import look_up
+from segue.builders.kubernetes import LookupFailed
 from segue.control import EngineStatus, Reloaded
 from segue.dashboard.views import ReplicaView
 from segue.models import Closer, ServedModels, build_models
@@ -123,6 +126,10 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
+        for one in wanted.served():
+            if one.engine_discovery != "off":
+                with suppress(LookupFailed):
+                    await asyncio.to_thread(look_up, one)
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 
@@ -151,9 +158,13 @@ class Reload:
         services.limits = structs.replace(services.limits, **limits)
         self._names[:] = models.models
         logging.getLogger().setLevel(settings.log_level.upper())
-        self._retired.append(_Retired(frozenset(runner.registry.running), closers))
-        self._has_retired.set()
+        self.retire(closers)
         return settings
+
+    def retire(self, closers: list[Closer]) -> None:
+        """Close this when the turns that run now have ended."""
+        self._retired.append(_Retired(frozenset(self._runner.registry.running), closers))
+        self._has_retired.set()
 
     async def close_retired(self) -> None:
         """Close what was removed, once no turn uses it any more; all of it at the end."""

@@ -27,6 +27,8 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
+from segue.builders.discovery import look_up
+from segue.builders.kubernetes import LookupFailed
 from segue.commands.flags import add_settings
 from segue.errors import ApiError, Misconfigured
 from segue.models import (
@@ -339,6 +341,8 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         except (TimeoutError, ApiError) as error:
             yield Check(f"engine {model.engine}", False, f"no answer: {error}", _advice(model))
             return
+        if model.engine_discovery != "off":
+            yield await check_discovery(model)
         for url in model.engine_url:
             if await asyncio.to_thread(refuses_key, url, model.engine_key):
                 asked = "this API key" if model.engine_key else "requests without an API key"
@@ -354,6 +358,16 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
             for check in compare(model, built.engine.facts):
                 yield check
             yield await check_vocabulary(model)
+
+
+async def check_discovery(model: ModelSettings) -> Check:
+    """Whether the replicas behind the name of an engine can be looked up."""
+    name = f"discovery {model.engine_discovery}"
+    try:
+        found = await asyncio.to_thread(look_up, model)
+    except (LookupFailed, Misconfigured) as error:
+        return Check(name, False, str(error), "see docs/deploy.md, Replicas of an engine")
+    return Check(name, True, f"{len(found)} found: {', '.join(map(shown_address, found))}")
 
 
 def _sharing(settings: Settings, model: ModelSettings) -> str:

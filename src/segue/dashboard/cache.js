@@ -53,7 +53,7 @@ const COSTS_MAX = 4;
 // A sum over an hour of turns: not with every turn.
 const RENEW_MS = 2000;
 
-const wordsOf = (reason) => REASONS[reason]?.[0] ?? reason;
+export const wordsOf = (reason) => REASONS[reason]?.[0] ?? reason;
 const adviceOf = (reason) => REASONS[reason]?.[1] ?? "";
 
 // --- one turn ---

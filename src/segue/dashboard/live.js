@@ -22,7 +22,7 @@ const spark = (values) => {
   );
 };
 
-const tile = (title, [figure, unit], note, values, name) =>
+export const tile = (title, [figure, unit], note, values, name) =>
   h(
     "div",
     { class: "tile", "data-tile": name },
@@ -284,21 +284,23 @@ export const drawMemory = (picture, isOperator) => {
   );
 };
 
+const stateOf = (one) => (one.is_drained ? "drained" : one.is_up ? "up" : "down");
+
 // A load that is not counted is shown as a dash.
 const load = (value) => (value === null ? "–" : count(value));
 
 export const drawEngines = (picture, isOperator) => {
   const { replicas } = picture;
   const sum = (name) => replicas.reduce((total, one) => total + (one[name] ?? 0), 0);
-  const up = replicas.filter((one) => one.is_up).length;
+  const up = replicas.filter((one) => stateOf(one) === "up").length;
   $("engines-sub").textContent = replicas.length
     ? `${up} of ${replicas.length} up · ${sum("running")} running · ${sum("waiting")} in the queue`
     : "";
   const row = (one) =>
     h(
       "tr",
-      { class: `engine ${one.is_up ? "up" : ""}` },
-      h("td", {}, h("i", {}), one.is_up ? "up" : "down"),
+      { class: `engine ${stateOf(one)}` },
+      h("td", {}, h("i", {}), stateOf(one)),
       h(
         "td",
         { class: "name", title: `${one.model} · ${one.name}` },

@@ -5,6 +5,7 @@ import { renewAdvice } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
+import { drawFleet, followFleet } from "./fleet.js";
 import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTokens } from "./live.js";
 import { loadKeys, startKeys } from "./keys.js";
 import { Past } from "./past.js";
@@ -26,7 +27,7 @@ const EMPTY = {
   backlog: null,
   lag_ms: null,
 };
-const VIEWS = ["live", "race", "playground", "keys"];
+const VIEWS = ["live", "race", "playground", "fleet", "keys"];
 
 const past = new Past();
 let picture = EMPTY;
@@ -36,7 +37,9 @@ let isOperator = true;
 // --- live ---
 
 const draw = painter(() => {
-  if (document.hidden || $("live-view").hidden) return;
+  if (document.hidden) return;
+  drawFleet(past, picture.running);
+  if ($("live-view").hidden) return;
   drawTiles(past, picture);
   drawWaterfall(past, openFigures);
   drawTokens(past);
@@ -80,7 +83,9 @@ const feed = follow({
     else banner("");
     process = message.process;
     isOperator = message.is_operator;
-    document.querySelector('.bar nav a[href="#keys"]').hidden = !isOperator;
+    for (const view of ["fleet", "keys"])
+      document.querySelector(`.bar nav a[href="#${view}"]`).hidden = !isOperator;
+    if (location.hash === "#fleet") followFleet(draw);
     if (location.hash === "#keys") loadKeys();
     document.body.dataset.process = process;
     $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
@@ -137,6 +142,7 @@ const show = () => {
   draw();
   drawRace();
   if (name === "keys") loadKeys();
+  if (name === "fleet") followFleet(draw);
 };
 
 for (const link of document.querySelectorAll(".bar a")) link.addEventListener("click", () => scrollTo(0, 0));

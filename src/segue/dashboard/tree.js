@@ -81,6 +81,7 @@ const details = (node) => [
   ...(node.isRunning
     ? []
     : [
+        node.replica ? h("div", {}, h("span", {}, "replica"), h("span", {}, node.replica)) : null,
         h("div", {}, h("span", {}, "duration"), h("span", {}, took(node.total_ms ?? 0))),
         h(
           "div",

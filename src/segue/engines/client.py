@@ -167,7 +167,8 @@ class HttpResponse:
 class HttpClient:
     """One engine's address, and the connections to it."""
 
-    def __init__(self, url: str, headers: dict[str, str], keep_s: float) -> None:
+    def __init__(self, url: str, headers: dict[str, str], keep_s: float, host: str = "") -> None:
+        """`host` is what it is called in requests and in its certificate, where that is not in the URL."""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._is_secure = parts.scheme == "https"
@@ -178,7 +179,8 @@ class HttpClient:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
             headers = {"authorization": basic} | headers
-        at = parts.netloc.rpartition("@")[2]
+        at = host or parts.netloc.rpartition("@")[2]
+        self._name = urlsplit(f"//{at}").hostname or ""
         lines = [f"{name}: {value}\r\n" for name, value in {"host": at, **headers}.items()]
         self._head = "".join(lines).encode("latin-1")
         self._tls: ssl.SSLContext | None = None
@@ -221,7 +223,11 @@ class HttpClient:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         async with asyncio.timeout(connect_s):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: HttpConnection(self), self._host, self._port, ssl=self._tls
+                lambda: HttpConnection(self),
+                self._host,
+                self._port,
+                ssl=self._tls,
+                server_hostname=self._name if self._tls else None,
             )
         return connection
 

@@ -104,8 +104,13 @@ class Upstream:
     """One engine's address, with its key and its connections."""
 
     def __init__(
-        self, url: str, key: str | None = None, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        self,
+        url: str,
+        key: str | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        host: str = "",
     ) -> None:
+        """`host`: what the server is called, where the URL has only one of the addresses of that name."""
         # Native endpoints are below the root, those of OpenAI's API below the version.
         self.url, self._version = split_address(url)
         # For logs: without a password.
@@ -115,7 +120,7 @@ class Upstream:
         if key:
             headers["authorization"] = f"Bearer {key}"
         # How many jobs run at a time is decided in `routes.py`.
-        self._client = HttpClient(self.url, headers, KEEP_S)
+        self._client = HttpClient(self.url, headers, KEEP_S, host)
 
     async def close(self) -> None:
         self._client.close()

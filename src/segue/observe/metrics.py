@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import add
+from typing import Protocol
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from segue import __version__
+from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
 from segue.turn.plan import Span
@@ -92,6 +94,23 @@ PROCESS_SUMMED = (
 SUMMED = {*WATCHED, ENGINE_WAITING, ENGINE_RUNNING, MEMORY, *PROCESS_SUMMED}
 
 
+class EngineFigures(Protocol):
+    """What is read of a replica when the page is."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_up(self) -> bool: ...
+    @property
+    def is_drained(self) -> bool: ...
+    @property
+    def running(self) -> int | None: ...
+    @property
+    def waiting(self) -> int | None: ...
+
+
 class Metrics:
     """The metrics of this process."""
 
@@ -126,6 +145,12 @@ class Metrics:
         self._engine_running = self._gauge(ENGINE_RUNNING, about, ("replica",))
         about = "Jobs sent to an engine replica, by why it was chosen"
         self._choices = self._counter("engine_choices", about, ("replica", "reason"))
+        about = "Lookups of engine replicas that failed (engine_discovery)"
+        self._lookups_failed = self._counter("engine_discovery_failures", about, ("model",))
+        about = "1 if the operator has taken the replica out of service"
+        self._engine_drained = self._gauge("segue_engine_drained", about, ("replica",))
+        self.replicas = ReplicaCounts()
+        self.registry.register(self.replicas)
         self._gauge("segue_build_info", "1, with the version", ("version",)).labels(
             __version__
         ).set(1)
@@ -176,6 +201,7 @@ class Metrics:
 
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that ended."""
+        self.replicas.observe(turn)
         tally = turn.tally
         self._turns.labels(turn.transport, turn.entry.status).inc()
         for field, counter in self._counted.items():
@@ -203,15 +229,22 @@ class Metrics:
             counter = self._request_counters[key] = self._requests.labels(*key)
         counter.inc()
 
-    def note_engines(self, replicas: Iterable[tuple[str, bool, int | None, int | None]]) -> None:
+    def note_engines(self, engines: Sequence[EngineFigures]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""
-        for gauge in (self._engine_up, self._engine_running, self._engine_waiting):
+        gauges = (self._engine_up, self._engine_running, self._engine_waiting, self._engine_drained)
+        for gauge in gauges:
             gauge.clear()
-        for name, is_up, running, waiting in replicas:
-            self._engine_up.labels(name).set(is_up)
-            if running is not None and waiting is not None:
-                self._engine_running.labels(name).inc(running)
-                self._engine_waiting.labels(name).inc(waiting)
+        self.replicas.keep({(one.model, one.name) for one in engines})
+        for one in engines:
+            self._engine_up.labels(one.name).set(one.is_up)
+            self._engine_drained.labels(one.name).set(one.is_drained)
+            if one.running is not None and one.waiting is not None:
+                self._engine_running.labels(one.name).inc(one.running)
+                self._engine_waiting.labels(one.name).inc(one.waiting)
+
+    def note_lookup_failure(self, model: str) -> None:
+        """Count a lookup of this model's replicas that failed."""
+        self._lookups_failed.labels(model).inc()
 
     def count_choices(self, choices: Iterable[tuple[tuple[str, str], int]]) -> None:
         """How often each replica was chosen since this was last counted, and why."""
