@@ -19,7 +19,7 @@ from segue.background import in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.builders.discovery import Discovery
 from segue.builders.drains import Drains
-from segue.builders.fleet import Fleet
+from segue.builders.fleet import FleetReports
 from segue.builders.hosted import HostedTools
 from segue.builders.observers import HealthCheck, Observers, open_observers
 from segue.builders.reload import Reload, open_gate
@@ -149,7 +149,7 @@ async def _open_server(
         def load() -> tuple[int, int]:
             return runner.running_count, len(upgrades.sessions)
 
-        fleet = Fleet(engines, observers.metrics.replicas.totals, load, peers)
+        fleet = FleetReports(engines, observers.metrics.replicas.totals, load, peers)
         pages = (Dashboard(services, feed), key_routes, reports, fleet)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 

@@ -24,7 +24,7 @@ from segue.wire.codec import encode as encode_json
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
 
-SUBJECT = "fleet"
+SUBJECT = "fleet_view"
 
 
 class LostPrefixes(Struct, frozen=True):
@@ -81,7 +81,7 @@ class FleetView(Struct, frozen=True, kw_only=True):
 _part = msgspec.msgpack.Decoder(FleetPart).decode
 
 
-class Fleet:
+class FleetReports:
     """What this process knows, and what all together know."""
 
     def __init__(
