@@ -31,6 +31,7 @@ from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
+from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError
 from segue.models import ServedModels, build_models
 from segue.process.memory import Memory, memory_for, resident_bytes
@@ -149,7 +150,13 @@ async def _open_server(
         def load() -> tuple[int, int]:
             return runner.running_count, len(upgrades.sessions)
 
-        fleet = FleetReports(engines, observers.metrics.replicas.totals, load, peers)
+        def pace(key: tuple[str, str]) -> float | None:
+            engine = runner.models[key[0]].engine
+            if not isinstance(engine, RoutedEngine):
+                return None
+            return engine.book.pace(key[1]).prefill_tokens_s
+
+        fleet = FleetReports(engines, observers.metrics.replicas.totals, pace, load, peers)
         pages = (Dashboard(services, feed), key_routes, reports, fleet)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 

@@ -105,6 +105,7 @@ async def test_lost_prefixes_are_seen_by_reason_and_replica() -> None:
         (other,) = machines.keys() - {home}
         assert (rows[home]["turns"], rows[home]["state"], rows[home]["lost"]) == (2, "up", [])
         assert rows[home]["cached_tokens"] > 300
+        assert rows[home]["prefill_tokens_s"] > 0
 
         await served.app.drains.order(msgspec.json.encode(DrainOrder(home, is_drained=True)))
         third, report = await ask(served, second)

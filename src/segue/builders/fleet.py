@@ -88,12 +88,14 @@ class FleetReports:
         self,
         engines: Callable[[], list[EngineStatus]],
         totals: Mapping[ReplicaKey, ReplicaTotals],
+        pace: Callable[[ReplicaKey], float | None],
         load: Callable[[], tuple[int, int]],
         peers: Peers | None,
     ) -> None:
-        """`load` is how many responses run here, and how many connections are open."""
+        """`pace`: prompt tokens that a replica reads in a second; `load`: responses that run here, open connections."""
         self._engines = engines
         self._totals = totals
+        self._pace = pace
         self._load = load
         self._peers = peers
         self._started_at = time.time()
@@ -137,6 +139,7 @@ class FleetReports:
             state=engine.state,
             running=engine.running or 0,
             waiting=engine.waiting or 0,
+            prefill_tokens_s=self._pace((engine.model, engine.name)),
             turns=totals.turns,
             input_tokens=totals.input_tokens,
             cached_tokens=totals.cached_tokens,
