@@ -66,7 +66,8 @@ def hasten(
         if encode is not None:
             take_over(encode)
 
-    threading.Thread(target=work, name="fast tokenizer", daemon=True).start()
+    # A process that ends meanwhile waits for it: one that is inside the library then would end the process by a signal.
+    threading.Thread(target=work, name="fast tokenizer").start()
 
 
 def fast_encode(tokenizer: Tokenizer, samples: Sequence[str]) -> Encode | None:

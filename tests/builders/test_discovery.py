@@ -26,7 +26,7 @@ from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
 from tests.support import Served, fetch, serving, until
 
-# As the API server of Kubernetes 1.31 writes them, for a service with two pods.
+# In the shape in which the API server of Kubernetes writes them, for a service with two pods.
 RECORDED = json.loads((Path(__file__).parent / "endpointslices.json").read_bytes())
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
