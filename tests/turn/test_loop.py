@@ -307,11 +307,14 @@ class Echoing:
 async def test_output_of_a_hosted_tool_is_another_round_of_the_same_turn() -> None:
     hosted = Echoing()
     played = await play(
-        [*text("Looking."), Finish("stop")], [*text("Sun."), Finish("stop")], hosted=hosted
+        [JobStarted(route="a"), *text("Looking."), Finish("stop")],
+        [*text("Sun."), Finish("stop")],
+        hosted=hosted,
     )
 
     assert played.response.status == "completed"
     first, second = cast(ListEngine, played.plan.model.engine).jobs
+    assert (first.route, second.route, played.turn.route) == (None, "a", "a")
     assert first.scene.past is None
     assert isinstance(second.scene.past, Unfinished), "the round before is a link of the history"
     assert isinstance(second.scene.given[0].value, HostedOutput)
