@@ -13,7 +13,7 @@ from tests.contracts.dialect import smollm2
 from tests.engines.fakes.server import Fake
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm
-from tests.support import Served, Wire, serving, until, wire
+from tests.support import Served, Wire, serving, wire
 
 
 def story(prompt: Sequence[int]) -> list[int]:
@@ -63,18 +63,19 @@ async def steered(socket: Wire, fake: Fake, **fields: Any) -> dict[str, Any]:
 
 
 async def test_successor_goes_to_the_replica_that_served_the_steered_response() -> None:
-    one, two = FakeVllm(story, block=1), FakeVllm(story, block=1)
-    async with served_by("vllm", one, two) as served, wire(served) as other, wire(served) as socket:
-        one.hold_at = two.hold_at = 5
-        await other.create(model="fake", input="Hold the first one.", store=False)
-        await until(lambda: one.held.is_set() or two.held.is_set())
-        one, two = (one, two) if one.held.is_set() else (two, one)
-        await steered(socket, two, input="Tell me.")
-        one.gate.set()
-        await other.events()
+    fakes = [FakeVllm(story, block=1) for _ in range(3)]
+    async with served_by("vllm", *fakes) as served, wire(served) as socket:
+        # The same beginning has the same replica.
+        await turn(socket, input="Tell me.", max_output_tokens=5)
+        (home,) = (fake for fake in fakes if asked(fake))
+        await steered(socket, home, input="Tell me.")
         assert (await socket.events())[-1]["type"] == "response.completed"
-        asked = [len([path for path in fake.paths if "completions" in path]) for fake in (one, two)]
-        assert asked == [1, 2]
+    assert [asked(fake) for fake in fakes] == [3 * (fake is home) for fake in fakes]
+
+
+def asked(fake: Fake) -> int:
+    """How many jobs it was sent."""
+    return len([path for path in fake.paths if "completions" in path])
 
 
 async def test_engine_that_says_early_what_it_has_kept_is_believed_when_a_steer_breaks_it_off() -> (

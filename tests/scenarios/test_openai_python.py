@@ -88,8 +88,11 @@ def _check_chain(responses: list[dict[str, Any]]) -> None:
 def _check_costs(turns: list[dict[str, Any]]) -> None:
     """Segue's own counters: what each turn received, validated, decoded and tokenized."""
     costs = [turn["counted"] for turn in turns]
-    assert [cost["segue_items_validated_total"] for cost in costs] == [1] * len(turns)
-    assert [cost["segue_tool_decodes_total"] for cost in costs] == [1] + [0] * (len(turns) - 1)
+    # The loop before may have begun with the same words and tools: then these are known.
+    assert [cost["segue_items_validated_total"] for cost in costs[1:]] == [1] * (len(turns) - 1)
+    assert costs[0]["segue_items_validated_total"] <= 1
+    assert [cost["segue_tool_decodes_total"] for cost in costs[1:]] == [0] * (len(turns) - 1)
+    assert costs[0]["segue_tool_decodes_total"] <= 1
     bytes_each = [cost["segue_bytes_received_total"] for cost in costs]
     assert max(bytes_each[1:]) - min(bytes_each[1:]) < 64, "a turn received more than what is new"
     tokenized = [cost["segue_tokens_tokenized_total"] for cost in costs]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
@@ -176,31 +175,3 @@ async def test_every_worker_finds_a_history_and_all_of_them_keep_a_limit(crew: C
     )
     await asyncio.gather(*(post(fresh, input=f"Alone {n}.") for n in range(14)))
     assert crew.most_at_once() <= PARALLEL
-
-
-async def test_the_successor_of_a_steered_response_stays_at_its_replica() -> None:
-    shape = structs.replace(SHAPE, decode_tps=500)
-    async with AsyncExitStack() as stack:
-        replicas = [Replica(shape, model=MODEL, words=known_words().words) for _ in range(3)]
-        urls = []
-        for replica in replicas:
-            server = await serve(replica, 0)
-            stack.callback(server.close)
-            urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        flags = {"model": [MODEL], "tokenizer": str(tokenizer_path()), "engine_url": urls}
-        served = await stack.enter_async_context(serving(engine="vllm", **flags))
-        socket = await stack.enter_async_context(wire(served))
-        # Without the steer this would take eight seconds.
-        await socket.create(model=MODEL, input=LONG, max_output_tokens=4_000)
-        event = await socket.next()
-        target = event["response"]["id"]
-        while event["type"] != "response.output_text.delta":
-            event = await socket.next()
-        steer = {"type": "response.steer", "previous_response_id": target, "input": "Shorter."}
-        await socket.send(steer)
-        steered = (await socket.events())[-1]["response"]
-        assert steered["incomplete_details"] == {"reason": "steered"}
-        while len([one for replica in replicas for one in replica.arrivals]) < 2:
-            await socket.next()
-
-    assert sorted(len(replica.arrivals) for replica in replicas) == [0, 0, 2]

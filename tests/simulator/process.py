@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
+from inspect import getclosurevars
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,8 +71,9 @@ class SimulatedEngine:
         return True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        assert isinstance(job.chain, partial)
-        plan, ids = job.chain.args[0], answer_ids()
+        assert job.take is not None
+        # A job does not name its turn; the function that takes its pieces is the turn's own.
+        plan, ids = getclosurevars(job.take).nonlocals["self"].plan, answer_ids()
         (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
         said = self.said.tokens.setdefault(plan.id, Counter())
         run = (self.process, next(self.said.runs))
