@@ -128,7 +128,7 @@ class RenderCache:
         return past.parent, count - len(last.given) if past.parent is not None else 0
 
     def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
-        """Remember the history of this plan, in place of the one that it goes on from."""
+        """Remember the history of this plan instead of the one that it goes on from."""
         resent, given, owner = plan.resolved.resent, plan.resolved.given, plan.owner
         if resent is None or first.is_truncated or not is_cut(given, len(given)):
             return

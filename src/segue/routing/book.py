@@ -22,6 +22,8 @@ from segue.turn.values import Head, Job, Messages, Prompt, Turn
 # About 200 bytes each; the longest unused go first.
 HINTS_MAX = 50_000
 HEADS_MAX = 1_000
+# Replicas that were ever seen: where they come and go, their addresses differ.
+REPLICAS_MAX = 10_000
 # A shorter history says nothing when it is not found.
 HELD_TOKENS_MIN = 512
 
@@ -61,6 +63,8 @@ class RouteBook:
         """What is known of this replica."""
         known = self.paces.get(name)
         if known is None:
+            if len(self.paces) >= REPLICAS_MAX:
+                del self.paces[next(iter(self.paces))]
             known = self.paces[name] = Pace()
         return known
 
