@@ -20,10 +20,8 @@ class Lineage(Struct, frozen=True):
     parent: str | None = None
     # Tells a second child of a turn, and all that continue it, from the first; empty for those.
     fork: str = ""
-    # Whether the chain waits for a tool of its client, goes on with the output of a tool, or will not go on.
-    is_waiting: bool = False
+    # Whether the chain goes on with the output of a tool.
     is_resumed: bool = False
-    is_over: bool = False
     # Higher goes first.
     priority: int = 0
 

@@ -31,7 +31,7 @@ from segue_bench.report import (
     write_json,
 )
 from segue_bench.server import ServerNotStarted
-from segue_bench.ways import WAYS, TurnFailed, WayName
+from segue_bench.ways import WAYS, TurnFailed, WayName, named_ways
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ def plan_of(options: argparse.Namespace) -> BenchPlan:
     return BenchPlan(
         preset=options.preset,
         shape=shape,
-        ways=_ways(options.ways),
+        ways=named_ways(options.ways, WAYS, WAYS),
         speeds=(None,) if options.url else speeds,
         contexts=tuple(map(int, _numbers(options.contexts, "--contexts"))) or preset.contexts,
         turns=_or(options.turns, preset.turns),
@@ -225,16 +225,6 @@ class ProgressBar:
 
 def _or(given: T | None, preset: T) -> T:
     return preset if given is None else given
-
-
-def _ways(text: str | None) -> tuple[WayName, ...]:
-    if not text:
-        return WAYS
-    chosen = [word.strip() for word in text.split(",")]
-    for word in chosen:
-        if word not in WAYS:
-            raise Misconfigured(f"--ways: '{word}' is not one of {', '.join(WAYS)}.")
-    return tuple(way for way in WAYS if way in chosen)
 
 
 def _numbers(text: str | None, flag: str) -> tuple[float, ...]:

@@ -375,7 +375,7 @@ class TraceRun:
 
 
 class Watcher(Protocol):
-    """Is told how far a run is."""
+    """Receives the progress of a run."""
 
     def began(self, server: str, way: TraceWay) -> None: ...
 

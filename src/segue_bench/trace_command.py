@@ -26,6 +26,7 @@ from segue_bench.trace_report import (
     ttft_chart,
     ttft_table,
 )
+from segue_bench.ways import named_ways
 
 # Few enough for a minute: they have about 450 turns.
 SESSIONS = 8
@@ -62,7 +63,7 @@ def _natural(text: str) -> int:
 
 def run(options: argparse.Namespace, shown: Sequence[str]) -> int:
     """Replay, print, write; the exit status is 1 if a turn failed."""
-    ways = _ways(options.ways)
+    ways = named_ways(options.ways, TRACE_WAYS, WAYS)
     if options.url:
         raise Misconfigured(
             "--trace reads counters of servers that it starts itself: leave --url out."
@@ -147,16 +148,6 @@ def _chosen(sessions: Sequence[Session], count: int) -> list[Session]:
     if not count or count >= len(sessions):
         return list(sessions)
     return [sessions[number * len(sessions) // count] for number in range(count)]
-
-
-def _ways(text: str | None) -> tuple[TraceWay, ...]:
-    if not text:
-        return WAYS
-    chosen = [word.strip() for word in text.split(",")]
-    for word in chosen:
-        if word not in TRACE_WAYS:
-            raise Misconfigured(f"--ways: '{word}' is not one of {', '.join(TRACE_WAYS)}.")
-    return tuple(way for way in TRACE_WAYS if way in chosen)
 
 
 class TraceProgress:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, assert_never, get_args
+from typing import Literal, Protocol, TypeVar, assert_never, get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.errors import Misconfigured
 from segue_bench.client import (
     ClientConnection,
     ServerAddress,
@@ -29,6 +30,19 @@ from segue_bench.workload import Workload, tool_output, user_message
 
 WayName = Literal["http-new", "http-full", "http-chained", "ws", "ws-stored", "rollout"]
 WAYS: tuple[WayName, ...] = get_args(WayName)
+N = TypeVar("N", bound=str)
+
+
+def named_ways(text: str | None, known: Sequence[N], usual: Sequence[N]) -> tuple[N, ...]:
+    """The ways that `--ways` names, in the usual order; without it the usual ones."""
+    if not text:
+        return tuple(usual)
+    chosen = [word.strip() for word in text.split(",")]
+    for word in chosen:
+        if word not in known:
+            raise Misconfigured(f"--ways: '{word}' is not one of {', '.join(known)}.")
+    return tuple(way for way in known if way in chosen)
+
 
 ENDS = frozenset(
     (

@@ -1,7 +1,7 @@
 """What do all processes that share the store know of the replicas of their engines, and which processes are there?
 
 `GET /dashboard/fleet`, for operators: the fleet view of the dashboard asks for it every few seconds. Nothing runs here
-while nobody asks.
+between requests.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Fleet:
             await asyncio.sleep(REPORT_S_MIN)
 
     async def report(self) -> None:
-        """Tell the others what has changed, and add up what they have told."""
+        """Send the others what has changed, and add up what they have reported."""
         self._join()
         loads: dict[str, OthersLoad] = {}
         forgot: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """How many jobs may this process have at a replica, so that all processes together keep to its limit?
 
 The store knows how many slots of a replica each process holds, as it does for the places of API keys: a process draws
-more when jobs wait, and gives back what it has not needed for a while, so that a turn mostly waits for nobody. What a
+more when jobs wait, and gives back what it has not needed for a while, so that a turn seldom waits for that. What a
 dead process held comes back with its lease. A process that gets less than it needs tells the others: they give back
 at once what they do not use, and as their jobs end what is more than their fair part.
 """
