@@ -167,7 +167,8 @@ class Stage:
         known = None
         if connection is not None and create.previous_response_id is not None:
             known = connection.near.held(OWNER, create.previous_response_id)
-        caller = Caller(OWNER, turns, known)
+        lane = "" if connection is None else "default"
+        caller = Caller(OWNER, turns, known, lane=lane)
         return await self.runner.begin(create, caller, tally, listener, "test"), tally
 
     async def turn(self, connection: Connection | None = None, **fields: Any) -> Told:

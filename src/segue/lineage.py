@@ -14,7 +14,7 @@ FIRST_TIERS = frozenset({"priority", "fast", "ultrafast"})
 class Lineage(Struct, frozen=True):
     """What is known of a job's chain when the job is made."""
 
-    # The same for all turns of a chain, its forks included, and for a history that is resent as a whole.
+    # The first turn of the chain: the same for all its turns and forks, and for a history that is resent as a whole.
     chain: str = ""
     # The turn that this one continues.
     parent: str | None = None
@@ -22,6 +22,8 @@ class Lineage(Struct, frozen=True):
     fork: str = ""
     # Whether the chain goes on with the output of a tool.
     is_resumed: bool = False
+    # What was said before the model first answered, as a digest, where the client may send it again with each turn.
+    beginning: str = ""
     # Higher goes first.
     priority: int = 0
 

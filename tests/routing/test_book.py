@@ -14,7 +14,7 @@ from segue.turn.values import Head, Scene, Tokens, Turn, Unfinished, Warm, id_ar
 from tests.contracts.turns import response_of
 from tests.engines.asking import job, tokens
 
-CHAIN = Lineage("chain_abc")
+CHAIN = Lineage("resp_1", beginning="chain_abc")
 RESENT = job(tokens([1]), lineage=CHAIN, model_turns=2)
 
 
@@ -42,13 +42,16 @@ async def test_resent_history_goes_where_it_went_and_others_are_asked_for_what_i
     # A first turn is placed, and one with a parent has its route.
     assert await book.route(structs.replace(RESENT, model_turns=0)) is None
     assert await book.route(structs.replace(RESENT, route="a")) == "a"
-    assert asked == ["chain_abc"]
+    # Where its client sends no ids, another process knows it by its beginning.
+    elsewhere = structs.replace(RESENT, lineage=Lineage("chain_abc", beginning="chain_abc"))
+    assert await book.route(elsewhere) == "b"
+    assert asked == ["resp_1"]
     await asyncio.sleep(0)
 
 
 async def test_replica_that_came_back_empty_has_no_histories_from_before() -> None:
     book = RouteBook()
-    book.note_hint("chain_abc", "a")
+    book.note_hint("resp_1", "a")
     book.note_forgot("a", 1_000.0)
     assert await book.route(RESENT) is None
     old, new = (job(tokens([1]), scene=Scene(Head(), turn(at), ())) for at in (999, 1_001))

@@ -14,7 +14,6 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from segue.routing.chains import is_resendable
 from segue.routing.measures import Pace, Work
 from segue.routing.placement import Asked, Choice, ReplicaLoad
 from segue.turn.values import Head, Job, Messages, Prompt, Turn
@@ -86,7 +85,7 @@ class RouteBook:
 
     async def route(self, job: Job) -> str | None:
         """The replica that has read the history of this job: that of its parent, or by a hint."""
-        if job.route is not None or not (job.model_turns and is_resendable(job.lineage)):
+        if job.route is not None or not (job.model_turns and job.lineage.beginning):
             return job.route
         chain = job.lineage.chain
         name = self._hints.get(chain)
@@ -96,19 +95,22 @@ class RouteBook:
 
     def asked(self, job: Job, route: str | None, now: float, *, is_there: bool) -> Asked:
         """What the choice looks at; `is_there`: the replica with its history may take it."""
-        chain, tokens = job.lineage.chain.encode(), tokens_of(job.prompt)
+        lineage, tokens = job.lineage, tokens_of(job.prompt)
+        beginning = (lineage.beginning or lineage.chain).encode()
         if is_there:
-            return Asked(b"", chain, route, held_tokens(job), tokens)
+            return Asked(b"", beginning, route, held_tokens(job), tokens)
         head = head_digest(job.scene.head)
         self._note_head(head, tokens, now)
         share = self._heads[head].at(now) / max(1.0, self._work.at(now))
-        return Asked(head, chain, route, 0, tokens, share)
+        return Asked(head, beginning, route, 0, tokens, share)
 
     def chose(self, job: Job, choice: Choice, asked: Asked, now: float) -> Visit:
         """The job goes there."""
         self.choices[choice] += 1
-        if is_resendable(job.lineage):
-            self.note_hint(job.lineage.chain, choice.name, is_own=True)
+        if beginning := job.lineage.beginning:
+            # Its next turn may be known by either.
+            for known_by in (job.lineage.chain, beginning):
+                self.note_hint(known_by, choice.name, is_own=True)
         held = asked.held_tokens if choice.name == asked.route else 0
         self.on_work(choice.name, asked.prompt_tokens - held)
         return Visit(self.pace(choice.name), asked.prompt_tokens, held, now)

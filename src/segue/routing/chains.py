@@ -1,19 +1,25 @@
-"""Where do the jobs of a turn stand among others: in which chain, on which fork?"""
+"""Where do the jobs of a turn stand among others: in which chain, on which fork?
+
+A chain is named after its first turn. A client that sends its whole history each time names that turn too: the ids of
+the items and calls that the model wrote first contain it, at every worker and after a restart. A history without such
+ids is known by what was said before the model first answered, in this process; elsewhere that gives it its name.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
+from segue.ids import turn_of
 from segue.lineage import PRIORITIES, Lineage
 from segue.turn.plan import Plan
-from segue.wire.kinds import is_model_written
+from segue.wire.items import InputText, Item, Message
+from segue.wire.kinds import call_of, is_model_written
 
-# Parents whose first child is remembered.
+# Parents whose first child is remembered, and beginnings whose first turn is.
 PARENTS_MAX = 10_000
-# How the names of chains begin that are named by their beginning.
-BEGINNING = "chain_"
 
 
 class Lineages:
@@ -22,19 +28,37 @@ class Lineages:
 
     def __init__(self) -> None:
         self._first: OrderedDict[str, str] = OrderedDict()
+        # The newest turn that began with these words.
+        self._begun: OrderedDict[str, str] = OrderedDict()
 
     def trace(self, plan: Plan) -> Lineage:
         """The chain of the parent, or a new one."""
         parent = plan.resolved.parent
         if parent is None:
-            return Lineage(_chain_of(plan), priority=PRIORITIES[plan.response.service_tier])
+            return self._begin(plan)
         first = self._first.setdefault(parent.id, plan.id)
-        if len(self._first) > PARENTS_MAX:
-            self._first.popitem(last=False)
+        _limit(self._first)
         fork = parent.fork if first == plan.id else plan.id
         # A parent from before chains had names is where this one begins.
         chain = parent.chain or parent.id
         return Lineage(chain, parent.id, fork, priority=PRIORITIES[plan.response.service_tier])
+
+    def _begin(self, plan: Plan) -> Lineage:
+        """A chain without a parent. On a WebSocket it is new, unless it begins with a history."""
+        resolved, priority = plan.resolved, PRIORITIES[plan.response.service_tier]
+        if plan.lane and not resolved.model_turns:
+            return Lineage(plan.id, priority=priority)
+        fresh = (item for one in resolved.earlier if one.is_fresh for item in one.given)
+        items = (*fresh, *resolved.given)
+        count = _first_answer(items)
+        beginning = _name_of(plan, items[:count])
+        if count == len(items):
+            chain = self._begun[beginning] = plan.id
+            self._begun.move_to_end(beginning)
+            _limit(self._begun)
+        else:
+            chain = _first_turn(items[count:]) or self._begun.get(beginning, beginning)
+        return Lineage(chain, beginning=beginning, priority=priority)
 
     def drop(self, plan: Plan) -> None:
         """The turn has ended without an answer: the next one to continue its parent is no fork."""
@@ -43,21 +67,43 @@ class Lineages:
             del self._first[parent.id]
 
 
-def is_resendable(lineage: Lineage) -> bool:
-    """Whether its chain has the name that it will have when its client sends the whole history again."""
-    return lineage.parent is None and lineage.chain.startswith(BEGINNING)
+def _limit(known: OrderedDict[str, str]) -> None:
+    if len(known) > PARENTS_MAX:
+        known.popitem(last=False)
 
 
-def _chain_of(plan: Plan) -> str:
-    """The name of a new chain. Over HTTP a client may send its whole history with each turn: then the chain is named by
-    what was said before the model first spoke, because that is the same each time. On a WebSocket it is named after
-    its first turn, unless it begins with a history."""
-    resolved = plan.resolved
-    if plan.lane and not resolved.model_turns:
-        return plan.id
+def _first_answer(items: Sequence[Item]) -> int:
+    """Where the model first answers. What the client lets it say before anybody else does is no answer."""
+    numbered = enumerate(items)
+    said = dropwhile(lambda one: is_model_written(one[1].value), numbered)
+    return next((n for n, item in said if is_model_written(item.value)), len(items))
+
+
+def _first_turn(items: Sequence[Item]) -> str | None:
+    """The turn that wrote the first answer of a history, which these items begin with."""
+    for item in takewhile(lambda item: is_model_written(item.value), items):
+        call = call_of(item.value)
+        for name in (item.value.id, call and call.call_id):
+            if name and (turn := turn_of(name)):
+                return turn
+    return None
+
+
+def _name_of(plan: Plan, beginning: Sequence[Item]) -> str:
+    """The name of what was said first: the same for the same words, in whichever form they are sent."""
     digest = blake2b(plan.owner.encode(), digest_size=16)
-    digest.update((resolved.create.prompt_cache_key or "").encode("utf-8", "surrogatepass"))
-    given = (item for one in resolved.earlier if one.is_fresh for item in one.given)
-    for item in takewhile(lambda item: not is_model_written(item.value), (*given, *resolved.given)):
-        digest.update(item.raw)
-    return BEGINNING + digest.hexdigest()
+    digest.update((plan.resolved.create.prompt_cache_key or "").encode("utf-8", "surrogatepass"))
+    for item in beginning:
+        digest.update(_words(item))
+    return "chain_" + digest.hexdigest()
+
+
+def _words(item: Item) -> bytes:
+    value = item.value
+    if not isinstance(value, Message):
+        return item.raw
+    parts = value.content if isinstance(value.content, list) else [InputText(text=value.content)]
+    texts = [part.text for part in parts if isinstance(part, InputText)]
+    if len(texts) < len(parts):
+        return item.raw
+    return "\0".join((value.role, *texts, "")).encode("utf-8", "surrogatepass")
