@@ -6,6 +6,8 @@ UV ?= uv
 ARGS ?=
 # Tests wait as much as they compute: one process more than there are cores.
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# When all of them are ended, whatever hangs.
+TEST_MINUTES ?= 25
 
 VENV := .venv
 CLIENTS := .venv-clients
@@ -96,7 +98,8 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 	@$(VENV)/bin/segue serve $(ARGS)
 
 test: test-setup ## run all tests, official clients included; ARGS goes to pytest
-	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
+	@$(VENV)/bin/python -m tests.bounded $(TEST_MINUTES) \
+		$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile --max-worker-restart 0 $(ARGS)
 
 test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## install what `make test` needs
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.pgbouncer import Pooler
     from tests.postgres import PostgresServer
 
+pytest_plugins = ["tests.watch"]
+
 # A segue.toml in the working folder is the developer's own: no test reads it.
 os.environ["SEGUE_CONFIG"] = "none"
 
