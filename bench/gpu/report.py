@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.gpu.cases import Case, Figures
 from segue_bench.charts import WIDTH, bar, picture, text
@@ -71,6 +72,8 @@ class Row(Struct, frozen=True, kw_only=True):
     cpu_ms: dict[str, float]
     # Which share of the median turn is more than the same ids take, sent straight to the same vLLM.
     beyond_ids: float | None = None
+    # How much longer each loop was than that of the ids in the same round: 0.02 is 2 % longer.
+    loop_beyond_ids: list[float] = []
 
 
 class Results(Struct, frozen=True):
@@ -84,20 +87,34 @@ class Results(Struct, frozen=True):
 def rows_of(machine: int, figures: Sequence[Figures]) -> list[Row]:
     """One row for all rounds of a case, in the order of the tables."""
     merged: dict[Case, list[Figures]] = {}
-    for one in figures:
+    for one in sorted(figures, key=lambda one: one.case.round):
         if not one.failed:
-            case = msgspec.structs.replace(one.case, round=0)
+            case = replace(one.case, round=0)
             merged.setdefault(case, []).append(one)
-    rows = [_row(machine, case, rounds) for case, rounds in merged.items()]
+    rows = [
+        _beyond(_row(machine, case, rounds), rounds, merged.get(replace(case, way="ids"), []))
+        for case, rounds in merged.items()
+    ]
     order = [name for name, _ in ROWS.values()]
     rows.sort(key=lambda row: (*_place(row), order.index(row.name)))
-    floors = {(row.engine, *_place(row)): row.turn_ms_p50 for row in rows if row.way == "ids"}
-    return [_with_floor(row, floors.get((row.engine, *_place(row)))) for row in rows]
+    return rows
 
 
-def _with_floor(row: Row, floor_ms: float | None) -> Row:
-    beyond = None if floor_ms is None else round(1 - floor_ms / row.turn_ms_p50, 4)
-    return msgspec.structs.replace(row, beyond_ids=beyond)
+def _beyond(row: Row, rounds: Sequence[Figures], straight: Sequence[Figures]) -> Row:
+    """The row beside the same ids, sent straight to the same vLLM."""
+    if not straight:
+        return row
+    floor_ms = statistics.median(ms for one in straight for ms in one.turn_ms)
+    loops = {one.case.round: one.loop_s for one in straight}
+    return replace(
+        row,
+        beyond_ids=round(1 - floor_ms / row.turn_ms_p50, 4),
+        loop_beyond_ids=[
+            round(one.loop_s / loops[one.case.round] - 1, 4)
+            for one in rounds
+            if one.case.round in loops
+        ],
+    )
 
 
 def _place(row: Row) -> tuple[str, int, int]:
@@ -143,6 +160,7 @@ HEADINGS = (
     "TTFT p50, p95",
     "turn p50",
     "more than the ids",
+    "loop against the ids, each round",
     "CPU a turn: gateway, vLLM's front end",
     "computed a turn",
     "sent a turn",
@@ -181,6 +199,7 @@ def _line(row: Row, some: Sequence[Row]) -> str:
         f"{row.ttft_ms_p50:.0f}, {row.ttft_ms_p95:.0f} ms",
         f"{row.turn_ms_p50:.0f} ms",
         beyond.replace("-", "−"),
+        " ".join(f"{share:+.1%}" for share in row.loop_beyond_ids).replace("-", "−"),
         f"{gateway}, {row.cpu_ms['front']:.0f} ms",
         f"{row.computed_per_turn:.0f}",
         f"{row.sent_per_turn / 1e3:.0f} kB",

@@ -33,6 +33,7 @@ SPECULATION = json.dumps(
     }
 )
 RUST = {"VLLM_USE_RUST_FRONTEND": "1"}
+TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 TUNED = ("--api-server-count", "4")
 
 
@@ -66,7 +67,7 @@ class Servers:
 
     def __init__(self, folder: Path, more_flags: Sequence[str] = ()) -> None:
         self.folder = folder
-        self._more_flags = more_flags
+        self.more_flags = more_flags
         (folder / "run").mkdir(parents=True, exist_ok=True)
 
     def model(self, engine: str) -> Path:
@@ -85,10 +86,10 @@ class Servers:
                 *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(PARALLEL)),
                 *("--kv-cache-memory-bytes", f"{engine.cache_gb}G"),
                 *("--gpu-memory-utilization", "0.2", "--enable-prompt-tokens-details"),
-                *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-                *("--host", "127.0.0.1", "--port", str(engine.port)),
+                *TOOL_FLAGS,
+                *("--host", "127.0.0.1", "--port", str(self.port(name))),
                 *engine.flags,
-                *self._more_flags,
+                *self.more_flags,
             ]
             environment = {
                 "PYTHONPATH": str(self.folder / "vllm"),
@@ -100,7 +101,7 @@ class Servers:
                 "VLLM_USE_FLASHINFER_SAMPLER": "0",
                 **engine.environment,
             }
-            self._spawn(name, command, environment)
+            self.spawn(name, command, environment)
 
     def await_engines(self, engines: Sequence[str]) -> list[str]:
         """Wait until each answers or has ended; those that answer."""
@@ -144,9 +145,11 @@ class Servers:
             if gateway != "agentic":
                 command = [*command, "--port", str(self.port(engine, gateway))]
                 command += ["--store", f"sqlite:///{run}/{name}.db"]
-                self._spawn(name, command, environment)
+                self.spawn(name, command, environment)
+            elif Path(command[0]).exists():
+                self.spawn(name, command, {"HOME": str(run), "RUST_LOG": "error"})
             else:
-                self._spawn(name, command, {"HOME": str(run), "RUST_LOG": "error"})
+                print(f"no agentic-api: there is no {command[0]}", flush=True)
         until = time.monotonic() + 60
         for gateway in ("segue", "segue-off"):
             while not _is_healthy(self.port(engine, gateway)):
@@ -191,7 +194,8 @@ class Servers:
             times["gateway"] = ServerProcess(0, self.pid(f"{engine}-{gateway}")).cpu_s() or 0.0
         return times
 
-    def _spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a server of this name; its output goes to a file, and it goes on when this program ends."""
         run = self.folder / "run"
         with (run / f"{name}.log").open("wb") as log:
             child = subprocess.Popen(

@@ -2,9 +2,9 @@
 
 vLLM loads this in its engine core (`--distributed-executor-backend executor.HollowExecutor`, this folder on PYTHONPATH,
 nothing of Segue imported). Everything else is vLLM's own: HTTP, checks, scheduler, blocks and prefix cache, grammars,
-streaming, metrics. The same prompt with the same seed gets the same answer: a few tokens and a stop of the request, or,
-to a prompt that ends with token 0, as many as it may be. Where a grammar is set, an id that it allows is drawn. A step
-takes HOLLOW_STEP_MS.
+streaming, metrics. The same prompt with the same seed gets the same answer: a few tokens (HOLLOW_ANSWER_TOKENS, 3,9
+means 3 to 9) and a stop of the request, or, to a prompt that ends with token 0, as many as it may be. Where a grammar
+is set, an id that it allows is drawn. A step takes HOLLOW_STEP_MS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
-ANSWER_TOKENS = (3, 9)
+ANSWER_TOKENS = tuple(map(int, os.environ.get("HOLLOW_ANSWER_TOKENS", "3,9").split(",")))
 ENDLESS = 0
 STEP_S = float(os.environ.get("HOLLOW_STEP_MS", "0")) / 1e3
 # Room for 4 million tokens of the one layer that there is.

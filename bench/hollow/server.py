@@ -124,10 +124,37 @@ class HollowVllm(ServerProcess):
         raise SystemExit("bench: vLLM has no process named EngineCore")
 
 
+def hollow_command(folder: Path, model: str, port: int, flags: Sequence[str] = ()) -> list[str]:
+    """Serves the model of this folder under this name."""
+    return [
+        *(str(vllm_python()), "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
+        *("--served-model-name", model, "--load-format", "dummy", "--dtype", "bfloat16"),
+        *("--distributed-executor-backend", "executor.HollowExecutor"),
+        *("--no-async-scheduling", "--scheduling-policy", "priority", "--enforce-eager"),
+        *("--max-model-len", str(CONTEXT_TOKENS), "--enable-prompt-tokens-details"),
+        *("--enable-scale-out", "--generation-config", "vllm"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *flags,
+    ]
+
+
+def hollow_environment(folder: Path, step_ms: float) -> dict[str, str]:
+    """What it needs to find the executor, and no network."""
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith("SEGUE_")},
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "HOLLOW_STEP_MS": str(step_ms),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+    }
+
+
 @contextmanager
 def hollow_vllm(*flags: str, step_ms: float = 0) -> Iterator[HollowVllm]:
     """A vLLM that answers on a free port of the loopback interface."""
-    python = vllm_python()
     with (
         tempfile.TemporaryDirectory(prefix="hollow-vllm-") as name,
         (Path(name) / "log.txt").open("w+b") as log,
@@ -136,26 +163,8 @@ def hollow_vllm(*flags: str, step_ms: float = 0) -> Iterator[HollowVllm]:
         write_model(folder)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        command = [
-            *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(folder)),
-            *("--served-model-name", MODEL, "--load-format", "dummy", "--dtype", "bfloat16"),
-            *("--distributed-executor-backend", "executor.HollowExecutor"),
-            *("--no-async-scheduling", "--scheduling-policy", "priority", "--enforce-eager"),
-            *("--max-model-len", str(CONTEXT_TOKENS), "--enable-prompt-tokens-details"),
-            *("--enable-scale-out", "--generation-config", "vllm"),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *flags,
-        ]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("SEGUE_")},
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "HOLLOW_STEP_MS": str(step_ms),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CACHE_ROOT": str(folder / "cache"),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
-        }
+        command = hollow_command(folder, MODEL, port, flags)
+        environment = hollow_environment(folder, step_ms)
         child = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )

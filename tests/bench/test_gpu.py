@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from bench.gpu import report, talk
-from bench.gpu.cases import Case, Figures, stages
-from bench.gpu.servers import ENGINES
+from bench.gpu.__main__ import cases_of, parse, run
+from bench.gpu.cases import Case, Choice, Figures, stages
+from bench.gpu.servers import ENGINES, Servers
 from segue_bench.client import ClientConnection
 
 STREAM = b'data: {"a":"\\n\\ndata: "}\n\nevent: x\ndata: {"b":1}\n\n: ping\n\ndata: [DONE]\n\n'
@@ -46,8 +49,62 @@ def test_rounds_are_put_together_and_compared_with_the_ids() -> None:
     ids, chat, ws = report.rows_of(1, loops)
     assert [ids.way, chat.way, ws.way] == ["ids", "chat", "ws"]
     assert (ws.turns, ws.loop_s, ws.beyond_ids) == (20, 2.0, 0.2)
+    assert ws.loop_beyond_ids == [0.25, 0.25]
     assert "| Segue socket | 2.00 s | −50% |" in report.tables([ids, chat, ws])
     ElementTree.fromstring(report.chart([ids, chat, ws]))
+
+
+def test_a_round_is_compared_with_the_ids_of_the_same_round() -> None:
+    ids = [figures(Case("plain", "ids", 20_000, 8, round=number), 100.0) for number in (0, 2)]
+    ws = [figures(Case("plain", "ws", 20_000, 8, round=n), 110.0 + 10 * n) for n in (2, 1, 0)]
+    assert report.rows_of(1, [*ws, *ids])[1].loop_beyond_ids == [0.1, 0.3]
+
+
+def test_the_flags_choose_cases_round_by_round_with_the_ways_in_turn() -> None:
+    flags = "measure plain --ways ids ws --conversations 8 32 --rounds 3 --turns 5 --contexts 20000"
+    cases = cases_of(parse(flags.split()), ["plain"])
+    assert [case.round for case in cases] == [0] * 4 + [1] * 4 + [2] * 4
+    assert {(case.context, case.turns) for case in cases} == {(20_000, 5)}
+    assert [(case.conversations, case.way) for case in cases[:8]] == [
+        *((8, "ids"), (8, "ws"), (32, "ids"), (32, "ws")),
+        *((8, "ws"), (8, "ids"), (32, "ws"), (32, "ids")),
+    ]
+
+
+def test_without_such_flags_every_case_of_the_engines_is_measured() -> None:
+    cases = cases_of(parse(["measure", "--contexts", "1000"]), ["rust"])
+    assert cases == [Case("rust", "chat", 1_000), Case("rust", "ws", 1_000)]
+
+
+@pytest.mark.parametrize(
+    "flags", ["measure nosuch", "measure --rounds 0", "measure --ways carrier"]
+)
+def test_flags_that_mean_nothing_are_refused(
+    flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags.split())
+    assert "error:" in capsys.readouterr().err
+
+
+def test_cases_that_do_not_fit_into_the_time_are_left_out_and_done_ones_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+
+    def played(case: Case, servers: Servers, seconds: float) -> Figures:
+        clock[0] += 10.0
+        return figures(case, 1.0)
+
+    now = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("bench.gpu.__main__.time", now)
+    monkeypatch.setattr("bench.gpu.__main__.measure", played)
+    cases = Choice(rounds=2).cases(["plain"])
+    assert not run(Servers(tmp_path), cases, until=25.0)
+    assert "no time left for 2 of 4 cases" in capsys.readouterr().out
+    assert run(Servers(tmp_path), cases, until=1_000.0)
+    played_once = [one.case for one in report.results(tmp_path / "results.jsonl")]
+    assert sorted(map(str, played_once)) == sorted(map(str, cases))
 
 
 def test_a_case_that_failed_is_no_row() -> None:
