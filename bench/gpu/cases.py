@@ -29,6 +29,7 @@ from bench.gpu.talk import (
     StoredSocketTalk,
     Talk,
     Turn,
+    tokenizer,
 )
 from segue_bench.figures import percentile
 from segue_bench.rounds import rotated
@@ -176,6 +177,8 @@ def measure(case: Case, servers: Servers, seconds: float = CASE_S_MAX) -> Figure
         # Real weights are sampled; the written model always says the same.
         0.7 if servers.model(case.engine).name == "real" else 0.0,
     )
+    if talk is IdsTalk:
+        tokenizer(place.tokenizer)
     fork = multiprocessing.get_context("fork")
     barrier = fork.Barrier(case.conversations + 1)
     clients = []

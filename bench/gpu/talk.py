@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,14 @@ class ChatTalk(Talk):
         return usage
 
 
+@cache
+def tokenizer(folder: Path) -> Any:
+    """Of this model; a process loads it once, and those that it forks have it."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
 class IdsTalk(Talk):
     """`/inference/v1/generate`: all ids each turn, no text anywhere. What the engine's own HTTP takes at least."""
 
@@ -239,9 +248,7 @@ class IdsTalk(Talk):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(place.tokenizer / "tokenizer.json"))
+        self._tokenizer = tokenizer(place.tokenizer)
         self._begin = self._encoded("<|im_start|>assistant\n")
         self._sampling = {
             "max_tokens": place.output_tokens,
