@@ -6,8 +6,10 @@ import pytest
 
 from segue.announce import announce, count, start_lines
 from segue.app import open_app
+from segue.inside.weights import find_weights
 from segue.settings import load_settings
 from tests.engines.fakes.chat import FakeChat
+from tests.engines.fakes.vllm import FakeVllm
 
 
 async def lines_of(**flags: object) -> list[str]:
@@ -30,6 +32,19 @@ async def test_engine_that_answers_is_told_with_its_context_and_slots() -> None:
     assert lines[1] == "  API keys   not needed (--auth off)"
     assert lines[2].startswith(f"WARNING: no engine answers at {url}. Requests fail with 503")
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("is_scaled_out", [False, True])
+async def test_vllm_without_its_endpoint_for_ids_is_named_once(is_scaled_out: bool) -> None:
+    async with (
+        FakeVllm(model="m", is_scaled_out=is_scaled_out) as one,
+        FakeVllm(model="m", is_scaled_out=True) as other,
+    ):
+        flags = {"engine": "vllm", "model": ["m"], "tokenizer": str(find_weights("smollm2"))}
+        lines = await lines_of(**flags, engine_url=[other.url, one.url])
+    advice = [line for line in lines if line.startswith("  advice     start vLLM ")]
+    assert len(advice) == (0 if is_scaled_out else 1)
+    assert all("--enable-scale-out" in line for line in advice)
 
 
 async def test_scripted_engine_is_told_to_be_no_model() -> None:

@@ -104,7 +104,7 @@ def _beyond(row: Row, rounds: Sequence[Figures], straight: Sequence[Figures]) ->
     """The row beside the same ids, sent straight to the same vLLM."""
     if not straight:
         return row
-    floor_ms = statistics.median(ms for one in straight for ms in one.turn_ms)
+    floor_ms = round(statistics.median(ms for one in straight for ms in one.turn_ms), 1)
     loops = {one.case.round: one.loop_s for one in straight}
     return replace(
         row,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from segue import __version__
 from segue.app import App
+from segue.models import SCALE_OUT_ADVICE
 from segue.settings import ModelSettings, Settings, shown_address
 
 WIDTH = 10
@@ -18,6 +19,9 @@ def start_lines(app: App, settings: Settings) -> list[str]:
     """What only a running app knows: its engines, and whether keys are needed."""
     lines = [_line("model", f"{one.name}: {_engine(app, one)}") for one in settings.served()]
     lines.append(_line("API keys", _keys(app, settings)))
+    engines = (app.runner.models[one.name].engine for one in settings.served())
+    if any(engine.facts.ids_alone is False for engine in engines):
+        lines.append(_line("advice", SCALE_OUT_ADVICE))
     return [*lines, *_warnings(app, settings)]
 
 

@@ -194,6 +194,9 @@ async def test_settings_are_compared_with_what_the_engine_says() -> None:
         assert [check for check in well.values() if not check.is_ok] == []
         assert well["context"].found == "32,768 tokens"
         assert "same ids" in well["vocabulary"].found
+        assert "--enable-scale-out" in well["advice"].found
+        fake.is_scaled_out = True
+        assert "advice" not in await checks(**vllm, model=["fake"])
 
         odd = await checks(**vllm, model=["other"], context_tokens=131_072)
         assert not odd["context"].is_ok

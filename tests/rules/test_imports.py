@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"observe", "models", "storage", "dashboard", "builders", "control"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},
-    "announce": GROUND | {"app"},
+    "announce": GROUND | {"app", "models"},
     "server": INNER
     | {"announce", "app", "builders", "control", "listener", "process", "transports"},
     # 5: how does a person start it, connect to it, look at it?

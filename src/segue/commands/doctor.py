@@ -32,6 +32,7 @@ from segue.builders.kubernetes import LookupFailed
 from segue.commands.flags import add_settings
 from segue.errors import ApiError, Misconfigured
 from segue.models import (
+    SCALE_OUT_ADVICE,
     UNREAD,
     UNREAD_ADVICE,
     build_models,
@@ -400,6 +401,8 @@ def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:
     if facts.slots is not None and model.engine_parallel > facts.slots:
         found = f"--engine-parallel {model.engine_parallel}, but the engine has {facts.slots} slots"
         yield Check("parallel", False, found, "leave --engine-parallel away, or give it more slots")
+    if facts.ids_alone is False:
+        yield Check("advice", True, SCALE_OUT_ADVICE)
 
 
 async def check_vocabulary(model: ModelSettings) -> Check:

@@ -32,7 +32,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from segue.engines.upstream import EngineLost
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
@@ -377,7 +377,9 @@ class RoutedEngine:
     def facts(self) -> EngineFacts:
         """What holds for all replicas; where they differ, the one with the smallest context."""
         known = [one.engine.facts for one in self._replicas.values()]
-        return min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
+        facts = min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
+        is_poorer = facts.ids_alone and any(one.ids_alone is False for one in known)
+        return structs.replace(facts, ids_alone=False) if is_poorer else facts
 
     async def is_ready(self) -> bool:
         """Ask all replicas; one is enough. An answer brings a replica back, silence does not take it away."""

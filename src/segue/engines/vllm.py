@@ -295,10 +295,8 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     asked = {"model": model, "messages": [{"role": "user", "content": [image]}]}
     status, _ = await upstream.call("POST", TOKENIZE, msgspec.json.encode(asked))
     offer = await _offer(upstream)
-    sees_images = status == 200 and offer.takes_images
-    return structs.replace(
-        facts, sees_images=sees_images, sampling=msgspec.convert(offer.own, Sampling)
-    )
+    sees, own = status == 200 and offer.takes_images, msgspec.convert(offer.own, Sampling)
+    return structs.replace(facts, sees_images=sees, sampling=own, ids_alone=offer.has_generate)
 
 
 GRAMMARS = frozenset({"lark", "regex", "structural_tag"})

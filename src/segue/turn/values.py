@@ -166,6 +166,8 @@ class EngineFacts(Struct, frozen=True):
     sees_images: bool | None = None
     # How it chooses where a job does not say.
     sampling: Sampling = Sampling()
+    # Whether it takes and gives ids without any text, where some servers of its kind do.
+    ids_alone: bool | None = None
 
 
 class Grammar(Struct, frozen=True):
