@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,9 @@ from segue.cluster.peers import Peers
 from segue.cluster.slots import ReplicaShare, SharedSlots
 from segue.engines.routes import FairQueue
 from segue.limits import Draw, Grant, HeldPlaces, share_out
+from segue.settings import Settings
+from segue.storage import open_store
+from segue.turn.seams import SharedLimits
 from tests.support import until
 
 
@@ -68,6 +73,7 @@ async def test_a_process_with_many_jobs_leaves_one_that_comes_later_its_part(
 ) -> None:
     monkeypatch.setattr(slots, "LOOK_S", 0.001)
     monkeypatch.setattr(slots, "SAY_S", 0.001)
+    monkeypatch.setattr(slots, "SHORT_S", 0.1)
     async with processes(2, limit) as ((busy, other), held):
         permits, none = asyncio.Semaphore(0), asyncio.Semaphore(0)
         jobs = [asyncio.create_task(busy.work(permits)) for _ in range(40)]
@@ -101,3 +107,70 @@ async def test_what_is_not_needed_is_given_to_another_process(
         for _ in jobs:
             permits.release()
         await asyncio.gather(*jobs)
+
+
+HOLDS = """
+import asyncio, sys
+from segue.limits import Draw, HeldPlaces, KeyLimits
+from segue.settings import Settings
+from segue.storage import open_store
+
+async def hold():
+    async with open_store(Settings(store=sys.argv[1])) as store:
+        draw = Draw("engine m http://replica", KeyLimits(lanes_max=4), held=HeldPlaces(lanes=3))
+        print((await store.shared_limits.draw(draw)).held.lanes, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(hold())
+"""
+
+
+async def hold(limits: SharedLimits, slots: int) -> int:
+    return await SharedSlots(Peers(LocalBus()), limits)._draw("m http://replica", slots, 4)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_slots_of_a_killed_process_come_back(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the times that are documented: tests/reliability/test_dead_slots.py."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    if kind == "postgres":
+        url = await request.getfixturevalue("postgres").make_database()
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLDS, url, stdout=-1)
+    try:
+        assert child.stdout is not None
+        assert await child.stdout.readline() == b"3\n"
+        async with open_store(Settings(store=url)) as store:
+            assert await hold(store.shared_limits, 4) == 1
+            await store.maintenance.recover()
+            assert await hold(store.shared_limits, 4) == 1
+            child.kill()
+            await child.wait()
+            monkeypatch.setattr("segue.stores.postgres.LEASE_S", -1)
+            await store.maintenance.recover()
+            assert await hold(store.shared_limits, 4) == 4
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+async def test_store_that_has_forgotten_what_is_held_hears_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart of PostgreSQL, or when this process was taken for dead."""
+    monkeypatch.setattr(slots, "KEEP_S", 0.001)
+    async with processes(2, 4) as ((busy, other), held):
+        permits = asyncio.Semaphore(0)
+        jobs = [asyncio.create_task(busy.work(permits)) for _ in range(4)]
+        await until(lambda: busy.queue.running == 4)
+        held.clear()
+        monkeypatch.setattr(slots, "REPEAT_S", 0.001)
+        await until(lambda: held)
+        late = asyncio.create_task(other.work(permits))
+        await until(lambda: other.queue.waiting)
+        assert (busy.queue.running, other.queue.running) == (4, 0)
+        for _ in range(5):
+            permits.release()
+        await asyncio.gather(late, *jobs)

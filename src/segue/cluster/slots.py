@@ -26,6 +26,9 @@ from segue.turn.seams import SharedLimits
 LOOK_S = 0.05
 # How long slots are kept that are not needed.
 KEEP_S = 2.0
+# What is held is reported again this often: a store that was restarted, or that could not be asked, may not know of it,
+# and what a process held that was taken for dead was given to others.
+REPEAT_S = 10.0
 # How long a process counts as short after it has said so, and how often it says so.
 SHORT_S, SAY_S = 1.0, 0.25
 
@@ -72,6 +75,7 @@ class ReplicaShare:
         # Processes that are short: until when, and whether they hold nothing.
         self._rivals: dict[str, tuple[float, bool]] = {}
         self._said_at = 0.0
+        self._drawn_at = 0.0
         self._unneeded_since: float | None = None
         self._due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -130,6 +134,8 @@ class ReplicaShare:
             await self._hold(wanted)
         elif wanted < self.held and self._is_unneeded(now):
             await self._hold(max(wanted, self.held // 2))
+        elif self.held and now >= self._drawn_at + REPEAT_S:
+            await self._hold(self.held)
         else:
             self._resize()
         if self.held >= wanted:
@@ -154,6 +160,7 @@ class ReplicaShare:
 
     async def _hold(self, slots: int) -> None:
         self.held = await self._draw(self._replica, slots, self.limit)
+        self._drawn_at = asyncio.get_running_loop().time()
         self._unneeded_since = None
         self._resize()
 
