@@ -91,6 +91,8 @@ class FleetStatus(Struct, frozen=True):
     engines: list[EngineStatus]
     workers: int
     answered: int
+    # Those that the settings of the server that was asked take out of service.
+    engine_drained: list[str] = []
 
 
 def joined(engines: Iterable[EngineStatus]) -> list[EngineStatus]:

@@ -82,7 +82,8 @@ TUNED = frozenset(
     }
 )
 DISCOVERED = frozenset({"engine_discovery", "engine_discovery_s", "kubernetes_account"})
-ROUTED = TUNED | DISCOVERED | {"engine_url", "engine_key", "engine_parallel", "context_tokens"}
+ROUTED = TUNED | DISCOVERED
+ROUTED |= {"engine_url", "engine_key", "engine_parallel", "engine_drained", "context_tokens"}
 
 Closer = Callable[[], Awaitable[None]]
 # Makes a change take effect, which cannot fail; returns what closes what was removed.
@@ -139,8 +140,8 @@ class ServedModels:
     guards: _Guards | None = None
     # What else is to change in engines that stay.
     changes: list[Change] = field(default_factory=list)
-    # The replicas that the operator has taken out of service.
-    drained: frozenset[str] = frozenset()
+    # What the operator has ordered since the start: replicas by name, and whether each is drained.
+    orders: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -163,12 +164,19 @@ class ServedModels:
         self.models, self.built, self.owners, self.guards, self.settings = (
             new.models, new.built, new.owners, new.guards, new.settings,
         )  # fmt: skip
-        self.set_drained(self.drained)
+        self.drain(self.orders)
         return closers
 
-    def set_drained(self, names: frozenset[str]) -> None:
-        """These replicas take no new jobs, all others do; models that are added later know it too."""
-        self.drained = names
+    @property
+    def declared(self) -> frozenset[str]:
+        """The replicas that are drained by the settings."""
+        return frozenset(url for one in self.settings.values() for url in one.engine_drained)
+
+    def drain(self, orders: Mapping[str, bool]) -> None:
+        """The replicas that take no new jobs are those of the orders, and of the settings where there is no order;
+        models that are added later know it too."""
+        self.orders = orders
+        names = {name for name in {*orders, *self.declared} if orders.get(name, True)}
         for model in self.models.values():
             if isinstance(model.engine, RoutedEngine):
                 model.engine.set_drained(names)
@@ -215,6 +223,8 @@ def build_models(
                 raise Misconfigured(f"models: two models are called '{name}'.")
             served.models[name] = model
     served.owners = {owner: guards.named(names) for owner, names in settings.guard_owners.items()}
+    if running is None:
+        served.drain({})
     return served
 
 

@@ -256,6 +256,7 @@ class ServingProcess:
 
     async def _apply(self, body: bytes) -> bytes:
         self.grace_s = self._app.reload.apply().grace_s
+        self._app.drains.reloaded()
         self._app.health.renew()
         self._app.discovery.renew()
         if self._certificate is not None:

@@ -108,6 +108,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine_url: tuple[str, ...] = ()
     engine_key: str = ""
     engine_parallel: Limit = 0
+    engine_drained: tuple[str, ...] = ()
     engine_discovery: Literal["off", "dns", "kubernetes"] = "off"
     engine_discovery_s: Positive = 10.0
     kubernetes_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -361,6 +362,7 @@ HELP = {
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
         "engine_key": "API key sent to the engine server",
         "engine_parallel": "parallel requests per replica, more wait; 0: what the engine says (embedded: 1, else 256)",
+        "engine_drained": "URL of a replica that gets no requests; repeatable. See also `segue engines drain`",
         "engine_discovery": "find replicas by the name in engine_url: off, dns (addresses), kubernetes (ready pods)",
         "engine_discovery_s": "seconds between two lookups of the replicas",
         "kubernetes_account": "folder with token, ca.crt and namespace of the service account, for kubernetes",
@@ -745,6 +747,7 @@ def _model_rules(settings: Settings) -> Iterator[Misfit]:
     for model in settings.served():
         if problem := _discovery_problem(model):
             yield Misfit(("engine_discovery",), problem)
+    yield from _drained_rules(settings.served())
     for index, table in enumerate(settings.models):
         model = msgspec.convert(table, ModelSettings, strict=False)
         if not model.name:
@@ -754,6 +757,16 @@ def _model_rules(settings: Settings) -> Iterator[Misfit]:
         for url in model.engine_url:
             if not is_web_url(url):
                 yield Misfit(("models", index, "engine_url"), NO_URL.format(url))
+
+
+def _drained_rules(models: tuple[ModelSettings, ...]) -> Iterator[Misfit]:
+    """Where the replicas are looked up, any of them may be found later."""
+    known = sorted({shown_address(url) for one in models for url in one.engine_url})
+    if not known or any(one.engine_discovery != "off" for one in models):
+        return
+    for url in sorted({url for one in models for url in one.engine_drained} - set(known)):
+        problem = f"'{url}' is not one of engine_url: {', '.join(known)}."
+        yield Misfit(("engine_drained",), problem)
 
 
 def _unknown_dialect(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,8 +32,9 @@ async def no_probe() -> None:
 class Process:
     """A process among others: its models, and what the operator ordered."""
 
-    def __init__(self, bus: LocalBus) -> None:
-        flags = {"engine": "chat", "model": ["m"], "engine_url": [A, B], "store": "memory"}
+    def __init__(self, bus: LocalBus, drained: Sequence[str] = ()) -> None:
+        flags: dict[str, Any] = {"engine": "chat", "model": ["m"], "store": "memory"}
+        flags |= {"engine_url": [A, B], "engine_drained": [*drained]}
         self.served: ServedModels = build_models(load_settings(flags, {}))
         self.peers = Peers(bus)
         self.drains = Drains(self.served, self.look, no_probe, self.peers)
@@ -55,8 +58,8 @@ async def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, now = LocalBus(), 1_000.0
     async with AsyncExitStack() as stack:
 
-        async def start() -> Process:
-            process = Process(bus)
+        async def start(*drained: str) -> Process:
+            process = Process(bus, drained)
             await stack.enter_async_context(process.peers.joined())
             await stack.enter_async_context(in_background(process.drains.keep()))
             return process
@@ -77,5 +80,12 @@ async def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         now = 900.0
         await later.order("127.0.0.1:1", is_drained=False)
         assert (one.drained(), other.drained(), later.drained()) == ([], [], [])
-        for process in (one, other, later):
+        # What the settings of a machine say holds until it hears of an order.
+        last = await start(B, A)
+        assert last.drained() == [A, B]
+        fleet = await last.order(B, is_drained=False)
+        assert fleet.engine_drained == [A, B]
+        again = await start(B)
+        await until(lambda: not again.drained())
+        for process in (one, other, later, last, again):
             await process.served.aclose()

@@ -194,6 +194,7 @@ async def see_drain(
     assert (found["workers"], found["answered"]) == (2, 2)
     rows = {one["name"]: (one["is_drained"], one["running"]) for one in found["engines"]}
     assert rows == {old.url: (True, 1), new.url: (False, 0)}
+    assert f"{old.url} is drained until all servers" in printed
     draining = asyncio.create_task(terminal.run("engines", "drain", old.url))
     # New settings do not end it, and models that they add know of it.
     configure(file, {"first": (old.url, new.url), "second": (old.url, new.url)})
@@ -216,8 +217,31 @@ async def see_drain(
         status, printed = await terminal.run("engines", "return", url.removeprefix("http://"))
         assert (status, f"{url}  up " in printed) == (0, True)
     assert text_of(await ask(served, "first")) in ("old goes on", "new goes on")
+    await see_drained_by_settings(terminal, served, file, engines)
     configure(file, {"first": (old.url,)})
     assert (await terminal.run("reload"))[0] == 0
+
+
+async def see_drained_by_settings(
+    terminal: Terminal, served: ServedProcess, file: Path, engines: tuple[FakeChat, FakeChat]
+) -> None:
+    """A replica that the settings take out of service; a later order holds until the settings change again."""
+    old, new = engines
+    both = {"first": (old.url, new.url)}
+    configure(file, both, 'engine_drained = ["http://127.0.0.1:1"]')
+    status, printed = await terminal.run("reload")
+    assert (status, "'http://127.0.0.1:1' is not one of engine_url" in printed) == (2, True)
+    configure(file, both, f'engine_drained = ["{old.url}"]')
+    assert (await terminal.run("reload"))[0] == 0
+    for _ in range(TRIES):
+        assert text_of(await ask(served, "first")) == "new goes on"
+    status, printed = await terminal.run("engines", "return", old.url)
+    assert (status, "is listed in engine_drained" in printed) == (0, True)
+    assert f"{old.url}  up " in printed
+    assert "note" not in (await terminal.run("engines", "drain", old.url))[1]
+    configure(file, both)
+    assert (await terminal.run("reload"))[0] == 0
+    assert f"{old.url}  up " in (await terminal.run("engines"))[1]
 
 
 async def see_stop(terminal: Terminal, served: ServedProcess, old: FakeChat) -> None:

@@ -3,7 +3,7 @@
 Draining and returning hold for every process that shares the store, on all machines: the process that is asked tells
 the others, and each answers with the replicas as it sees them. While something is drained, that is repeated, for
 processes that start later or missed it; of two orders for one replica the later one holds. Nothing is written down:
-when all processes have been restarted, all replicas take jobs.
+when all processes have been restarted, the settings hold (`engine_drained`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Drains:
         self._probe = probe
         self._peers = peers
         self._known: DrainOrders = {}
+        self._declared = served.declared
         if peers is not None:
             peers.answer(SUBJECT, self._answer)
 
@@ -64,9 +65,18 @@ class Drains:
         name = _find(order.engine, rows)
         if order.is_drained and not order.is_forced:
             _refuse_last(name, rows)
-        before, _ = self._known.get(name, (0.0, False))
-        self._take({name: (max(time.time(), before + LATER_S), order.is_drained)})
+        self._order(name, order.is_drained)
         return await self.status(b"")
+
+    def reloaded(self) -> None:
+        """The settings were reloaded: what has changed in `engine_drained` is an order."""
+        before, self._declared = self._declared, self._served.declared
+        for name in before ^ self._declared:
+            self._order(name, name in self._declared)
+
+    def _order(self, name: str, is_drained: bool) -> None:
+        before, _ = self._known.get(name, (0.0, False))
+        self._take({name: (max(time.time(), before + LATER_S), is_drained)})
 
     async def status(self, body: bytes) -> bytes:
         """All replicas with the load of all processes, and how many of the processes have answered."""
@@ -78,11 +88,16 @@ class Drains:
             answers = await self._peers.ask(SUBJECT, encode(self._known), others)
             parts += map(_engines, answers.values())
         return encode(
-            FleetStatus(joined(one for part in parts for one in part), workers, len(parts))
+            FleetStatus(
+                joined(one for part in parts for one in part),
+                workers,
+                len(parts),
+                sorted(self._declared),
+            )
         )
 
     async def keep(self) -> None:
-        """Repeat what is drained, until cancelled."""
+        """Repeat what differs from the settings, until cancelled."""
         while self._peers is not None:
             await asyncio.sleep(REPEAT_S)
             if not self._known:
@@ -93,7 +108,7 @@ class Drains:
                 for name, (at, is_drained) in self._known.items()
                 if name in listed or at > since
             }
-            if self._served.drained:
+            if any(one != (name in self._declared) for name, (_, one) in self._known.items()):
                 await self._peers.send(SUBJECT, encode(self._known))
 
     async def _answer(self, worker: str, body: bytes) -> bytes:
@@ -108,9 +123,7 @@ class Drains:
         }
         if newer:
             self._known |= newer
-            self._served.set_drained(
-                frozenset(name for name, (_, is_drained) in self._known.items() if is_drained)
-            )
+            self._served.drain({name: is_drained for name, (_, is_drained) in self._known.items()})
 
 
 def _find(engine: str, rows: list[EngineStatus]) -> str:

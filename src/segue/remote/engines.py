@@ -27,7 +27,8 @@ STILL_RUNNING = 1
 EPILOG = """\
 A drained engine finishes the responses that run there and gets no new ones; conversations go on at other engines,
 which read their prompts again once. An order holds in all workers, and on all machines that share a PostgreSQL store.
-It survives `segue reload`, and is forgotten when all of them have been restarted.
+It survives `segue reload`, and is forgotten when all of them have been restarted. To keep an engine out of service for
+longer, list it in the setting engine_drained.
 
 To upgrade an engine:
 
@@ -77,7 +78,21 @@ def run(options: argparse.Namespace) -> int:
     if order.is_drained and options.wait > 0:
         fleet, status = _wait(path, order.engine, fleet, options.wait)
     _show(options, fleet)
+    _say_how_long(order, fleet)
     return status
+
+
+def _say_how_long(order: DrainOrder, fleet: FleetStatus) -> None:
+    """Until when the order holds, where the settings say something else."""
+    name = next((one.name for one in fleet.engines if _is_meant(order.engine, one)), order.engine)
+    if order.is_drained == (name in fleet.engine_drained):
+        return
+    until = "until all servers that share the store have been restarted"
+    if order.is_drained:
+        words = f"{name} is drained {until}, or returned; to keep it so, add it to engine_drained"
+    else:
+        words = f"{name} is in service {until}; it is listed in engine_drained, remove it there"
+    print(f"note: {words}.", file=sys.stderr)
 
 
 def _ask(path: Path, verb: str, body: bytes = b"") -> FleetStatus:
