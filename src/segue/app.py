@@ -136,7 +136,7 @@ async def _open_server(
         reports = CacheReports(state)
         services = build_services(state, runner, observers, eraser, health, reports)
         upgrades = Upgrades(services)
-        eraser.caches += [upgrades.erase, state.reuse.forget]
+        eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         names = list(runner.models)
         feed = build_feed(state, runner, observers, health, upgrades, names)

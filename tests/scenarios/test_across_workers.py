@@ -212,6 +212,14 @@ async def test_deleted_response_is_forgotten_at_once(
                 if again["type"] == "error":
                     break
         assert again["error"]["code"] == "previous_response_not_found"
+    # What a client sent as a whole is known by what was sent, not by an id.
+    kept = [one.app.runner.resources.prompt_cache for one in pair]
+    said = [{"role": "user", "content": "four"}]
+    sent = [(await post(one, input=said, max_output_tokens=1)).json["id"] for one in pair]
+    assert all(cache.bytes for cache in kept)
+    for response_id in sent:
+        assert (await fetch(here, "DELETE", f"/v1/responses/{response_id}")).status == 200
+    await until(lambda: not any(cache.bytes for cache in kept))
 
 
 async def test_foreign_and_absent_responses_look_the_same_from_everywhere(pair: Pair) -> None:

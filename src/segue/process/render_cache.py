@@ -53,6 +53,8 @@ class RenderCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[CacheKey, SentHistory] = OrderedDict()
+        # The entries by the turns that they were sent for.
+        self._keys: dict[tuple[Owner, str], CacheKey] = {}
         self._bytes = 0
         self._owner_bytes: Counter[Owner] = Counter()
 
@@ -139,11 +141,19 @@ class RenderCache:
             if key in self._entries:
                 self._drop(key)
         self._entries[owner, new.key] = new
+        self._keys[owner, plan.id] = (owner, new.key)
         self._count(owner, new.bytes)
         self.shrink(self._bytes - self._bytes_max)
 
+    async def forget(self, owner: Owner, turn_id: str) -> None:
+        """The turn is erased."""
+        if (key := self._keys.get((owner, turn_id))) is not None:
+            self._drop(key)
+
     def _drop(self, key: CacheKey) -> None:
-        self._count(key[0], -self._entries.pop(key).bytes)
+        dropped = self._entries.pop(key)
+        del self._keys[key[0], dropped.turn_id]
+        self._count(key[0], -dropped.bytes)
 
     def _count(self, owner: Owner, change: int) -> None:
         self._bytes += change
