@@ -29,6 +29,8 @@ from tests import last_turn
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
 MODEL = "scripted"
 WAIT_S = 30
+# Of a process: a machine that does ten other things is ten times as slow.
+START_S = 60
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -255,14 +257,18 @@ def served_process(
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     try:
-        assert is_up.wait(WAIT_S), "the server did not start"
+        assert is_up.wait(START_S), f"the server did not start: {printed}"
         found = re.search(r" at (https?://\S+)/v1", "".join(printed))
         assert found, "".join(printed)
         yield ServedProcess(found[1], process, printed)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(WAIT_S)
+        try:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
         listener.join(WAIT_S)
         assert process.stdout is not None
         process.stdout.close()

@@ -24,7 +24,7 @@ from segue.errors import Misconfigured
 from segue.settings import ModelSettings, load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
-from tests.support import Served, fetch, serving, until
+from tests.support import WAIT_S, Served, fetch, serving, until
 
 # In the shape in which the API server of Kubernetes writes them, for a service with two pods.
 RECORDED = json.loads((Path(__file__).parent / "endpointslices.json").read_bytes())
@@ -205,7 +205,7 @@ async def test_pods_come_and_go_while_turns_run(
             assert await said(served) == "one goes on"
             one.hold_at = 1
             running = asyncio.create_task(said(served))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await one.held.wait()
             cluster.place(one, two, ready=two)
             await until(lambda: f"engine {one.url} is removed" in caplog.text)

@@ -31,6 +31,7 @@ from segue.turn.values import (
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
+    WAIT_S,
     Promise,
     heard,
     ids_of,
@@ -91,7 +92,7 @@ def continuing(route: str, held: int) -> Job:
 
 
 async def is_held(fake: Fake) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await fake.held.wait()
 
 
@@ -489,7 +490,7 @@ async def order_of(callers: list[tuple[str, str]]) -> list[tuple[str, str]]:
     await asyncio.sleep(0)
     assert queue.waiting == len(callers)
     queue.leave()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*tasks)
     assert (queue.running, queue.waiting) == (0, 0)
     return served

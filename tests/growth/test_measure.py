@@ -38,11 +38,11 @@ def pair_up(size: int) -> None:
         _ = name + size in names
 
 
-@pytest.mark.parametrize(("work", "size", "is_bad"), [(walk, 2_000, False), (pair_up, 2_000, True)])
+@pytest.mark.parametrize(("work", "size", "is_bad"), [(walk, 2_000, False), (pair_up, 4_000, True)])
 def test_quadratic_function_is_found_and_a_linear_one_is_not(
     work: Callable[[int], None], size: int, is_bad: bool
 ) -> None:
-    assert judge("work", timed(work), sizes_to(size, 2)).is_bad == is_bad
+    assert judge("work", timed(work), sizes_to(size, 3)).is_bad == is_bad
 
 
 def test_what_takes_no_time_has_no_ratio() -> None:

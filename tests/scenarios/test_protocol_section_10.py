@@ -15,6 +15,7 @@ from tests.events import check_refusal, check_turn
 from tests.support import (
     MODEL,
     TERMINAL,
+    WAIT_S,
     WEATHER,
     Wire,
     fetch,
@@ -245,7 +246,7 @@ async def test_section_10_row_11_closing_the_socket_is_the_only_cancel(tmp_path:
                 pass
             assert event["error"]["code"] == "invalid_event_type"
             assert (await socket.next())["type"] != "error", "the turn goes on"
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(WAIT_S):
             name = 'segue_turns_total{outcome="cancelled",transport="websocket"}'
             while await metric(served, name) != 1:  # noqa: ASYNC110 (nobody sets an event)
                 await asyncio.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -31,9 +30,7 @@ async def test_broken_file_is_told_from_a_slow_one(data: bytes) -> None:
 
 
 async def test_slow_page_ends_the_reading_and_what_came_before_it_is_kept() -> None:
-    began = time.monotonic()
     paper = await read_pdf(drawn(PLAIN, TEDIOUS), 1_000, 0.8)
-    assert time.monotonic() - began < 4
     assert paper.end == "late"
     assert paper.pages in ((), ("Before",))
 
@@ -50,9 +47,9 @@ async def test_text_is_read_once_and_too_slow_is_an_error() -> None:
     assert await papers.read(data) == "Hello"
     held = papers.bytes
     assert held > 0
-    began = time.monotonic()
-    assert await papers.read(data) == "Hello"
-    assert time.monotonic() - began < 0.05
+    again = asyncio.create_task(papers.read(data))
+    await asyncio.sleep(0)
+    assert again.result() == "Hello"
     assert papers.bytes == held
     assert await papers.read(b"%PDF nonsense") is None
     with pytest.raises(InvalidRequest, match=r"could not be read in time"):
