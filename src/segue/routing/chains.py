@@ -20,6 +20,8 @@ from segue.wire.kinds import call_of, is_model_written
 
 # Parents whose first child is remembered, and beginnings whose first turn is.
 PARENTS_MAX = 10_000
+# So much of a beginning is looked at: a long request must not hold the loop.
+ITEMS_MAX, WORDS_MAX = 1_000, 1_000_000
 
 
 class Lineages:
@@ -44,12 +46,10 @@ class Lineages:
         return Lineage(chain, parent.id, fork, priority=PRIORITIES[plan.response.service_tier])
 
     def _begin(self, plan: Plan) -> Lineage:
-        """A chain without a parent. On a WebSocket it is new, unless it begins with a history."""
+        """A chain without a parent: a new one, or a history that is resent."""
         resolved, priority = plan.resolved, PRIORITIES[plan.response.service_tier]
-        if plan.lane and not resolved.model_turns:
-            return Lineage(plan.id, priority=priority)
         fresh = (item for one in resolved.earlier if one.is_fresh for item in one.given)
-        items = (*fresh, *resolved.given)
+        items = (*fresh, *resolved.given)[:ITEMS_MAX]
         count = _first_answer(items)
         beginning = _name_of(plan, items[:count])
         if count == len(items):
@@ -93,8 +93,11 @@ def _name_of(plan: Plan, beginning: Sequence[Item]) -> str:
     """The name of what was said first: the same for the same words, in whichever form they are sent."""
     digest = blake2b(plan.owner.encode(), digest_size=16)
     digest.update((plan.resolved.create.prompt_cache_key or "").encode("utf-8", "surrogatepass"))
+    left = WORDS_MAX
     for item in beginning:
-        digest.update(_words(item))
+        words = _words(item)[:left]
+        digest.update(words)
+        left -= len(words)
     return "chain_" + digest.hexdigest()
 
 
@@ -106,4 +109,5 @@ def _words(item: Item) -> bytes:
     texts = [part.text for part in parts if isinstance(part, InputText)]
     if len(texts) < len(parts):
         return item.raw
-    return "\0".join((value.role, *texts, "")).encode("utf-8", "surrogatepass")
+    said = (text[:WORDS_MAX] for text in texts)
+    return "\0".join((value.role, *said, "")).encode("utf-8", "surrogatepass")
