@@ -1,9 +1,9 @@
 """Which replicas of engines has the operator taken out of service?
 
 Draining and returning hold for every process that shares the store, on all machines: the process that is asked tells
-the others, and each answers with the replicas as it sees them. While something is drained, that is repeated, for
-processes that start later or missed it; of two orders for one replica the later one holds. Nothing is written down:
-when all processes have been restarted, the settings hold (`engine_drained`).
+the others, and each answers with the replicas as it sees them. While an order differs from the settings, it is
+repeated, for processes that start later or missed it; of two orders for one replica the later one holds. Nothing is
+written down: when all processes have been restarted, the settings hold (`engine_drained`).
 """
 
 from __future__ import annotations

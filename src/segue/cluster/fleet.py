@@ -85,7 +85,7 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """RoutesReport while inside."""
+        """Report while inside."""
         self._join()
         try:
             async with in_background(self._keep_reporting()):

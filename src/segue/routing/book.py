@@ -2,8 +2,8 @@
 
 A `RouteBook` belongs to the replicas of one model. It knows how fast they are and how much they have worked, which
 heads are popular, and which replica has the history of a conversation whose client resends everything: a *hint*, by
-the name of its chain. Where there are several processes, `cluster/fleet.py` adds what the others know. Nothing here is
-durable, and nothing durable depends on it.
+the name of its chain and by its beginning. Where there are several processes, `cluster/fleet.py` adds what the others
+know. Nothing here is durable, and nothing durable depends on it.
 """
 
 from __future__ import annotations
