@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from operator import add
 from typing import Protocol
@@ -119,20 +120,24 @@ class Metrics:
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = CollectorRegistry()
         endings = "Turns that ended, and refused requests"
-        self._turns = self._counter("turns", endings, ("transport", "outcome"))
+        # To look a counter up by its labels takes longer than to count: what each turn counts is looked up once.
+        self._turns = cache(self._counter("turns", endings, ("transport", "outcome")).labels)
         places = "Lookups of parent turns, by place"
-        self._lookups = self._counter("state_lookups", places, ("where",))
+        self._lookups = cache(self._counter("state_lookups", places, ("where",)).labels)
         lost = "Prompt tokens that could have been reused and were not, by reason"
         self._lost = self._counter("reuse_lost_tokens", lost, ("reason",))
         self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
         about = "HTTP requests, and upgrades to WebSocket, by route and status"
-        self._requests = self._counter("http_requests", about, ("method", "route", "status"))
-        # By the values of its labels: to look one up takes longer than to count.
-        self._request_counters: dict[tuple[str, str, int], Counter] = {}
-        self._used = {name: self._counter(name, text, ("model",)) for name, text in USED.items()}
+        labels = ("method", "route", "status")
+        self._requests = cache(self._counter("http_requests", about, labels).labels)
+        self._used = {
+            name: cache(self._counter(name, text, ("model",)).labels) for name, text in USED.items()
+        }
         name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
-        self._stages = prometheus.Histogram(
-            name, about, ("stage",), registry=self.registry, buckets=BUCKETS
+        self._stages = cache(
+            prometheus.Histogram(
+                name, about, ("stage",), registry=self.registry, buckets=BUCKETS
+            ).labels
         )
         name, about = "segue_loop_lag_seconds", "How late the event loop runs what is due"
         self._lag = prometheus.Histogram(name, about, registry=self.registry, buckets=LAG_BUCKETS)
@@ -203,31 +208,28 @@ class Metrics:
         """Count a turn that ended."""
         self.replicas.observe(turn)
         tally = turn.tally
-        self._turns.labels(turn.transport, turn.entry.status).inc()
+        self._turns(turn.transport, turn.entry.status).inc()
         for field, counter in self._counted.items():
             counter.inc(getattr(tally, field))
-        for field, counter in self._used.items():
-            counter.labels(turn.entry.model).inc(getattr(turn.entry, field))
+        for field, counters in self._used.items():
+            counters(turn.entry.model).inc(getattr(turn.entry, field))
         if tally.found_in is not None:
-            self._lookups.labels(tally.found_in).inc()
+            self._lookups(tally.found_in).inc()
         if tally.lost is not None:
             self._lost.labels(tally.lost[0]).inc(tally.lost[1])
         for stage, seconds in _stage_seconds(tally.spans).items():
-            self._stages.labels(stage).observe(seconds)
+            self._stages(stage).observe(seconds)
 
     def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """Count a request that was refused before it became a turn."""
-        self._turns.labels(transport, "refused").inc()
+        self._turns(transport, "refused").inc()
         if code == "previous_response_not_found":
-            self._lookups.labels("missing").inc()
+            self._lookups("missing").inc()
 
     def count_request(self, method: str, route: str, status: int) -> None:
         """Count an HTTP request; `route` is empty for a path that we do not know."""
-        key = (method if method in METHODS else "other", route or "other", status)
-        counter = self._request_counters.get(key)
-        if counter is None:
-            counter = self._request_counters[key] = self._requests.labels(*key)
-        counter.inc()
+        method = method if method in METHODS else "other"
+        self._requests(method, route or "other", status).inc()
 
     def note_engines(self, engines: Sequence[EngineFigures]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""
