@@ -3,7 +3,8 @@
     python -m bench paced [--pinned] [--only NAME …]
 
 Segue with its *chat* engine, Segue with vLLM's ids, and `agentic-api`, a gateway in Rust, in front of one engine that
-gives every stream a token at each of its steps, as batching engines do (`bench.engine_steps`). The servers take turns,
+gives every stream a token at each of its steps, as batching engines do (`bench.engine_steps`). Beside them stands a
+relay that does no work at all (`bench.bare`): no gateway on the same event loop can be cheaper. The servers take turns,
 and figures are medians over the rounds. The cores are left to the system; with `--pinned` each server has the first
 core, engine and client the others.
 
@@ -22,8 +23,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -45,11 +46,12 @@ from segue_bench.client import (
 )
 from segue_bench.rival import agentic
 from segue_bench.rounds import interleaved, print_table
-from segue_bench.server import ServerProcess, cores, spawn
+from segue_bench.server import ServerProcess, apart, cores, spawn
 from segue_bench.streams import StreamConnection
 
 SEGUE = ("segue chat", "segue vllm")
 PEER = "agentic-api"
+BARE = "relay without work"
 PACED = Plan(streams=64, tokens=225, per_s=100)
 ONE = Plan(streams=1, tokens=100, per_s=400)
 ONE_TURNS = 8
@@ -88,6 +90,16 @@ class Rig(NamedTuple):
         """When each token was written, by the number of its answer."""
         _, body = get(local(self.engine_port), "/times")
         return {int(number): times for number, times in json.loads(body).items()}
+
+
+@contextmanager
+def bare(engine_port: int, folder: Path, *, is_pinned: bool) -> Iterator[ServerProcess]:
+    """The relay."""
+    with (
+        spawn(["-m", "bench.bare", str(engine_port)], r"(\d+)", folder) as process,
+        apart(process) if is_pinned else nullcontext(),
+    ):
+        yield process
 
 
 # --- paced ------------------------------------------------------------------------------------------
@@ -305,7 +317,8 @@ def main(arguments: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--servers", nargs="+", choices=(*SEGUE, PEER), default=(*SEGUE, PEER))
+    servers = (*SEGUE, PEER, BARE)
+    parser.add_argument("--servers", nargs="+", choices=servers, default=servers)
     parser.add_argument("--pinned", action="store_true", help="the server on a core of its own")
     kinds = ("paced", "one", "unlimited")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, metavar="NAME")
@@ -321,6 +334,7 @@ def main(arguments: Sequence[str]) -> None:
             "segue chat": lambda: server(None, *CHAT, *flags, is_pinned=is_pinned),
             "segue vllm": lambda: server(None, *VLLM, *flags, is_pinned=is_pinned),
             PEER: lambda: agentic(engine.port, is_pinned=is_pinned),
+            BARE: lambda: bare(engine.port, folder, is_pinned=is_pinned),
         }
         rigs = {
             name: Rig(stack.enter_context(starts[name]()), engine.port) for name in options.servers
@@ -335,6 +349,7 @@ def main(arguments: Sequence[str]) -> None:
             ways = {
                 f"{name}, {'SSE' if is_sse else 'socket'}": partial(unlimited, rig, is_sse=is_sse)
                 for name, rig in rigs.items()
+                if name != BARE
                 for is_sse in (False, True)
             }
             show_unlimited(interleaved(ways, options.rounds))
