@@ -1,26 +1,38 @@
 """What does vLLM's own front cost a turn, by how its prompt comes? The same ids by each of its ways, without a GPU.
 
     python -m bench front [--contexts 1000 20000 100000]
+    python -m bench front --grpc PACKAGES --rust PROGRAM
 
-The vLLM is a real one without a model (`bench/hollow`): HTTP, checks, scheduler and prefix cache are its own, nothing
-is computed. Each turn adds 500 ids to the prompt and asks for 16 tokens; all before is cached. Processor time is that
-of the API's process ("front") and of the engine core, TTFT is what the client waits for the first event with a token.
-The ways take turns.
+The vLLM is a real one without a model (`bench/hollow`): its front, checks, scheduler and prefix cache are its own,
+nothing is computed. Each turn adds 500 ids to the prompt and gets 16 tokens; all before is cached. Processor time is
+that of the API's process ("front") and of the engine core, TTFT is what the client waits for the first event with a
+token, the turn what it waits for the last. The ways take turns.
+
+More fronts of vLLM, each with a core of its own, where their files are given:
+--grpc   `vllm serve --grpc`. Packages that it needs beside vLLM: pip install --no-deps --target PACKAGES
+         smg-grpc-servicer==0.14.1 smg-grpc-proto==0.4.28 grpcio-health-checking grpcio-reflection
+--rust   VLLM_USE_RUST_FRONTEND=1, by HTTP and with --grpc-port. PROGRAM is `vllm/vllm-rs` out of the wheel of vLLM for
+         CUDA, of the same version; that for CPUs does not have it. vLLM's environment must have grpcio.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from bench.hollow.server import MODEL, HollowVllm, hollow_vllm
+from bench.hollow.server import HERE, MODEL, HollowVllm, free_port, hollow_vllm, vllm_python
 from bench.peer import cpu_s
 from segue_bench.client import ClientConnection, ServerAddress, Traffic, read_body, read_head
 from segue_bench.rounds import interleaved, print_table
@@ -41,6 +53,7 @@ class FrontCost(NamedTuple):
     sent: int
     received: int
     ttft_s: float
+    turn_s: float
     front_s: float
     core_s: float
 
@@ -65,49 +78,48 @@ def chat(ids: list[int]) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **SAMPLING}
 
 
-WAYS: dict[str, Body] = {
+HTTP: dict[str, Body] = {
     "generate, ids in JSON": generate,
     "completions, ids back": partial(completions, return_token_ids=True),
     "completions, text back": completions,
     "chat, text": chat,
 }
+# Of the Rust front end.
+RUST_HTTP: dict[str, Body] = {
+    "Rust, generate": HTTP["generate, ids in JSON"],
+    "Rust, completions": HTTP["completions, ids back"],
+    "Rust, chat": chat,
+}
 
 
-class Conversation:
-    """A prompt that grows, by one way."""
+class Client(Protocol):
+    """Sends a prompt that grows."""
 
-    def __init__(self, vllm: HollowVllm, make: Body, tokens: int, seed: int) -> None:
-        self._vllm = vllm
-        self._core = vllm.core()
+    def ask(self, new: list[int]) -> tuple[int, int, float, float]:
+        """Bytes sent and received, and the seconds to the first token and to the end."""
+        ...
+
+
+class HttpClient:
+    """One kept connection; the body is written before the clock starts."""
+
+    def __init__(self, url: str, make: Body) -> None:
         self._make = make
-        self._source = random.Random(seed)
-        # One word a token, so that text and ids are as long; ids that differ, so that nothing else is found.
-        self._ids = [WORD_ID] * tokens if make is chat else self._drawn(tokens)
+        self._ids: list[int] = []
         self._traffic = Traffic()
-        self._connection = ClientConnection(ServerAddress(vllm.url), self._traffic)
-        self.turn()
+        self._connection = ClientConnection(ServerAddress(url), self._traffic)
 
-    def _drawn(self, count: int) -> list[int]:
-        return [self._source.randrange(1_000, 40_000) for _ in range(count)]
-
-    def turn(self) -> FrontCost:
-        """Ask with 500 tokens more."""
-        self._ids += [WORD_ID] * NEW_TOKENS if self._make is chat else self._drawn(NEW_TOKENS)
+    def ask(self, new: list[int]) -> tuple[int, int, float, float]:
+        self._ids += new
         path, fields = self._make(self._ids)
         body = msgspec.json.encode({"model": MODEL, "stream": True, **fields})
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         data = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         sent, received = self._traffic.sent, self._traffic.received
-        front, core = cpu_s(self._vllm), cpu_s(self._core)
         began = time.perf_counter()
         first_s = self._exchange(data) - began
-        return FrontCost(
-            self._traffic.sent - sent,
-            self._traffic.received - received,
-            first_s,
-            cpu_s(self._vllm) - front,
-            cpu_s(self._core) - core,
-        )
+        turn_s = time.perf_counter() - began
+        return self._traffic.sent - sent, self._traffic.received - received, first_s, turn_s
 
     def _exchange(self, data: bytes) -> float:
         """When the first event with a token came."""
@@ -122,33 +134,127 @@ class Conversation:
         return first or time.perf_counter()
 
 
-def measure(vllm: HollowVllm, contexts: Sequence[int], rounds: int) -> list[tuple[object, ...]]:
+class GrpcClient:
+    """A process with vLLM's packages (`bench/hollow/grpc_client.py`)."""
+
+    def __init__(self, kind: str, port: int) -> None:
+        program = [str(vllm_python()), str(HERE / "grpc_client.py")]
+        self._process = subprocess.Popen(
+            [*program, kind, str(port), MODEL, str(OUTPUT_TOKENS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def ask(self, new: list[int]) -> tuple[int, int, float, float]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(new) + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("bench: the gRPC client failed, see above")
+        sent, received, first_s, turn_s = json.loads(line)
+        return sent, received, first_s, turn_s
+
+
+class Way(NamedTuple):
+    """A server, and how it is asked."""
+
+    vllm: HollowVllm
+    client: Callable[[], Client]
+    # One word a token, so that text and ids are as long.
+    is_text: bool = False
+
+
+class Conversation:
+    """A prompt that grows, by one way."""
+
+    def __init__(self, way: Way, tokens: int, seed: int) -> None:
+        self._front, self._core = way.vllm.front(), way.vllm.core()
+        self._client = way.client()
+        self._is_text = way.is_text
+        self._source = random.Random(seed)
+        self._client.ask(self._drawn(tokens))
+
+    def _drawn(self, count: int) -> list[int]:
+        """Ids that differ, so that nothing else is found."""
+        if self._is_text:
+            return [WORD_ID] * count
+        return [self._source.randrange(1_000, 40_000) for _ in range(count)]
+
+    def turn(self) -> FrontCost:
+        """Ask with 500 tokens more."""
+        front, core = cpu_s(self._front), cpu_s(self._core)
+        cost = self._client.ask(self._drawn(NEW_TOKENS))
+        return FrontCost(*cost, cpu_s(self._front) - front, cpu_s(self._core) - core)
+
+
+def measure(
+    ways: dict[str, Way], contexts: Sequence[int], rounds: int
+) -> Iterator[tuple[Any, ...]]:
     """The medians of each way at each context."""
-    rows: list[tuple[object, ...]] = []
     for tokens in contexts:
         talks = {
-            name: Conversation(vllm, make, tokens, seed)
-            for seed, (name, make) in enumerate(WAYS.items(), tokens)
+            name: Conversation(way, tokens, seed)
+            for seed, (name, way) in enumerate(ways.items(), tokens)
         }
         costs = interleaved({name: talk.turn for name, talk in talks.items()}, rounds)
         for name, found in costs.items():
-            sent, received, ttft, front, core = (
+            sent, received, *times = (
                 statistics.median(column) for column in zip(*found, strict=True)
             )
-            row = sent / 1e3, received / 1e3, ttft * 1e3, front * 1e3, core * 1e3
-            rows.append((name, tokens, *row))
-    return rows
+            yield (name, tokens, sent / 1e3, received / 1e3, *(1e3 * seconds for seconds in times))
+
+
+@contextmanager
+def servers(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
+    """The ways of all servers that are asked for."""
+    flags = ("--block-size", "16", *options.vllm_flags.split())
+    tokens = {"HOLLOW_ANSWER_TOKENS": f"{OUTPUT_TOKENS},{OUTPUT_TOKENS}"}
+    with ExitStack() as stack:
+        plain = stack.enter_context(hollow_vllm(*flags, variables=tokens))
+        ways = _http(plain, HTTP)
+        if options.grpc is not None:
+            found = os.pathsep.join([str(HERE), str(options.grpc.resolve())])
+            variables = {**tokens, "PYTHONPATH": found}
+            vllm = stack.enter_context(hollow_vllm("--grpc", *flags, variables=variables))
+            ways["gRPC, packed ids"] = Way(vllm, partial(GrpcClient, "python", vllm.port))
+        if options.rust is not None:
+            program = str(options.rust.resolve())
+            rust = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": program}
+            port = free_port()
+            more = ("--grpc-port", str(port), *flags)
+            vllm = stack.enter_context(hollow_vllm(*more, variables={**tokens, **rust}))
+            ways |= _http(vllm, RUST_HTTP)
+            ways["Rust, gRPC"] = Way(vllm, partial(GrpcClient, "rust", port))
+        yield ways
+
+
+def _http(vllm: HollowVllm, bodies: dict[str, Body]) -> dict[str, Way]:
+    return {
+        name: Way(vllm, partial(HttpClient, vllm.url, make), make is chat)
+        for name, make in bodies.items()
+    }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the table, once for each set of flags of vLLM."""
-    parser = argparse.ArgumentParser(prog="python -m bench front", description=__doc__)
+    """Print the table."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m bench front", description=__doc__, formatter_class=formatter
+    )
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way (default: 7)")
+    parser.add_argument("--grpc", type=Path, metavar="PACKAGES", help="also by vLLM's gRPC server")
+    parser.add_argument("--rust", type=Path, metavar="PROGRAM", help="also by its Rust front end")
     flags = "flags for vLLM, such as --vllm-flags='--prefix-caching-hash-algo xxhash'"
     parser.add_argument("--vllm-flags", default="", help=flags)
     options = parser.parse_args(arguments)
-    with hollow_vllm("--block-size", "16", *options.vllm_flags.split()) as vllm:
-        rows = measure(vllm, options.contexts, options.rounds)
+    for path in filter(None, (options.grpc, options.rust)):
+        if not path.exists():
+            parser.error(f"there is no {path}")
+    with servers(options) as ways:
+        rows = list(measure(ways, options.contexts, options.rounds))
     sizes = "way {}|context {:,}|sent kB {:.0f}|received kB {:.0f}"
-    print_table(f"{sizes}|TTFT ms {{:.1f}}|front CPU ms {{:.1f}}|core CPU ms {{:.1f}}", rows)
+    times = "TTFT ms {:.1f}|turn ms {:.1f}|front CPU ms {:.1f}|core CPU ms {:.1f}"
+    print_table(f"{sizes}|{times}", rows)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,21 @@ class HollowVllm(ServerProcess):
 
     def core(self) -> ServerProcess:
         """The engine core, a child of the API's process."""
+        core = self._child(b"EngineCore")
+        if core is None:
+            raise SystemExit("bench: vLLM has no process named EngineCore")
+        return core
+
+    def front(self) -> ServerProcess:
+        """What answers clients: vLLM's own process, or its Rust front end beside it."""
+        return self._child(b"vllm-rs") or self
+
+    def _child(self, title: bytes) -> ServerProcess | None:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         for pid in map(int, children):
-            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if title in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return ServerProcess(self.port, pid)
-        raise SystemExit("bench: vLLM has no process named EngineCore")
+        return None
 
 
 def hollow_command(folder: Path, model: str, port: int, flags: Sequence[str] = ()) -> list[str]:
@@ -153,36 +163,56 @@ def hollow_environment(folder: Path, step_ms: float) -> dict[str, str]:
 
 
 @contextmanager
-def hollow_vllm(*flags: str, step_ms: float = 0) -> Iterator[HollowVllm]:
-    """A vLLM that answers on a free port of the loopback interface."""
+def hollow_vllm(
+    *flags: str, step_ms: float = 0, variables: Mapping[str, str] | None = None
+) -> Iterator[HollowVllm]:
+    """A vLLM that answers on a free port of the loopback interface; with `--grpc`, over gRPC alone."""
     with (
         tempfile.TemporaryDirectory(prefix="hollow-vllm-") as name,
         (Path(name) / "log.txt").open("w+b") as log,
     ):
         folder = Path(name)
         write_model(folder)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         command = hollow_command(folder, MODEL, port, flags)
-        environment = hollow_environment(folder, step_ms)
+        environment = {**hollow_environment(folder, step_ms), **(variables or {})}
         child = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            _wait_for(port, child, log)
+            _wait_for(port, child, log, _listens if "--grpc" in flags else _is_healthy)
             yield HollowVllm(port, child.pid)
         finally:
             _stop(child)
 
 
-def _wait_for(port: int, child: subprocess.Popen[bytes], log: Any) -> None:
+def free_port() -> int:
+    """Of the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+    except (URLError, OSError):
+        return False
+    return True
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_for(
+    port: int, child: subprocess.Popen[bytes], log: Any, is_up: Callable[[int], bool]
+) -> None:
     until = time.monotonic() + START_S_MAX
     while child.poll() is None and time.monotonic() < until:
-        try:
-            urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+        if is_up(port):
             return
-        except (URLError, OSError):
-            time.sleep(0.2)
+        time.sleep(0.2)
     log.seek(0)
     raise SystemExit(f"bench: vLLM did not start:\n{log.read().decode()[-4000:]}")
 
