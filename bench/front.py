@@ -34,7 +34,14 @@ import msgspec
 
 from bench.hollow.server import HERE, MODEL, HollowVllm, free_port, hollow_vllm, vllm_python
 from bench.peer import cpu_s
-from segue_bench.client import ClientConnection, ServerAddress, Traffic, read_body, read_head
+from segue_bench.client import (
+    ClientConnection,
+    ConnectionFailed,
+    ServerAddress,
+    Traffic,
+    read_body,
+    read_head,
+)
 from segue_bench.rounds import interleaved, print_table
 from segue_bench.ways import sse_events
 
@@ -117,7 +124,10 @@ class HttpClient:
         data = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         sent, received = self._traffic.sent, self._traffic.received
         began = time.perf_counter()
-        first_s = self._exchange(data) - began
+        try:
+            first_s = self._exchange(data) - began
+        except ConnectionFailed as error:
+            raise SystemExit(f"bench: {path} with {len(self._ids)} ids: {error}") from None
         turn_s = time.perf_counter() - began
         return self._traffic.sent - sent, self._traffic.received - received, first_s, turn_s
 

@@ -602,7 +602,7 @@ UNREAD_ADVICE = "use --engine chat, or name another --dialect or --template"
 # To a vLLM that does not take ids alone. The figures: docs/performance.md.
 SCALE_OUT_ADVICE = (
     "start vLLM (0.32 or newer) with --enable-scale-out: it then takes and gives token ids without text, for a"
-    " sixth of the CPU of its API server at 100k tokens"
+    " fifth of the CPU of its API server at 100k tokens"
 )
 
 

@@ -42,6 +42,15 @@ async def test_engine_keeps_its_promise(promise: Promise, is_scaled_out: bool) -
             await promise(Bench(engine, chatml()))
 
 
+@pytest.mark.parametrize("limit", [2, 3, None])
+async def test_stop_that_its_rust_front_end_names_again_counts_once(limit: int | None) -> None:
+    fake = FakeVllm(lambda prompt: [7, 8, STOP], ends_apart=True)
+    async with fake, upstream(fake.url) as address:
+        pieces = await heard(TokenEngine(VLLM, address, "fake"), job(tokens([1]), limit))
+    assert ids_of(pieces) == [7, 8, STOP][:limit]
+    assert finish_of(pieces).reason == ("length" if limit == 2 else "stop")
+
+
 @BOTH
 async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: bool) -> None:
     async with FakeVllm(is_scaled_out=is_scaled_out) as fake, upstream(fake.url) as address:

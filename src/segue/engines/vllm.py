@@ -263,7 +263,7 @@ def read_choice(
     """Add what was sampled; `stop` is the id of the stop that ended it, where that is known."""
     ids = token_ids or []
     if isinstance(stop, int) and stop in answer.job.stops and token_ids is not None:
-        ids = ids if stop in ids[-1:] else [*ids, stop]
+        ids = ids if stop == (ids[-1] if ids else answer.last_id) else [*ids, stop]
     logprobs = choice.logprobs
     answer.add(ids, () if logprobs is None else _logprobs(logprobs, answer.job.sampling))
     match choice.finish_reason:

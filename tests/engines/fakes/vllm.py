@@ -26,6 +26,8 @@ class FakeVllm(Fake):
     lists_models: bool = True
     # Started with `--scheduling-policy priority`.
     takes_priority: bool = False
+    # Its Rust front end: `/v1/completions` tells why it ended in an event of its own, without ids.
+    ends_apart: bool = False
     # The id that stands for an image, if the model sees.
     image_id: int | None = None
     tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
@@ -85,13 +87,12 @@ class FakeVllm(Fake):
                 await response.write(DONE)
                 return response
             is_last = n == len(ids) - 1
-            choice: Body = {
-                "index": 0,
-                "text": f"<{id}>",
-                "logprobs": None,
+            end: Body = {
                 "finish_reason": reason if is_last else None,
                 "stop_reason": id if is_last and reason == "stop" else None,
             }
+            choice: Body = {"index": 0, "text": f"<{id}>", "logprobs": None}
+            choice |= {} if self.ends_apart else end
             if (count := body.get("logprobs")) is not None:
                 assert body["return_tokens_as_token_ids"] is True
                 tops = {f"token_id:{one}": value for one, value in likeliest(id, count)}
@@ -104,6 +105,9 @@ class FakeVllm(Fake):
             if body.get("return_token_ids") and self.gives_ids:
                 choice |= {"token_ids": [id], "prompt_token_ids": prompt if n == 0 else None}
             await response.write(event({**head, "choices": [choice], "usage": None}))
+            if is_last and self.ends_apart:
+                last = {"index": 0, "text": "", "token_ids": [], **end}
+                await response.write(event({**head, "choices": [last], "usage": None}))
         await response.write(event({**head, "choices": [], "usage": _usage(prompt, ids, cached)}))
         await response.write(DONE)
         self.remember([*prompt, *ids], body.get("cache_salt"))
