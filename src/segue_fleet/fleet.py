@@ -12,6 +12,7 @@ with `Fleet.stop`. A process starts when those that it needs answer.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from segue_fleet.programs import find_haproxy, find_postgres, find_prometheus
 from segue_fleet.words import known_words, tokenizer_path
 
 HOST = "127.0.0.1"
+# None of those that systems give to outgoing connections: one of these could take the port of a member that restarts.
+PORTS = (20_000, 32_768)
 MODEL = "counted"
 STOP_S = 20
 GROUP_S = 2.0
@@ -118,12 +121,15 @@ class Running:
     process: subprocess.Popen[bytes] | None = None
 
 
-def free_port() -> int:
-    """A port that no process has now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports() -> Iterator[int]:
+    """Ports that no process has now, each once."""
+    for port in random.sample(range(*PORTS), PORTS[1] - PORTS[0]):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        yield port
 
 
 def answers(url: str) -> bool:
@@ -147,6 +153,7 @@ class Fleet:
         self._haproxy = find_haproxy()
         self._prometheus = find_prometheus() if shape.with_prometheus else None
         self.members: dict[str, Running] = {}
+        self._ports = free_ports()
 
     @property
     def url(self) -> str:
@@ -222,7 +229,7 @@ class Fleet:
         )
 
     def _replica(self, number: int) -> Running:
-        port, shape = free_port(), self.shape.replica
+        port, shape = next(self._ports), self.shape.replica
         url = f"http://{HOST}:{port}"
         command = [
             sys.executable, "-m", "segue_fleet.replica", "--port", str(port), "--model", MODEL,
@@ -234,7 +241,7 @@ class Fleet:
         return Running(f"replica-{number}", url, command, lambda: answers(url + "/health"))
 
     def _machine(self, number: int, engines: Sequence[str]) -> Running:
-        port, name = free_port(), f"machine-{'abcdefghij'[number]}"
+        port, name = next(self._ports), f"machine-{'abcdefghij'[number]}"
         url = f"http://{HOST}:{port}"
         folder = self.folder / name
         folder.mkdir()
@@ -250,7 +257,7 @@ class Fleet:
     def _balancer(
         self, name: str, balance: str, health: str, servers: Sequence[str], port: int
     ) -> Running:
-        port = port or free_port()
+        port = port or next(self._ports)
         url = f"http://{HOST}:{port}"
         path = self.folder / f"{name}.cfg"
         lines = (
@@ -263,7 +270,7 @@ class Fleet:
         )
 
     def _watcher(self, program: Path, targets: Sequence[str]) -> Running:
-        port = free_port()
+        port = next(self._ports)
         url = f"http://{HOST}:{port}"
         names = ", ".join(f'"{one.removeprefix("http://")}"' for one in targets)
         path = self.folder / "prometheus.yml"

@@ -6,17 +6,20 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from segue.cli import main
 from segue_fleet import programs
+from segue_fleet.fleet import free_ports
 
 UP = [sys.executable, "-m", "segue.cli", "fleet", "up", "--no-prometheus"]
 SMALL = ["--machines", "1", "--workers", "1", "--replicas", "2"]
@@ -72,6 +75,18 @@ def test_fleet_comes_up_answers_brings_a_killed_replica_back_and_ends() -> None:
     until = time.monotonic() + 10
     while any(Path(f"/proc/{one['pid']}").exists() for one in members.values()):
         assert time.monotonic() < until, "a process of the fleet lives on"
+
+
+def test_connection_of_another_program_takes_no_port_of_a_member() -> None:
+    """It could while the member restarts, and the member would not find its address free."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        clients = [socket.create_connection(server.getsockname()) for _ in range(100)]
+        given = {client.getsockname()[1] for client in clients}
+        for client in clients:
+            client.close()
+    ports = [*islice(free_ports(), 200)]
+    assert len(set(ports)) == 200
+    assert max(ports) < min(given)
 
 
 @pytest.mark.parametrize(
