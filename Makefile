@@ -6,6 +6,8 @@ UV ?= uv
 ARGS ?=
 # Tests wait as much as they compute: one process more than there are cores.
 TESTERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# Every process of a test run reads what the first has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # When all of them are ended, whatever hangs.
 TEST_MINUTES ?= 25
 
@@ -86,7 +88,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-collect test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +104,9 @@ test: test-setup ## run all tests, official clients included; ARGS goes to pytes
 		$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile --max-worker-restart 0 $(ARGS)
 
 test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## install what `make test` needs
+
+test-collect: $(DEV_DONE) ## compile all tests once, which else each process of `make test` does for itself
+	@$(VENV)/bin/python -m pytest --collect-only -qq >/dev/null || true
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
 	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/remote/test_run.py $(ARGS)

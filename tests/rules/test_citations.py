@@ -30,6 +30,8 @@ CITATION = re.compile(
     rf"(?P<page>docs/[\w./-]+\.md) (?P<parts>{PART}(?:(?:,? and |, | to ){PART})*)(?![\w%])"
 )
 HAZARD = re.compile(r"(?<![\w/-])[FT]\d{1,2}\b")
+# What a text has that cites anything.
+CITES = re.compile(rf"\.md\b|{HAZARD.pattern}")
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -63,13 +65,17 @@ def prose(path: Path) -> str:
     return "\n".join(" ".join(part.split()) for part in (*strings, *comments))
 
 
+@cache
 def code_files() -> list[Path]:
+    """Those that cite anything."""
     kinds = {".py", ".sql", ".js", ".css"}
     return [
         path
         for folder in CODE
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in kinds and "node_modules" not in path.parts
+        if path.suffix in kinds
+        and "node_modules" not in path.parts
+        and CITES.search(path.read_text("utf-8"))
     ]
 
 

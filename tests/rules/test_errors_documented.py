@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ def codes_of(tree: ast.AST) -> Iterator[str]:
                 yield one.value
 
 
+@cache
 def used() -> set[str]:
     paths = (ROOT / "src" / "segue").rglob("*.py")
     return {code for path in paths for code in codes_of(ast.parse(path.read_bytes()))}

@@ -7,6 +7,7 @@ may be. A made-up tree shows that each rule can fail.
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,6 +137,7 @@ class Module(NamedTuple):
         return self.room in PURE or self.name in PURE
 
 
+@cache
 def modules(package: Path) -> list[Module]:
     return [
         Module(path.relative_to(package).with_suffix("").parts, ast.parse(path.read_bytes()))
@@ -277,6 +279,13 @@ def complaints(package: Path, rule: Rule) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_source_tree_keeps_the_rule(rule: Rule) -> None:
     assert complaints(PACKAGE, rule) == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees() -> Iterator[None]:
+    """They are large, and other tests follow in this process."""
+    yield
+    modules.cache_clear()
 
 
 def test_pure_modules_are_pure_all_the_way_down() -> None:
