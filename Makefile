@@ -88,7 +88,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-collect test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -146,6 +146,9 @@ test-dynamo: $(DEV_DONE) $(NPM_DONE) $(DYNAMO_DONE) ## recorded agent sessions t
 
 test-routers: $(DEV_DONE) $(NPM_DONE) $(DYNAMO_DONE) $(ROUTERS_DONE) ## Segue in front of SGLang's router, and behind it, in a network namespace
 	@$(VENV)/bin/python -m tests.dynamo.namespace $(VENV)/bin/python -m pytest -n 0 -s -m routers tests/dynamo $(ARGS)
+
+test-properties: $(DEV_DONE) $(MODELS_DONE) ## every property with twenty times the examples of `make test`; minutes
+	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "hypothesis and not reliability and not vllm" --timeout 1800 --hypothesis-profile long $(ARGS)
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.pgbouncer import Pooler
     from tests.postgres import PostgresServer
 
 pytest_plugins = ["tests.watch"]
+
+# Where a test does not say how many examples it needs. `make test-properties` has twenty times as many.
+settings.register_profile("quick", max_examples=50)
+settings.register_profile("long", max_examples=1_000)
+settings.load_profile("quick")
 
 # A segue.toml in the working folder is the developer's own: no test reads it.
 os.environ["SEGUE_CONFIG"] = "none"

@@ -39,14 +39,20 @@ def passed(walk: dict[str, Any]) -> tuple[int, ...]:
     return tuple(walk["counts"][name] for name in ("hops", "functions", "files", "rooms"))
 
 
-def test_two_walks_of_a_websocket_turn_are_the_same_and_pass_the_main_rooms(tmp_path: Path) -> None:
+def test_walk_of_a_websocket_turn_passes_the_main_rooms(tmp_path: Path) -> None:
+    assert {"transports", "session", "turn", "engines"} <= set(
+        map(room_of, walked(tmp_path / "1.json")["files"])
+    )
+
+
+@pytest.mark.reliability
+def test_two_walks_of_a_websocket_turn_are_the_same(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(walked, [tmp_path / "1.json", tmp_path / "2.json"])
     if passed(one) != passed(other):
         # A busy machine may cut off the work after a response; then two of three must agree.
         third = walked(tmp_path / "3.json")
         assert passed(third) in (passed(one), passed(other))
-    assert {"transports", "session", "turn", "engines"} <= set(map(room_of, one["files"]))
 
 
 def test_reader_is_told_when_there_is_no_package(

@@ -148,9 +148,10 @@ def version_of(family: Family) -> str:
 
 
 def examples(count: int) -> settings:
+    """So many where the profile has a hundred."""
     # The family is made once and never changes, so that examples may share it.
     return settings(
-        max_examples=count,
+        max_examples=count * settings.default.max_examples // 100,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -193,7 +194,7 @@ def test_recalling_changes_no_token(family: DialectCase, data: st.DataObject, he
     contract.recall_changes_no_token(family, data.draw(contract.odd_items(family)), head)
 
 
-@examples(40)
+@examples(80)
 @given(data=st.data(), head=st.sampled_from(contract.HEADS))
 def test_warmth_survives_what_items_bring_and_compactions(
     family: DialectCase, data: st.DataObject, head: Head

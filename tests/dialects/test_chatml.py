@@ -422,7 +422,7 @@ def expected_of(items: Sequence[Item]) -> list[Heard]:
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(items=spoken())
 def test_what_is_written_is_read_back(dialect: TokenDialect, items: list[Item]) -> None:
     # An empty thought is not written; without it the message is the first.

@@ -25,7 +25,7 @@ from tests.contracts.dialect import BARE, OFFERING, DialectCase
 from tests.contracts.test_dialects import MAKERS
 
 few = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -25,7 +25,7 @@ LETTERS = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 def texts() -> list[str]:
     rng = random.Random(10)
-    return ["".join(rng.choices(FRAGMENTS, k=rng.randint(1, 12))) for _ in range(2000)]
+    return ["".join(rng.choices(FRAGMENTS, k=rng.randint(1, 12))) for _ in range(500)]
 
 
 def from_metadata(cut: str, tokens: list[str], specials: set[int], merges: list[str]) -> Vocabulary:

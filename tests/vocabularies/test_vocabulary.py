@@ -148,7 +148,7 @@ def test_file_that_is_no_byte_level_tokenizer_is_refused(tmp_path: Path, data: b
         vocabulary_from_file(path)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(text=st.text(st.characters(max_codepoint=127), max_size=60))
 def test_pieces_of_ascii_text_that_are_looked_up_are_what_the_tokenizer_makes(
     vocabulary: Vocabulary, text: str
