@@ -202,6 +202,16 @@ def test_warmth_survives_what_items_bring_and_compactions(
     contract.warmth_survives_oddities(family, data.draw(contract.odd_steps(family)), head)
 
 
+def test_call_before_a_compaction_is_known_to_no_output_behind_it(family: DialectCase) -> None:
+    call = contract.item(
+        "mcp_call", id="m", server_label="s", name="n", arguments="{}", output="there"
+    )
+    answer = contract.item("segue:tool_output", call_id="m", output="it")
+    given = [(call, False), (contract.message("user", "Go on."), True), (answer, False)]
+    steps = [contract.OddStep((one,), None, is_fresh) for one, is_fresh in given]
+    contract.warmth_survives_oddities(family, steps, Head())
+
+
 @examples(60)
 @given(data=st.data())
 def test_prompt_goes_on_where_the_engine_stopped(family: DialectCase, data: st.DataObject) -> None:

@@ -158,6 +158,9 @@ def _backwards(rounds: Sequence[Round], count: int, turn: Past | None) -> Iterat
         for round in reversed(rounds):
             yield from reversed(round.wrote)
             yield from reversed(round.given)
+            if round.is_fresh:
+                # History begins here: a call before it is unknown to those who render without warmth.
+                return
         rounds, turn = (turn.rounds, turn.parent) if turn is not None else ((), None)
 
 
