@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -47,7 +48,6 @@ HOST = "127.0.0.1"
 PORTS = (20_000, 32_768)
 MODEL = "counted"
 STOP_S = 20
-GROUP_S = 2.0
 LOG_TAIL = 800
 # A fleet is for tests and demonstrations: what is committed outlives its processes, not a power cut.
 POSTGRES_OPTIONS = {
@@ -335,7 +335,7 @@ class Fleet:
             _to_group(process.pid, signal.SIGKILL)
             process.wait(STOP_S)
         self.members[name].process = None
-        _await_group(process.pid)
+        await_port(self.members[name].url)
 
     def restart(self, name: str) -> None:
         """End a process in order and start it again at the same address; a replica has then forgotten everything."""
@@ -367,15 +367,16 @@ def _gentle(name: str) -> signal.Signals:
     return signal.SIGINT if name == "postgres" else signal.SIGTERM
 
 
-def _await_group(pid: int) -> None:
-    """Until the workers of a process have ended too, so that its port is free; zombies may stay."""
-    until = time.monotonic() + GROUP_S
-    while time.monotonic() < until:
+def await_port(url: str) -> None:
+    """Until the workers of a process have ended too, so that its port is free."""
+    port, until = urlsplit(url).port, time.monotonic() + STOP_S
+    while port and time.monotonic() < until:
         try:
-            os.killpg(pid, 0)
-        except (ProcessLookupError, PermissionError):
+            socket.create_server((HOST, port)).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
             return
-        time.sleep(0.05)
 
 
 def _to_group(pid: int, number: signal.Signals) -> None:

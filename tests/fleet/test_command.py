@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 from segue.cli import main
 from segue_fleet import programs
-from segue_fleet.fleet import free_ports
+from segue_fleet.fleet import await_port, free_ports
 
 UP = [sys.executable, "-m", "segue.cli", "fleet", "up", "--no-prometheus"]
 SMALL = ["--machines", "1", "--workers", "1", "--replicas", "2"]
@@ -75,6 +76,16 @@ def test_fleet_comes_up_answers_brings_a_killed_replica_back_and_ends() -> None:
     until = time.monotonic() + 10
     while any(Path(f"/proc/{one['pid']}").exists() for one in members.values()):
         assert time.monotonic() < until, "a process of the fleet lives on"
+
+
+def test_member_is_started_again_when_its_last_worker_has_closed_the_port() -> None:
+    with ThreadPoolExecutor() as threads:
+        with socket.create_server(("127.0.0.1", 0)) as worker:
+            port = worker.getsockname()[1]
+            waiting = threads.submit(await_port, f"http://127.0.0.1:{port}")
+            with pytest.raises(TimeoutError):
+                waiting.result(0.1)
+        waiting.result(10)
 
 
 def test_connection_of_another_program_takes_no_port_of_a_member() -> None:
