@@ -20,7 +20,14 @@ from msgspec import Struct
 
 from segue.errors import Misconfigured
 from segue_fleet.blocks import ReplicaShape
-from segue_fleet.fleet import Fleet, FleetMember, FleetShape, answers, remove_folder
+from segue_fleet.fleet import (
+    Fleet,
+    FleetMember,
+    FleetShape,
+    answers,
+    kill_session,
+    remove_folder,
+)
 from segue_fleet.programs import find_haproxy, find_postgres
 from segue_fleet.replica import ReplicaCounters
 
@@ -291,4 +298,4 @@ def _kill_left(record: FleetRecord) -> None:
         except OSError:
             continue
         if b"segue" in words:
-            os.killpg(member.pid, signal.SIGKILL)
+            kill_session(member.pid)

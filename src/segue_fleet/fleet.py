@@ -21,6 +21,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -326,13 +327,13 @@ class Fleet:
         if process is None:
             return
         if number == signal.SIGKILL:
-            _to_group(process.pid, number)
+            kill_session(process.pid)
         else:
             process.send_signal(number)
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            _to_group(process.pid, signal.SIGKILL)
+            kill_session(process.pid)
             process.wait(STOP_S)
         self.members[name].process = None
         await_port(self.members[name].url)
@@ -379,11 +380,15 @@ def await_port(url: str) -> None:
             return
 
 
-def _to_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
+def kill_session(leader: int) -> None:
+    """End a process and all that it started at once, as when a machine loses power: workers have process groups of
+    their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    for one in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(one.name)) == leader:
+                os.kill(int(one.name), signal.SIGKILL)
 
 
 def remove_folder(folder: Path) -> None:

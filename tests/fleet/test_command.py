@@ -20,7 +20,7 @@ import pytest
 
 from segue.cli import main
 from segue_fleet import programs
-from segue_fleet.fleet import await_port, free_ports
+from segue_fleet.fleet import await_port, free_ports, kill_session
 
 UP = [sys.executable, "-m", "segue.cli", "fleet", "up", "--no-prometheus"]
 SMALL = ["--machines", "1", "--workers", "1", "--replicas", "2"]
@@ -86,6 +86,20 @@ def test_member_is_started_again_when_its_last_worker_has_closed_the_port() -> N
             with pytest.raises(TimeoutError):
                 waiting.result(0.1)
         waiting.result(10)
+
+
+def test_machine_that_is_killed_takes_its_workers_with_it() -> None:
+    """Each worker has a process group of its own."""
+    code = "import subprocess as s; s.Popen(['sleep', '60'], process_group=0); print('on', flush=True); input()"
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+    ) as machine:
+        assert machine.stdout is not None
+        assert machine.stdout.readline() == "on\n"
+        kill_session(machine.pid)
+        # It ends when no process has it open any more.
+        assert machine.stdout.read() == ""
 
 
 def test_connection_of_another_program_takes_no_port_of_a_member() -> None:
