@@ -16,7 +16,7 @@ from tests.simulator.seed import EVERYTHING, NETWORKS, Emphasis, simulate
 
 ROOT = Path(__file__).parents[2]
 KEPT = [int(line) for line in Path(__file__).with_name("kept_seeds.txt").read_text().split()]
-SEEDS, CHUNK = 200, 50
+SEEDS, CHUNK = 120, 40
 # Small worlds: a crowd alone takes as long as thirty of these.
 QUICK = Emphasis(
     processes=(2, 2, 3),
