@@ -100,7 +100,8 @@ def block(text: str, *marks: str, language: str = "sh") -> str:
             "not printed: a",
         ),
         (block("echo no", "until ready"), "ended with 0 before 'ready'"),
-        (block("echo ready; exit 7", "until ready"), "ended with 7"),
+        # It must not be stopped before it has ended by itself.
+        (block("trap '' TERM; echo ready; exit 7", "until ready"), "ended with 7"),
         (block("echo a", "replace b with c"), "'b', which is to be replaced, is not there"),
         (
             block("echo 'Traceback (most recent call last)'; echo"),
