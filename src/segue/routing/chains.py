@@ -73,7 +73,7 @@ def _limit(known: OrderedDict[str, str]) -> None:
 
 
 def _first_answer(items: Sequence[Item]) -> int:
-    """Where the model first answers. What the client lets it say before anybody else does is no answer."""
+    """Where the model first answers; messages of the assistant at the very beginning are no answer."""
     numbered = enumerate(items)
     said = dropwhile(lambda one: is_model_written(one[1].value), numbered)
     return next((n for n, item in said if is_model_written(item.value)), len(items))
