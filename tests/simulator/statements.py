@@ -245,7 +245,7 @@ def put_worker(t: Transaction, worker: str, seen_at: int, claimed_by: str | None
 
 
 @statement
-def join(t: Transaction, worker: str) -> object:
+def join(t: Transaction, worker: str, schema: int, rows: int, version: str) -> object:
     t.database.homes[worker] = t.session.client
     if t.lock("workers", worker) is None:
         put_worker(t, worker, t.now)
@@ -489,7 +489,7 @@ def ring(t: Transaction) -> object:
     return [(row["name"], row["secret"]) for row in t.rows("ring")]
 
 
-# --- migrations: the tables of the model are up to date ---
+# --- migrations: the tables of the model are up to date, and all processes are of one version ---
 
 
 @statement
@@ -507,6 +507,26 @@ def version(t: Transaction) -> object:
     from segue.stores.sql_files import load_migrations
 
     return [(load_migrations("postgres")[-1][0],)]
+
+
+@statement
+def says_needs(t: Transaction) -> object:
+    return [(True,)]
+
+
+@statement
+def needs(t: Transaction) -> object:
+    return [(0, 0)]
+
+
+@statement
+def need_rows(t: Transaction, rows: int) -> object:
+    return touched(0)
+
+
+@statement
+def older(t: Transaction, lease_s: int) -> object:
+    return []
 
 
 @statement

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from segue import __version__
 from segue.errors import StoreFailed, Unavailable
-from segue.stores import postgres_database
+from segue.stores import postgres_database, sql_files
 from segue.stores.postgres import PostgresStore
 from segue.stores.postgres_database import (
     QUERIES,
@@ -389,12 +390,71 @@ async def test_processes_that_start_together_agree(url: str) -> None:
         assert await count(database, "migrations") == len(load_migrations("postgres"))
 
 
-async def test_database_of_a_newer_version_is_refused(postgres: PostgresServer, url: str) -> None:
+@pytest.mark.parametrize("needed", ["schema = 9999", "row_format = 9999"])
+async def test_database_that_needs_a_newer_version_is_refused(
+    postgres: PostgresServer, url: str, needed: str
+) -> None:
+    async with opened(url):
+        pass
+    await postgres.ask(f"UPDATE needs SET {needed}", url)
+    with pytest.raises(StoreFailed, match=r"newer Segue \(it needs .*9999"):
+        await PostgresDatabase.open(url)
+
+
+async def test_database_that_a_newer_version_has_changed_is_used_all_the_same(
+    postgres: PostgresServer, url: str
+) -> None:
     async with opened(url):
         pass
     await postgres.ask("INSERT INTO migrations VALUES (9999)", url)
-    with pytest.raises(StoreFailed, match=r"newer Segue \(schema 9999; this one knows \d+\)"):
+    await postgres.ask("ALTER TABLE turns ADD COLUMN colour text", url)
+    async with opened(url) as database:
+        await PostgresStore(database).turns.save(make_turn("t"))
+        assert await PostgresStore(database).turns.read(OWNER, "t") is not None
+
+
+async def test_version_that_writes_other_rows_does_not_start_beside_an_older_process(
+    postgres: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url):
+        with monkeypatch.context() as newer:
+            newer.setattr(sql_files, "ROWS_READ", 2)
+            newer.setattr(postgres_database, "ROWS_WRITTEN", 2)
+            with pytest.raises(StoreFailed, match=f"a process of Segue {__version__} uses it"):
+                await PostgresDatabase.open(url)
+    monkeypatch.setattr(sql_files, "ROWS_READ", 2)
+    monkeypatch.setattr(postgres_database, "ROWS_WRITTEN", 2)
+    async with opened(url):
+        assert [tuple(row) for row in await postgres.ask("SELECT row_format FROM needs", url)] == [
+            (2,)
+        ]
+
+
+async def test_process_from_before_leases_said_a_version_must_stop_first(
+    postgres: PostgresServer, url: str
+) -> None:
+    async with opened(url):
+        pass
+    await postgres.ask("INSERT INTO workers (id, seen_at) VALUES ('old', seconds_now())", url)
+    with pytest.raises(StoreFailed, match=r"a process of Segue 0.2.0 or older uses it"):
         await PostgresDatabase.open(url)
+    await postgres.ask("UPDATE workers SET seen_at = seconds_now() - 16 WHERE id = 'old'", url)
+    async with opened(url):
+        pass
+
+
+async def test_process_that_was_taken_for_dead_does_not_come_back_to_a_database_that_needs_more(
+    postgres: PostgresServer, url: str
+) -> None:
+    async with opened(url) as database:
+        assert await database.beat()
+        await postgres.ask("UPDATE workers SET claimed_by = 'another'", url)
+        await postgres.ask("UPDATE needs SET row_format = 2", url)
+        with pytest.raises(StoreFailed, match="newer Segue"):
+            await database.beat()
+        await postgres.ask("UPDATE needs SET row_format = 1", url)
+        assert not await database.beat(), "under a new name"
+        assert await database.beat()
 
 
 def test_migrations_are_numbered_without_gaps() -> None:

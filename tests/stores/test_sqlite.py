@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from segue import __version__
 from segue.errors import StoreFailed, Unavailable
+from segue.stores import sql_files, sqlite_database
 from segue.stores.layered import LayeredIdempotencyKeys
 from segue.stores.memory import MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
@@ -248,13 +250,42 @@ async def test_file_that_is_no_database_is_refused(path: Path) -> None:
         await SqliteDatabase.open(path)
 
 
-async def test_file_of_a_newer_version_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("needed", ["schema = 9999", "row_format = 9999"])
+async def test_file_that_needs_a_newer_version_is_refused(path: Path, needed: str) -> None:
     async with opened(path):
         pass
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 9999")
-    with pytest.raises(StoreFailed, match=r"newer Segue \(schema 9999; this one knows \d+\)"):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE needs SET {needed}")
+    with pytest.raises(StoreFailed, match=r"newer Segue \(it needs .*9999"):
         await SqliteDatabase.open(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "no lease is left"
+
+
+async def test_file_that_a_newer_version_has_changed_is_used_all_the_same(path: Path) -> None:
+    async with opened(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE turns ADD COLUMN colour TEXT")
+        connection.execute("PRAGMA user_version = 9999")
+    async with opened(path) as database:
+        await SqliteStore(database).turns.save(make_turn("t"))
+        assert await SqliteStore(database).turns.read(OWNER, "t") is not None
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (9999,)
+
+
+async def test_version_that_writes_other_rows_does_not_start_beside_an_older_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path):
+        monkeypatch.setattr(sql_files, "ROWS_READ", 2)
+        monkeypatch.setattr(sqlite_database, "ROWS_WRITTEN", 2)
+        with pytest.raises(StoreFailed, match=f"a process of Segue {__version__} uses it"):
+            await SqliteDatabase.open(path)
+    async with opened(path):
+        monkeypatch.setattr(sql_files, "ROWS_READ", 1)
+        with pytest.raises(StoreFailed, match="newer Segue"):
+            await SqliteDatabase.open(path)
 
 
 async def test_damaged_row_is_our_fault_and_harms_only_itself(

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from segue.stores.sql_files import Abilities
 from segue.stores.sqlite_lease import Lease, lease_path
+
+KNOWN = Abilities(9, 1, "0.3.0")
 
 
 @pytest.fixture
@@ -15,7 +18,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_living_process_is_alive_and_one_that_left_is_not(database: Path) -> None:
-    mine, theirs = Lease.take(database, "mine"), Lease.take(database, "theirs")
+    mine, theirs = Lease.take(database, "mine", KNOWN), Lease.take(database, "theirs", KNOWN)
     assert mine.is_alive("mine")
     assert mine.is_alive("theirs")
     assert mine.others() == {"theirs"}
@@ -27,14 +30,14 @@ def test_living_process_is_alive_and_one_that_left_is_not(database: Path) -> Non
 
 
 def test_asking_twice_changes_nothing(database: Path) -> None:
-    mine, theirs = Lease.take(database, "mine"), Lease.take(database, "theirs")
+    mine, theirs = Lease.take(database, "mine", KNOWN), Lease.take(database, "theirs", KNOWN)
     assert all(mine.is_alive("theirs") and theirs.is_alive("mine") for _ in range(3))
     mine.end()
     theirs.end()
 
 
 def test_dead_process_is_known_until_it_is_buried(database: Path) -> None:
-    mine, dead = Lease.take(database, "mine"), Lease.take(database, "dead")
+    mine, dead = Lease.take(database, "mine", KNOWN), Lease.take(database, "dead", KNOWN)
     os.close(dead.descriptor)
     for _ in range(2):
         assert mine.others() == {"dead"}
@@ -46,9 +49,26 @@ def test_dead_process_is_known_until_it_is_buried(database: Path) -> None:
 
 
 def test_lease_is_private_and_two_databases_do_not_meet(database: Path) -> None:
-    mine = Lease.take(database, "mine")
-    other = Lease.take(database.with_name("other.db"), "theirs")
+    mine = Lease.take(database, "mine", KNOWN)
+    other = Lease.take(database.with_name("other.db"), "theirs", KNOWN)
     assert mine.others() == set()
     assert stat.S_IMODE(lease_path(database, "mine").stat().st_mode) == 0o600
     mine.end()
     other.end()
+
+
+def test_process_says_in_its_lease_what_it_knows(database: Path) -> None:
+    mine, theirs = Lease.take(database, "mine", KNOWN), Lease.take(database, "theirs", KNOWN)
+    assert mine.older(KNOWN) == []
+    assert mine.older(Abilities(10, 1)) == mine.older(Abilities(9, 2)) == ["0.3.0"]
+    os.close(theirs.descriptor)
+    assert mine.older(Abilities(10, 1)) == [], "a dead process reads nothing"
+    mine.end()
+
+
+def test_process_that_says_nothing_is_older_than_all(database: Path) -> None:
+    mine, theirs = Lease.take(database, "mine", KNOWN), Lease.take(database, "theirs", KNOWN)
+    os.truncate(theirs.descriptor, 0)
+    assert mine.older(Abilities(1, 1)) == [""]
+    mine.end()
+    theirs.end()

@@ -38,7 +38,14 @@ import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
 from segue.ids import new_id
-from segue.stores.sql_files import load_migrations, load_queries, newer_database
+from segue.stores.sql_files import (
+    ROWS_WRITTEN,
+    Abilities,
+    load_migrations,
+    load_queries,
+    newer_database,
+    older_processes,
+)
 
 T = TypeVar("T")
 
@@ -192,8 +199,7 @@ class PostgresDatabase:
         try:
             with border():
                 async with asyncio.timeout(STATEMENT_S):
-                    await database.run(_migrate)
-                await database.execute("join", database.worker)
+                    await database.run(partial(_migrate, worker=database.worker))
                 await database._check_room(BESIDE if direct else BESIDE + connections_max)
         except BaseException:
             pool.terminate()
@@ -250,7 +256,7 @@ class PostgresDatabase:
                 if touched(await connection.execute(QUERIES["beat"], self.worker)):
                     return True
                 worker = new_id("worker")
-                await connection.execute(QUERIES["join"], worker)
+                await _join(connection, worker)
             except BaseException:
                 # The next heartbeat must not wait for this connection.
                 connection.terminate()
@@ -334,20 +340,41 @@ async def _keep(_: PostgresConnection) -> None:
     pass
 
 
-async def _migrate(connection: PostgresConnection) -> None:
-    """Run the scripts that this database has not seen, under a lock: of several processes that start together one does
-    it."""
-    migrations = load_migrations("postgres")
+async def _migrate(connection: PostgresConnection, *, worker: str) -> None:
+    """Run the scripts that this database has not seen, and take a lease, under a lock: of several processes that start
+    together one does it. `StoreFailed` if a process that lives could not read what this one writes, or the other way
+    round."""
     async with connection.transaction():
         await connection.execute(QUERIES["lock_migrations"])
         await connection.execute(QUERIES["make_migrations"])
         (version,) = await fetch(connection, "version", int)
-        if version > migrations[-1][0]:
-            raise newer_database(version, migrations[-1][0])
-        for number, script in migrations:
+        (says_needs,) = await fetch(connection, "says_needs", bool)
+        if says_needs:
+            await _check_needs(connection)
+        for number, script in load_migrations("postgres"):
             if number > version:
                 await connection.execute(script)
                 await connection.execute(QUERIES["note_migration"], number)
+        await connection.execute(QUERIES["need_rows"], ROWS_WRITTEN)
+        if older := await fetch(connection, "older", str, LEASE_S):
+            raise older_processes(older)
+        await _join(connection, worker)
+
+
+async def _check_needs(connection: PostgresConnection) -> None:
+    """Refuse a database that needs more than this version knows."""
+    known = Abilities.of_this_version("postgres")
+    (needed,) = await fetch(connection, "needs", Abilities)
+    if not known.are_enough(needed):
+        raise newer_database(needed, known)
+
+
+async def _join(connection: PostgresConnection, worker: str) -> None:
+    """Take a lease, unless the database needs more than this version knows."""
+    known = Abilities.of_this_version("postgres")
+    columns = (worker, known.schema, known.rows, known.version)
+    if not touched(await connection.execute(QUERIES["join"], *columns)):
+        await _check_needs(connection)
 
 
 async def fetch(

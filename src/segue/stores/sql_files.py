@@ -1,13 +1,44 @@
-"""Where are statements and migrations? In `sql/`: for each backend a file of named statements, and numbered scripts."""
+"""Where are statements and migrations, and which processes may use a database together?
+
+In `sql/` there is a file of named statements for each backend, and numbered scripts. A database says what a process
+must know to use it (`Abilities`), and a process says in its lease what it knows. So each version runs beside the one
+before it, and whoever cannot read what the others write is refused at its start (docs/how-to/upgrade.md).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
+from typing import Self
 
+from msgspec import Struct
+
+from segue import __version__
 from segue.errors import StoreFailed
 
 SQL = files("segue.stores") / "sql"
+
+# The format of the rows of turns, events and keys. A row that the version before cannot read has a new format: one
+# version reads it (`ROWS_READ`), and only the next one writes it (`ROWS_WRITTEN`).
+ROWS_READ = 1
+ROWS_WRITTEN = 1
+
+
+class Abilities(Struct, frozen=True):
+    """What a process knows, or what a database needs: the number of a migration, and a format of rows."""
+
+    schema: int
+    rows: int
+    version: str = ""
+
+    @classmethod
+    def of_this_version(cls, backend: str) -> Self:
+        return cls(load_migrations(backend)[-1][0], ROWS_READ, __version__)
+
+    def are_enough(self, needed: Abilities) -> bool:
+        """Whether who knows this may use a database that needs the other."""
+        return needed.schema <= self.schema and needed.rows <= self.rows
 
 
 def load_queries(backend: str) -> dict[str, str]:
@@ -26,9 +57,19 @@ def load_migrations(backend: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def newer_database(found: int, known: int) -> StoreFailed:
-    """The refusal of a database that a later version of Segue has changed."""
+def newer_database(needed: Abilities, known: Abilities) -> StoreFailed:
+    """The refusal of a database whose rows this version could not read."""
     return StoreFailed(
-        f"this database was made by a newer Segue (schema {found}; this one knows {known}). "
-        "Start that version again, or restore the backup from before the upgrade"
+        f"this database was written by a newer Segue (it needs schema {needed.schema} and row format {needed.rows}; "
+        f"this one knows {known.schema} and {known.rows}). Start that version again, or restore the "
+        "backup from before the upgrade"
+    )
+
+
+def older_processes(versions: Iterable[str]) -> StoreFailed:
+    """The refusal to start beside processes that could not read what this one writes."""
+    names = sorted({version or "0.2.0 or older" for version in versions})
+    return StoreFailed(
+        f"a process of Segue {', '.join(names)} uses it, which cannot run beside {__version__}. Stop it, then start "
+        "this one (with PostgreSQL a process that was killed counts as running for 15 s more)"
     )

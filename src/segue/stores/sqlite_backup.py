@@ -19,9 +19,9 @@ from msgspec import Struct
 from segue.errors import Misconfigured, StoreFailed
 from segue.stores import records
 from segue.stores.records import TurnColumns
-from segue.stores.sql_files import load_migrations, newer_database
+from segue.stores.sql_files import Abilities, newer_database
 from segue.stores.sqlite import load_field
-from segue.stores.sqlite_database import QUERIES, border
+from segue.stores.sqlite_database import QUERIES, border, needed_by
 from segue.stores.sqlite_lease import has_live_lease
 
 # Of a step of the copy, after which the progress is reported: 4 MiB with SQLite's usual pages.
@@ -69,9 +69,9 @@ def check_database(path: Path, note: Note) -> Contents:
     """Read everything: SQLite's own check of the file, then each turn as a server would."""
     with _opened(path) as reader, _named(path):
         (schema,) = reader.execute(QUERIES["version"]).fetchone()
-        known = load_migrations("sqlite")[-1][0]
-        if schema > known:
-            raise newer_database(schema, known)
+        known = Abilities.of_this_version("sqlite")
+        if not known.are_enough(needed := needed_by(reader)):
+            raise newer_database(needed, known)
         (found,) = reader.execute(QUERIES["check_file"]).fetchone()
         if found != "ok":
             raise StoreFailed(f"the file is damaged: {found}")

@@ -39,7 +39,15 @@ import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
 from segue.ids import new_id
-from segue.stores.sql_files import SQL, load_migrations, load_queries, newer_database
+from segue.stores.sql_files import (
+    ROWS_WRITTEN,
+    SQL,
+    Abilities,
+    load_migrations,
+    load_queries,
+    newer_database,
+    older_processes,
+)
 from segue.stores.sqlite_lease import Lease
 
 T = TypeVar("T")
@@ -140,13 +148,7 @@ class SqliteDatabase:
         `on_commit` is called in the writing thread just before each commit, with the number of
         writes in it.
         """
-        writer = await asyncio.to_thread(_open_writer, path, DURABILITY[durability])
-        try:
-            with border():
-                lease = Lease.take(path, new_id("worker"))
-        except BaseException:
-            writer.close()
-            raise
+        writer, lease = await asyncio.to_thread(_open_writer, path, DURABILITY[durability])
         return cls(path, writer, lease, on_commit, group_max)
 
     async def write(self, work: SqliteWork[T], *, is_erasing: bool = False) -> T:
@@ -299,17 +301,24 @@ def _connect(path: Path, *settings: str) -> sqlite3.Connection:
     return connection
 
 
-def _open_writer(path: Path, durability: str) -> sqlite3.Connection:
-    """The only writing connection, on a file whose tables are up to date."""
+def _open_writer(path: Path, durability: str) -> tuple[sqlite3.Connection, Lease]:
+    """The only writing connection, on a file whose tables are up to date. The lease comes first, so that of two
+    processes that do not get on with each other at least one sees the other."""
+    known = Abilities.of_this_version("sqlite")
     with border():
         _make_private(path)
-        connection = _connect(path, durability)
+        lease = Lease.take(path, new_id("worker"), known)
         try:
-            _migrate(connection)
+            connection = _connect(path, durability)
+            try:
+                _migrate(connection, lease, known)
+            except BaseException:
+                connection.close()
+                raise
         except BaseException:
-            connection.close()
+            lease.end()
             raise
-        return connection
+        return connection, lease
 
 
 def _make_private(path: Path) -> None:
@@ -324,24 +333,32 @@ def _make_private(path: Path) -> None:
         raise Unavailable("The database file cannot be opened.") from error
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _migrate(connection: sqlite3.Connection, lease: Lease, known: Abilities) -> None:
     """Run the scripts that this file has not seen, under the write lock: of several processes that
     start together one does it."""
-    migrations = load_migrations("sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        known = migrations[-1][0]
-        if (found := _version(connection)) > known:
-            raise newer_database(found, known)
-        for number, script in migrations:
+        if not known.are_enough(needed := needed_by(connection)):
+            raise newer_database(needed, known)
+        for number, script in load_migrations("sqlite"):
             if number > _version(connection):
                 for statement in statements(script):
                     connection.execute(statement)
                 assert _version(connection) == number, f"migration {number} sets another version"
+        connection.execute(QUERIES["need_rows"], {"rows": ROWS_WRITTEN})
+        if older := lease.older(needed_by(connection)):
+            raise older_processes(older)
         connection.execute("COMMIT")
     except BaseException:
         _roll_back(connection)
         raise
+
+
+def needed_by(connection: sqlite3.Connection) -> Abilities:
+    """What a process must know to use this file; a file from before 0.3.0 needs nothing that this version lacks."""
+    if not connection.execute(QUERIES["says_needs"]).fetchone():
+        return Abilities(0, 0)
+    return Abilities(*connection.execute(QUERIES["needs"]).fetchone())
 
 
 def _version(connection: sqlite3.Connection) -> int:

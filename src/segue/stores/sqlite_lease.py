@@ -1,9 +1,10 @@
 """Which processes that share a SQLite file are alive?
 
 In: the path of the file. Out: a lease for this process, and whether the lease of another process is
-still held. A lease is an empty file beside the database that its process keeps locked. The kernel
-frees the lock when the process ends, however it ends, so a dead process is known at once, and one
-that is only slow or stopped is never taken for dead. SQLite's own files must be on one machine too.
+still held. A lease is a file beside the database that its process keeps locked; in it stands what that
+process knows, nothing before 0.3.0. The kernel frees the lock when the process ends, however it ends,
+so a dead process is known at once, and one that is only slow or stopped is never taken for dead.
+SQLite's own files must be on one machine too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
+from segue.stores.sql_files import Abilities
+
+# What a process without a word knows: less than any database needs that this version has opened.
+UNKNOWN = Abilities(0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -25,10 +33,13 @@ class Lease:
     descriptor: int
 
     @classmethod
-    def take(cls, database: Path, worker: str) -> Self:
-        path = lease_path(database, worker)
+    def take(cls, database: Path, worker: str, known: Abilities) -> Self:
+        # It gets its name when it is locked and whole: nobody sees half a lease.
+        path = database.with_name(f"{database.name}-taking-{worker}")
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, msgspec.json.encode(known))
+        path.rename(lease_path(database, worker))
         return cls(database, worker, descriptor)
 
     def end(self) -> None:
@@ -45,6 +56,12 @@ class Lease:
         """Remove the lease of a dead process, once its turns have ended."""
         lease_path(self.database, worker).unlink(missing_ok=True)
 
+    def older(self, needed: Abilities) -> list[str]:
+        """The versions of living processes that know less than this."""
+        alive = [lease_path(self.database, worker) for worker in self.others()]
+        known = [_known(path) for path in alive if _is_locked(path)]
+        return [other.version for other in known if not other.are_enough(needed)]
+
     def others(self) -> set[str]:
         """Every other process with a lease here, dead or alive."""
         prefix = lease_path(self.database, "").name
@@ -59,6 +76,13 @@ def has_live_lease(database: Path) -> bool:
 def _leases(database: Path) -> list[Path]:
     prefix = lease_path(database, "").name
     return [path for path in database.parent.iterdir() if path.name.startswith(prefix)]
+
+
+def _known(path: Path) -> Abilities:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Abilities)
+    except (OSError, msgspec.MsgspecError):
+        return UNKNOWN
 
 
 def _is_locked(path: Path) -> bool:

@@ -156,7 +156,12 @@ RETURNING turn_id, digest;
 DELETE FROM claims WHERE owner = $1 AND key = $2 AND turn_id = $3 AND worker = $4;
 
 -- name: join
-INSERT INTO workers (id, seen_at) VALUES ($1, seconds_now()) ON CONFLICT (id) DO NOTHING;
+-- $1 worker, $2 schema and $3 row format that it knows, $4 its version. No row is touched if the database needs more; whoever
+-- makes it need more waits for this, and sees this worker then.
+INSERT INTO workers (id, seen_at, schema, row_format, version)
+SELECT $1, seconds_now(), $2, $3, $4 FROM needs WHERE schema <= $2::bigint AND row_format <= $3::bigint
+FOR SHARE
+ON CONFLICT (id) DO NOTHING;
 
 -- name: beat
 -- Renews a lease; never one that was taken away.
@@ -389,6 +394,21 @@ SELECT coalesce(max(number), 0) FROM migrations;
 
 -- name: note_migration
 INSERT INTO migrations (number) VALUES ($1);
+
+-- name: says_needs
+SELECT to_regclass('needs') IS NOT NULL;
+
+-- name: needs
+SELECT schema, row_format FROM needs;
+
+-- name: need_rows
+UPDATE needs SET row_format = $1 WHERE row_format < $1;
+
+-- name: older
+-- $1 seconds that a lease lasts. The versions of processes that live and know less than the database needs.
+SELECT coalesce(version, '') FROM workers, needs
+WHERE claimed_by IS NULL AND seen_at >= seconds_now() - $1::bigint
+    AND (coalesce(workers.schema, 0) < needs.schema OR coalesce(workers.row_format, 0) < needs.row_format);
 
 -- name: room
 -- $1 seconds that a lease lasts. How many connections the server takes from us, and how many workers live.

@@ -204,6 +204,15 @@ UPDATE keys SET used_at = :now WHERE id IN (SELECT value FROM json_each(:ids));
 -- name: version
 PRAGMA user_version;
 
+-- name: says_needs
+SELECT 1 FROM sqlite_schema WHERE name = 'needs';
+
+-- name: needs
+SELECT schema, row_format FROM needs;
+
+-- name: need_rows
+UPDATE needs SET row_format = :rows WHERE row_format < :rows;
+
 -- name: durability_full
 PRAGMA synchronous = FULL;
 
