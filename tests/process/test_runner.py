@@ -521,6 +521,37 @@ async def test_background_turn_that_nobody_follows_goes_on(
 
 
 @dataclass
+class SlowTurns(WatchedTurns):
+    """A store that has written that a turn runs, and answers when it may."""
+
+    has_written: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def save(self, turn: Turn) -> None:
+        await self.inner.save(turn)
+        if turn.response.status == "in_progress":
+            self.has_written.set()
+            await self.may_answer.wait()
+
+
+async def test_stop_waits_for_a_background_turn_whose_beginning_is_being_written(
+    tmp_path: Path,
+) -> None:
+    """Nobody takes over a turn that runs, so letting go of it would end it as failed."""
+    async with staged(tmp_path / "s.db") as stage:
+        slow = stage.store = SlowTurns(stage.store)
+        running, _ = await stage.start(None, slow.listener, input="Hello", background=True)
+        await wait(slow.has_written)
+        stopping = asyncio.create_task(stage.runner.drain(WAIT_S))
+        await asyncio.sleep(0)
+        slow.may_answer.set()
+        await stopping
+        turn = await found(stage, running.id)
+
+    assert turn is not None and turn.response.status == "completed"
+
+
+@dataclass
 class OneTokenEngine(StuckEngine):
     """Cannot but sample one token, as servers behind HTTP do."""
 

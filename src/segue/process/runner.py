@@ -371,11 +371,12 @@ class Runner:
     async def _leave_queue(
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
     ) -> None:
-        """The engine begins with a turn that was queued; from here on its time counts."""
+        """The engine begins with a turn that was queued; from here on its time counts, and a stop waits for it: once
+        the store has read that it runs, no other process takes it over."""
+        self._queued.pop(plan.id, None)
         if self._outlives:
             begun = structs.replace(plan.response, status="in_progress")
             await self._save_begun(_unanswered(plan, begun), turns)
-        self._queued.pop(plan.id, None)
         heartbeat.end_after(self.background_s_max)
         running.publish([running.assembler.leave_queue()])
 
