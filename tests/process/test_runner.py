@@ -548,7 +548,8 @@ async def test_stop_waits_for_a_background_turn_whose_beginning_is_being_written
         await stopping
         turn = await found(stage, running.id)
 
-    assert turn is not None and turn.response.status == "completed"
+    assert turn is not None
+    assert turn.response.status == "completed"
 
 
 @dataclass

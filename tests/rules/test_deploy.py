@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from segue import __version__
 from segue.cli import parse
 from segue.settings import FLAGS, Settings, load_settings
+from tests.releases import newest_version
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFAULTS = Settings()
@@ -83,7 +83,7 @@ def test_manifests_agree_with_each_other_and_with_the_server(
     (served,) = manifests["Service"]["spec"]["ports"]
     assert port["containerPort"] == settings.port
     assert served["targetPort"] == port["name"]
-    assert container["image"] == f"segue:{__version__}"
+    assert container["image"] == f"segue:{newest_version()}"
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     labels = pod["metadata"]["labels"]

@@ -1,0 +1,81 @@
+"""Each version runs beside the one before it on one store, up and down; who could not read the rows is refused.
+
+`python -m tests.side_by_side` plays the same with 64 clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from segue import __version__
+from tests.postgres import PostgresServer
+from tests.releases import ROOT, Program, build, make_up, neighbour, released
+from tests.side_by_side import STORES, Service, Versions, by_http, measure, play, refusal
+
+CLIENTS = 8
+HERE = Program(__version__, ROOT / "src")
+
+
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def store(kind: str, tmp_path: Path, postgres: PostgresServer) -> AsyncIterator[str]:
+    if kind == "sqlite":
+        yield f"sqlite:///{tmp_path / 'shared.db'}"
+        return
+    url = await postgres.make_database()
+    yield url
+    await postgres.drop_database(url)
+
+
+async def test_version_and_the_one_before_it_serve_one_store(
+    kind: str, store: str, tmp_path: Path
+) -> None:
+    newer = make_up(tmp_path / "next", writes_new_rows=False)
+    service = await play(neighbour(), newer, store, kind, tmp_path, CLIENTS)
+    assert service.turns >= 5 * CLIENTS
+
+
+async def test_new_rows_are_written_by_the_version_after_the_one_that_reads_them(
+    kind: str, store: str, tmp_path: Path
+) -> None:
+    reads = make_up(tmp_path / "reads", writes_new_rows=False)
+    writes = make_up(tmp_path / "writes", writes_new_rows=True)
+    service = Service()
+    with Versions(store, kind, tmp_path, service) as versions:
+        await versions.start(neighbour())
+        said = refusal(writes, store, tmp_path)
+        assert (
+            f"a process of Segue {neighbour().version} uses it, which cannot run beside 99.1.0"
+            in said
+        )
+        (old,) = service.servers
+        await versions.stop(old)
+    service = await play(reads, writes, store, kind, tmp_path, clients=4)
+    assert "written by a newer Segue" in refusal(neighbour(), store, tmp_path)
+
+
+async def test_store_of_0_2_0_goes_on_after_a_stop(kind: str, store: str, tmp_path: Path) -> None:
+    (release,) = [one for one in released() if one.version == "0.2.0"]
+    old, service = build(release), Service()
+    with Versions(store, kind, tmp_path, service) as versions:
+        before = await versions.start(old)
+        first = await by_http(service, None)
+        said = refusal(HERE, store, tmp_path)
+        assert (
+            f"a process of Segue 0.2.0 or older uses it, which cannot run beside {__version__}"
+            in said
+        )
+        second = await by_http(service, first["id"])
+        await versions.stop(before)
+        await versions.start(HERE)
+        await measure(service)
+        third = await by_http(service, second["id"])
+        assert third["usage"]["input_tokens"] == service.expected[2], "it has the whole history"
+        assert "newer Segue" in refusal(old, store, tmp_path)
