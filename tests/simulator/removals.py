@@ -18,9 +18,10 @@ import segue.stores.postgres
 from segue.errors import ApiError, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.process import idempotency
+from segue.process.patient_turns import PatientTurns
 from segue.process.registry import TurnRegistry
 from segue.stores.maintenance import BEAT_S
-from segue.turn.values import Claim
+from segue.turn.values import Claim, Turn
 from tests.simulator import checks
 from tests.simulator.database import Database, Session, Transaction
 from tests.simulator.network import Connection
@@ -78,6 +79,15 @@ def _settle_once(t: Transaction, *values: Any) -> object:
 
     put_usage(t, values)
     return touched(1)
+
+
+def _end_waits(stack: ExitStack) -> None:
+    async def save_or_be_fenced(self: PatientTurns, turn: Turn) -> None:
+        await self.turns.save(turn)
+
+    stack.enter_context(patch.object(PatientTurns, "_save", save_or_be_fenced))
+    # Turn by turn, so that there is time to see it.
+    stack.enter_context(patch.object(segue.stores.postgres, "BATCH", 1))
 
 
 # --- streams ---
@@ -161,6 +171,14 @@ REMOVALS: Mapping[str, Removal] = {
         "what a process that stood still has sampled is never counted",
         _fenced_usage,
         Emphasis(stories=("background",), faults=("pause",), fault_counts=(2,), fault_lengths=LONG),
+    ),
+    "end-waits": Removal(
+        "a client hears that a response has failed, and others say for a while that it runs",
+        _end_waits,
+        Emphasis(
+            processes=(2,), networks=FAR, stories=("followed",), story_counts=(30, 40),
+            faults=("pause", "cut all"), fault_counts=(1,), fault_lengths=(22.0, 24.0),
+        ),
     ),
     "terminal-on-resume": Removal(
         "a stream resumed after a crash ends without a terminal event",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.errors import Fenced, Unavailable
+from segue.errors import Fenced, ServerFault, Unavailable
 from segue.limits import Draw, HeldPlaces, KeyLimits
 from segue.process.conversations import acquire
 from segue.stores import postgres
@@ -208,13 +208,32 @@ async def test_conversation_that_was_given_away_gets_no_late_items(open_one: Ope
     await paused.crash()
     await other.maintenance.recover()
     held = await acquire(create, OWNER, other.turns, other.conversations, "next")
-    with pytest.raises(Fenced):
+    with pytest.raises(ServerFault):
         await late.save(make_turn("late"))
     await late.release("late")
     await held.save(make_turn("next"))
     items = await other.conversations.read(OWNER, "conv")
     assert len(items) == 2
     assert await status(other, "late") is None
+
+
+async def test_turn_that_was_stored_after_its_conversation_was_given_away_can_still_end(
+    open_one: Open,
+) -> None:
+    """Its process has a new name by then, under which nobody else would end the turn."""
+    paused, other = await open_one(), await open_one()
+    await other.conversations.save(Conversation("conv", OWNER, 0, {}))
+    create = Create(model="m", conversation="conv")
+    late = await acquire(create, OWNER, paused.turns, paused.conversations, "late")
+    await paused.crash()
+    await other.maintenance.recover()
+    assert not await paused.maintenance.beat()
+    await late.save(make_turn("late", wrote=[], status="in_progress"))
+    with pytest.raises(ServerFault) as refused:
+        await late.save(make_turn("late"))
+    assert not isinstance(refused.value, Fenced)
+    await late.save(make_turn("late", status="failed"))
+    assert await status(other, "late") == "failed"
 
 
 async def test_turn_that_was_taken_over_is_no_longer_its_first_process_s(open_one: Open) -> None:

@@ -19,8 +19,8 @@ from segue.errors import (
     ID_CHARS_MAX,
     ApiError,
     Conflict,
-    Fenced,
     InvalidRequest,
+    ServerFault,
     conversation_not_found,
 )
 from segue.ids import given_id
@@ -166,9 +166,10 @@ class ConversationTurns:
                 self._is_released = True
                 return True
             if found.speaker != turn.id:
-                # The process stood still, and others gave the conversation to the next turn.
+                # The process stood still, and others took the conversation from this turn. The turn itself may be
+                # saved, as failed: it may have been stored after that.
                 self._is_released = True
-                raise Fenced
+                raise ServerFault("The conversation was given to another response.")
             conversation, is_alone = found, False
         raise too_many_writers(conversation.id)
 

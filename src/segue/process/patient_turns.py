@@ -1,5 +1,6 @@
-"""What does a response in the background do while the store is away? It waits, and its end is announced when the store
-has it: until then others would read that it still runs.
+"""When may the end of a response in the background be announced? When the store has it: until then others would read
+that it still runs. So it waits while the store is away, and while those who took this process for dead have still to
+write the end.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from segue.errors import TryLater
+from segue.errors import Fenced, TryLater, Unavailable
 from segue.turn.seams import Turns
 from segue.turn.values import Owner, Turn
+from segue.wire.response import ENDED
 
 RETRY_S = 1.0
 
@@ -31,12 +33,30 @@ class PatientTurns:
     async def save(self, turn: Turn) -> None:
         while True:
             try:
-                await self.turns.save(turn)
+                await self._save(turn)
                 return
             except TryLater:
                 if self.is_stopping():
                     raise
             await asyncio.sleep(RETRY_S)
+
+    async def _save(self, turn: Turn) -> None:
+        """Save it; `Fenced` once others have ended it, `Unavailable` if they have still to do that."""
+        try:
+            await self.turns.save(turn)
+        except Fenced:
+            if turn.response.status not in ENDED:
+                raise
+            found = await self.turns.read(turn.owner, turn.id)
+            if found is not None and found.response.status not in ENDED:
+                raise Unavailable(
+                    "The response has still to be ended by another process."
+                ) from None
+            # Others end turns only as failed: any other end is this process's own, whose answer was lost before it got
+            # a new name.
+            status = None if found is None else found.response.status
+            if status == "failed" or status != turn.response.status:
+                raise
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         return await self.turns.delete(owner, turn_id)
