@@ -12,6 +12,7 @@ from msgspec import structs
 from segue.errors import ApiError
 from segue.turn.seams import Conversations
 from segue.turn.values import Conversation, ConversationItem
+from segue.wire.codec import ITEM_ID_CHARS_MAX
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn, said
 
@@ -65,6 +66,27 @@ async def test_erased_item_leaves_its_place_empty_and_the_tip_unknown(kept: Conv
     rows = [tuple(row) for row in await kept.names(OWNER, "conv_1")]
     assert rows == [(0, "a"), (2, "c"), (3, "d")]
     assert not await kept.names(OWNER, "conv_none")
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "\0", "conv_1\0", "' OR 1=1 --", "x" * 100_000, "%"])
+async def test_odd_names_are_absent_and_harmless(kept: Conversations, odd: str) -> None:
+    await kept.save(new(), shelf("a"))
+    for owner, name in ((OWNER, odd), (odd, "conv_1")):
+        assert await kept.find(owner, name) is None
+        assert list(await kept.read(owner, name)) == []
+        assert list(await kept.names(owner, name)) == []
+        assert await kept.delete(owner, name) is False
+        assert await kept.delete(owner, name, "a") is False
+    assert await kept.delete(OWNER, "conv_1", odd) is False
+    assert list(await kept.read(OWNER, "conv_1")) == shelf("a")
+
+
+async def test_item_with_the_longest_id_that_a_client_may_give_is_kept(kept: Conversations) -> None:
+    """Of characters that no index makes shorter."""
+    longest = "".join(map(chr, range(0x20000, 0x20000 + ITEM_ID_CHARS_MAX)))
+    await kept.save(new(), shelf(longest))
+    assert [name for _, name in await kept.names(OWNER, "conv_1")] == [longest]
+    assert await kept.delete(OWNER, "conv_1", longest)
 
 
 async def test_of_two_who_write_at_once_one_is_told(kept: Conversations) -> None:

@@ -137,6 +137,11 @@ async def test_metadata_is_changed_and_the_conversation_erased(served: Served) -
         ({"store": False}, 400, "store"),
         ({"conversation": "conv_0"}, 404, "conversation"),
         ({"conversation": 7}, 400, "conversation"),
+        ({"conversation": "\0"}, 404, "conversation"),
+        ({"conversation": "c" * 9_999}, 404, "conversation"),
+        ({"input": [HELLO, {**HELLO, "id": "msg_\0"}]}, 400, "input[1].id"),
+        ({"input": [{**HELLO, "id": "m" * 513}]}, 400, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": "\0"}]}, 400, "input[0].id"),
     ],
 )
 async def test_what_a_conversation_cannot_do_is_refused(
@@ -155,6 +160,8 @@ async def test_what_a_conversation_cannot_do_is_refused(
         [{"type": "item_reference", "id": "x"}],
         [{"type": "compaction_trigger"}],
         [7],
+        [{**HELLO, "id": "msg_\0"}],
+        [{**HELLO, "id": "m" * 513}],
         [{"type": "configuration_update", "text": {"format": {"type": "text", "schema": [None]}}}],
     ],
 )
@@ -164,6 +171,20 @@ async def test_items_that_no_conversation_holds_are_refused(served: Served, give
     path = f"/v1/conversations/{name}/items"
     assert (await fetch(served, "POST", path, {"items": given})).status == 400
     assert await items(served, name) == []
+
+
+@pytest.mark.parametrize("odd", ["%00", "conv_%00", "%ED%A0%80", "c" * 9_999])
+async def test_odd_names_in_a_path_are_not_found(served: Served, odd: str) -> None:
+    name = await begin(served, items=[HELLO])
+    for method, path in (
+        ("GET", odd), ("POST", odd), ("DELETE", odd), ("GET", f"{odd}/items"), ("GET", f"{odd}/items/a"),
+        ("GET", f"{name}/items/{odd}"), ("DELETE", f"{name}/items/{odd}"),
+    ):  # fmt: skip
+        answer = await fetch(
+            served, method, f"/v1/conversations/{path}", {} if method == "POST" else None
+        )
+        assert answer.status in (400, 404), (method, path[:20], answer.body)
+    assert len(await items(served, name)) == 1
 
 
 async def test_one_response_at_a_time_speaks_in_a_conversation() -> None:

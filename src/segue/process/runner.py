@@ -43,6 +43,7 @@ from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.values import Drain, Owner, Round, Turn
+from segue.wire.codec import check_item_ids
 from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.response import NO_USAGE, Response
@@ -280,7 +281,7 @@ class Runner:
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
         )
-        running.check = partial(_check_later, plan.model)
+        running.check = partial(_check_later, plan.model, conversation is not None)
         running.input_bytes = plan.tally.bytes_received
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
@@ -490,9 +491,11 @@ async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
 
-def _check_later(model: Model, items: tuple[Item, ...], tally: Tally) -> None:
+def _check_later(model: Model, is_joined: bool, items: tuple[Item, ...], tally: Tally) -> None:
     """Items that come later are checked as those that came first."""
     check_items(items)
+    if is_joined:
+        check_item_ids(items)
     check_unseen(items, model, tally)
 
 

@@ -182,8 +182,6 @@ class _Ledger:
             await self.database.run(lambda connection: connection.executemany(query, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        if owner is not None and not is_text(owner):
-            return []
         return await self.database.fetch("report", UsageTotal, owner, since)
 
 
@@ -200,8 +198,6 @@ class _EventLog:
             await self.database.execute("append", *columns)
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
-        if not is_text(owner, turn_id):
-            return None
         batches = await self.database.fetch("events_after", bytes, owner, turn_id, number)
         if not batches:
             return None
@@ -281,9 +277,9 @@ class _Conversations:
         return await self.database.run(write)
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
-        if item_id is None:
-            return await self.database.execute("delete_conversation", owner, conversation_id) > 0
-        return await self.database.execute("unshelve", owner, conversation_id, item_id) > 0
+        name = "delete_conversation" if item_id is None else "unshelve"
+        key = (owner, conversation_id) if item_id is None else (owner, conversation_id, item_id)
+        return is_text(*key) and await self.database.execute(name, *key) > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,9 @@ from typing import Literal, Protocol, Self, TypeVar
 import asyncpg  # type: ignore[import-untyped]
 import msgspec
 
-from segue.errors import ApiError, StoreFailed, Unavailable
+from segue.errors import ApiError, Unavailable
 from segue.ids import new_id
+from segue.stores.records import is_text
 from segue.stores.sql_files import (
     ROWS_WRITTEN,
     Abilities,
@@ -45,6 +46,7 @@ from segue.stores.sql_files import (
     load_queries,
     newer_database,
     older_processes,
+    store_failed,
 )
 
 T = TypeVar("T")
@@ -146,7 +148,7 @@ def border() -> Iterator[None]:
         asyncpg.PostgresError, asyncpg.InterfaceError,
         OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
     ) as error:  # fmt: skip
-        raise StoreFailed("The store failed; the log of the server has the reason.") from error
+        raise store_failed(error) from error
 
 
 class PostgresDatabase:
@@ -229,7 +231,10 @@ class PostgresDatabase:
         return await asyncio.shield(task)
 
     async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
-        """What `make` makes of the columns of each row that the statement of this name finds."""
+        """What `make` makes of the columns of each row that the statement of this name finds. Under a name that no text
+        can be it finds none."""
+        if not is_text(*(value for value in values if isinstance(value, str))):
+            return []
         return await self.run(lambda connection: fetch(connection, name, make, *values))
 
     async def execute(self, name: str, *values: object) -> int:

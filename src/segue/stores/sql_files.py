@@ -3,19 +3,30 @@
 In `sql/` there is a file of named statements for each backend, and numbered scripts. A database says what a process
 must know to use it (`Abilities`), and a process says in its lease what it knows. So each version runs beside the one
 before it, and whoever cannot read what the others write is refused at its start (docs/how-to/upgrade.md).
+
+And what is said of a database that fails, to the client and in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from importlib.resources import files
+from traceback import extract_tb
 from typing import Self
 
+import msgspec
 from msgspec import Struct
 
 from segue import __version__
 from segue.errors import StoreFailed
+
+log = logging.getLogger(__name__)
+
+# Their messages may quote what was to be stored, and so may those of PostgreSQL's class of data exceptions.
+QUOTING = (ValueError, KeyError, msgspec.MsgspecError)
+DATA_EXCEPTIONS = "22"
 
 SQL = files("segue.stores") / "sql"
 
@@ -73,3 +84,23 @@ def older_processes(versions: Iterable[str]) -> StoreFailed:
         f"a process of Segue {', '.join(names)} uses it, which cannot run beside {__version__}. Stop it, then start "
         "this one (with PostgreSQL a process that was killed counts as running for 15 s more)"
     )
+
+
+def store_failed(cause: BaseException, *, is_logged: bool = True) -> StoreFailed:
+    """The refusal of what the database did not do, for a reason that will not pass."""
+    if is_logged:
+        log_failure(cause)
+    return StoreFailed("The store failed; the log of the server has the reason.")
+
+
+def log_failure(cause: BaseException | None) -> None:
+    """Log why the store failed, and where; nothing of what was to be stored."""
+    if cause is None:
+        return
+    state = getattr(cause, "sqlstate", None) or ""
+    is_quoting = isinstance(cause, QUOTING) or state.startswith(DATA_EXCEPTIONS)
+    # The lines after the first are details, which quote rows.
+    message = "" if is_quoting else str(cause).partition("\n")[0]
+    places = [frame.name for frame in extract_tb(cause.__traceback__) if "segue" in frame.filename]
+    words = [type(cause).__name__, state, f"in {places[-1]}" if places else "", message]
+    log.warning("the store failed: %s", " ".join(filter(None, words)))

@@ -104,8 +104,6 @@ class _Ledger:
             await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        if owner is not None and not is_text(owner):
-            return []
         key = {"owner": owner, "since": since}
         return await self.database.fetch("report", UsageTotal, key)
 
@@ -174,8 +172,8 @@ class _Conversations:
         return await self.database.fetch("read_shelved", records.unpack_added, key)
 
     async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
-        query, key = QUERIES["name_shelved"], {"owner": owner, "id": conversation_id}
-        return await self.database.read(lambda reader: reader.execute(query, key).fetchall())
+        key = {"owner": owner, "id": conversation_id}
+        return await self.database.fetch("name_shelved", lambda *row: row, key)
 
     async def save(
         self,
@@ -198,6 +196,8 @@ class _Conversations:
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
         key = {"owner": owner, "id": conversation_id, "item_id": item_id}
+        if not is_text(owner, conversation_id, item_id or ""):
+            return False
 
         def erase(writer: sqlite3.Connection) -> bool:
             if item_id is None:

@@ -94,7 +94,7 @@ def _unreadable(reader: sqlite3.Connection, total: int, note: Note) -> Iterator[
     for done, (owner, *row) in enumerate(reader.execute(QUERIES["every_turn"]), 1):
         columns: TurnColumns[int] = TurnColumns(*row)
         try:
-            with border():
+            with border(is_logged=False):
                 records.link(owner, columns.id, [columns], fields(owner))
         except (StoreFailed, TypeError):
             yield columns.id

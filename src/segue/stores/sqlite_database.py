@@ -31,6 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
@@ -39,14 +40,17 @@ import msgspec
 
 from segue.errors import ApiError, StoreFailed, Unavailable
 from segue.ids import new_id
+from segue.stores.records import is_text
 from segue.stores.sql_files import (
     ROWS_WRITTEN,
     SQL,
     Abilities,
     load_migrations,
     load_queries,
+    log_failure,
     newer_database,
     older_processes,
+    store_failed,
 )
 from segue.stores.sqlite_lease import Lease
 
@@ -78,7 +82,7 @@ DURABILITY = {"full": QUERIES["durability_full"], "relaxed": QUERIES["durability
 
 
 @contextmanager
-def border() -> Iterator[None]:
+def border(*, is_logged: bool = True) -> Iterator[None]:
     """What goes wrong inside leaves as an error of ours: nothing of `sqlite3` crosses the seam."""
     try:
         yield
@@ -89,11 +93,11 @@ def border() -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None and code & 0xFF in TRANSIENT:
             raise Unavailable("The store cannot be reached at the moment.") from error
-        raise StoreFailed("The store failed; the log of the server has the reason.") from error
+        raise store_failed(error, is_logged=is_logged) from error
     except (
         OSError, OverflowError, ValueError, KeyError, zlib.error, msgspec.MsgspecError,
     ) as error:  # fmt: skip
-        raise StoreFailed("The store failed; the log of the server has the reason.") from error
+        raise store_failed(error, is_logged=is_logged) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +164,28 @@ class SqliteDatabase:
             raise Unavailable("Too many writes are waiting for the store.")
         caller: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting.put(_Write(work, is_erasing, caller))
-        return await caller  # type: ignore[return-value]  # the future holds what work returned
+        try:
+            return await caller  # type: ignore[return-value]  # the future holds what work returned
+        except StoreFailed as error:
+            # Here and not in the writing thread, which knows no requests.
+            log_failure(error.__cause__)
+            raise
 
     async def read(self, work: SqliteWork[T]) -> T:
         """Run this in a reading thread, on one consistent state of the file."""
         if self._is_closed:
             raise Unavailable("The store is closed.")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, work)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, copy_context().run, self._read, work
+        )
 
     async def fetch(
         self, name: str, make: Callable[..., T], values: Mapping[str, object]
     ) -> list[T]:
-        """What `make` makes of the columns of each row that the statement of this name finds."""
+        """What `make` makes of the columns of each row that the statement of this name finds. Under a name that no text
+        can be it finds none."""
+        if not is_text(*(value for value in values.values() if isinstance(value, str))):
+            return []
         query = QUERIES[name]
         return await self.read(lambda reader: [make(*row) for row in reader.execute(query, values)])
 
@@ -253,7 +267,7 @@ class SqliteDatabase:
     def _commit(self, group: list[_Write]) -> list[_Outcome]:
         """One transaction for all of them; if it fails, one for each."""
         try:
-            with border():
+            with border(is_logged=False):
                 self._writer.execute("BEGIN IMMEDIATE")
                 done: list[_Outcome] = [(write, write.work(self._writer), None) for write in group]
                 if self._on_commit is not None:

@@ -16,7 +16,14 @@ from segue.transports.services import Services
 from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
 from segue.turn.values import Conversation, ConversationItem
-from segue.wire.codec import decode_added, decode_conversation, encode, list_object, listed_item
+from segue.wire.codec import (
+    check_item_ids,
+    decode_added,
+    decode_conversation,
+    encode,
+    list_object,
+    listed_item,
+)
 from segue.wire.items import Item
 from segue.wire.response import ConversationDeleted, ConversationObject
 
@@ -135,6 +142,7 @@ async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:
         message = f"Too many items: {len(raws)}, at most {ADDED_MAX} at once."
         raise InvalidRequest(message, param="items")
     items = await decode_items(raws, Tally(), "items")
+    check_item_ids(items, "items")
     kinds = [str(item.value.__struct_config__.tag) for item in items]
     for index, kind in enumerate(kinds):
         if kind in ("item_reference", "compaction_trigger"):

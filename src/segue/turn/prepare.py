@@ -21,7 +21,7 @@ from segue.turn.plan import Caller, Model, Plan, Resources, Span, Tally
 from segue.turn.resolve import resolve
 from segue.turn.seams import Seals
 from segue.turn.values import Owner, Round, Turn
-from segue.wire.codec import ITEMS_MAX, LARGE_BYTES, decode_item, user_message
+from segue.wire.codec import ITEMS_MAX, LARGE_BYTES, check_item_ids, decode_item, user_message
 from segue.wire.items import (
     Compaction,
     CompactionSummary,
@@ -78,6 +78,7 @@ async def prepare(
         if has_media and resources.reads_urls and resources.hosted is not None:
             given = await resources.hosted.fetch(given)
         if caller.joined is not None:
+            check_item_ids(given)
             given = (*caller.joined.new_items, *given)
             # The items of the conversation were not looked at: there may be files among them.
             has_media = True

@@ -67,6 +67,8 @@ DEPTH_MAX = 256
 # What one steer may bring, and the keys that its messages may have.
 STEERED_ITEMS_MAX = 64
 STEERED_KEYS = frozenset({"type", "role", "content"})
+# Items of a conversation are found by an index, whose rows have room for 2,700 bytes in PostgreSQL.
+ITEM_ID_CHARS_MAX = 512
 
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
@@ -499,6 +501,18 @@ def definitions_in(create: Create) -> list[tuple[ToolDefinition, Raw]]:
     if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
         lists.append(create.tools)
     return [(_tool.decode(one), one) for raw in lists for one in _raws.decode(raw)]
+
+
+def check_item_ids(items: Sequence[Item], path: str = "input") -> None:
+    """A conversation keeps its items by their ids."""
+    for index, item in enumerate(items):
+        name = item.value.id or ""
+        if len(name) > ITEM_ID_CHARS_MAX or "\0" in name:
+            raise InvalidRequest(
+                f"The id of an item in a conversation has at most {ITEM_ID_CHARS_MAX} characters, and no NUL.",
+                code="invalid_value",
+                param=f"{path}[{index}].id",
+            )
 
 
 def check_schema(raw: Raw, path: str) -> None:
