@@ -229,6 +229,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F34 odd characters poison the store": (
         "contracts/turns::test_nasty_text_comes_back_to_the_byte",
+        "contracts/conversations::test_odd_names_are_absent_and_harmless",
         "contracts/maintenance::test_row_that_cannot_be_read_keeps_nobody_waiting",
         "bad_input::test_nul_in_text_comes_back_as_it_went",
         "stores/postgres::test_damaged_row_is_our_fault_and_harms_only_itself",

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterable
 from importlib.resources import files
+from pathlib import Path
 from traceback import extract_tb
 from typing import Self
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 # Their messages may quote what was to be stored, and so may those of PostgreSQL's class of data exceptions.
 QUOTING = (ValueError, KeyError, msgspec.MsgspecError)
 DATA_EXCEPTIONS = "22"
+ROOM = str(Path(__file__).parent)
 
 SQL = files("segue.stores") / "sql"
 
@@ -101,6 +103,8 @@ def log_failure(cause: BaseException | None) -> None:
     is_quoting = isinstance(cause, QUOTING) or state.startswith(DATA_EXCEPTIONS)
     # The lines after the first are details, which quote rows.
     message = "" if is_quoting else str(cause).partition("\n")[0]
-    places = [frame.name for frame in extract_tb(cause.__traceback__) if "segue" in frame.filename]
+    places = [
+        frame.name for frame in extract_tb(cause.__traceback__) if frame.filename.startswith(ROOM)
+    ]
     words = [type(cause).__name__, state, f"in {places[-1]}" if places else "", message]
     log.warning("the store failed: %s", " ".join(filter(None, words)))
