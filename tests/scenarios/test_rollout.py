@@ -107,6 +107,25 @@ async def test_rollout_gives_the_engine_the_same_ids_as_a_chain(tmp_path: Path) 
         assert end["response"]["usage"] == after["response"]["usage"]
 
 
+async def test_append_in_a_conversation_is_refused_for_an_id_that_none_holds(
+    tmp_path: Path,
+) -> None:
+    turns = [{"calls": [CALL]}, {"text": "Done."}]
+    async with scripted(tmp_path, *turns) as served, wire(served) as socket:
+        name = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
+        await socket.create(input="Weather?", tools=[WEATHER], rollout=True, conversation=name)
+        done = (await until_done(socket))[-1]
+        (output,) = outputs(done)
+        await append(socket, done["response_id"], [{**output, "id": "fco_\0"}])
+        refused = await socket.next()
+        assert (refused["error"]["code"], refused["error"]["param"]) == (
+            "invalid_value",
+            "input[0].id",
+        )
+        await append(socket, done["response_id"], [output])
+        assert (await until_done(socket))[-1]["type"] == "response.completed"
+
+
 @pytest.mark.parametrize(
     "change, code",
     [
