@@ -1,14 +1,15 @@
 """Is it allowed by the operator's rules? Patterns, size, and the domains of URLs.
 
-In: texts. Out: a verdict that names the kind of rule, never what was found. Long texts are searched in slices, because
-a search blocks the event loop. Slices overlap, so that what lies across their border is found.
+In: texts. Out: a verdict that names the kind of rule, never what was found. Long texts are searched in windows, because
+a search blocks the event loop. Each window begins with the last half of the one before it, so that a match of up to
+that length is found wherever it stands; long runs of blanks are shortened first, so that they make no match too long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -17,10 +18,16 @@ from segue.errors import Misconfigured
 from segue.settings import RuleSettings
 from segue.turn.values import PASSED, Verdict
 
-# A fraction of a millisecond for an ordinary pattern.
-SLICE_CHARS = 32 * 1024
-# What a pattern may span and still be found across the border of two slices.
-SLICE_OVERLAP = 1_024
+# A fraction of a millisecond for an ordinary pattern; more would make a pattern slower whose time grows with the square.
+WINDOW_CHARS = 32 * 1024
+# What a match may span and still be found in a text that is longer than a window.
+SPAN_CHARS_MAX = WINDOW_CHARS // 2
+# What is searched of a run of blanks in such a text: this much of its beginning, and as much of its end. The look back
+# keeps the search for runs from beginning inside of one.
+BLANKS_KEPT = 512
+BLANKS = re.compile(rf"(?<!\s)\s{{{2 * BLANKS_KEPT + 1},}}")
+# What a search costs for any text, however short it is: in characters, for the pauses.
+TEXT_CHARS_MIN = 64
 
 # The host of a URL: after its scheme, and after a user and password that may stand there.
 HOST = re.compile(r"\b(?:https?|wss?|ftp)://(?:[^\s/?#@]*@)?([^\s/?#:\"'<>\\)\]}]+)", re.IGNORECASE)
@@ -41,25 +48,30 @@ class RulesGuard:
     async def check(self, texts: Sequence[str]) -> Verdict:
         if self._chars_max and sum(map(len, texts)) > self._chars_max:
             return Verdict("it is too long")
-        for text in texts:
-            verdict = await self._search(text)
-            if verdict.reason is not None:
-                return verdict
-        return PASSED
+        return await self._search(texts)
 
     async def watch(self, text: str) -> Verdict:
         # By patterns and domains: the length of an answer has a limit of its own.
-        return await self._search(text)
+        return await self._search([text])
 
-    async def _search(self, text: str) -> Verdict:
-        for number, part in enumerate(_slices(text)):
-            if number:
-                await asyncio.sleep(0)
-            if any(pattern.search(part) for pattern in self._patterns):
-                return Verdict("it matches a pattern")
-            if (self._denied or self._allowed) and any(map(self._is_denied, HOST.findall(part))):
-                return Verdict("it has a URL that is not allowed")
+    async def _search(self, texts: Iterable[str]) -> Verdict:
+        searched = 0
+        for text in texts:
+            for window, is_last in _windows(text):
+                if searched > WINDOW_CHARS:
+                    searched = 0
+                    await asyncio.sleep(0)
+                searched += max(len(window), TEXT_CHARS_MIN)
+                if any(pattern.search(window) for pattern in self._patterns):
+                    return Verdict("it matches a pattern")
+                if (self._denied or self._allowed) and self._has_denied(window, is_last=is_last):
+                    return Verdict("it has a URL that is not allowed")
         return PASSED
+
+    def _has_denied(self, window: str, *, is_last: bool) -> bool:
+        """Whether there is a URL that is not allowed; a host that the window's end cuts is whole in the next window."""
+        found = (url for url in HOST.finditer(window) if is_last or url.end() < len(window))
+        return any(self._is_denied(url[1]) for url in found)
 
     def _is_denied(self, host: str) -> bool:
         host = _folded(host)
@@ -67,9 +79,21 @@ class RulesGuard:
         return not is_listed or _is_within(host, self._denied)
 
 
-def _slices(text: str) -> Iterator[str]:
-    for start in range(0, max(len(text), 1), SLICE_CHARS):
-        yield text[max(0, start - SLICE_OVERLAP) : start + SLICE_CHARS]
+def _windows(text: str) -> Iterator[tuple[str, bool]]:
+    """The text as it is searched, and whether this is its end."""
+    if len(text) <= WINDOW_CHARS:
+        yield text, True
+        return
+    before = ""
+    for start in range(0, len(text), SPAN_CHARS_MAX):
+        end = start + SPAN_CHARS_MAX
+        window = BLANKS.sub(_shortened, before + text[start:end])
+        yield window, end >= len(text)
+        before = window[-SPAN_CHARS_MAX:]
+
+
+def _shortened(blanks: re.Match[str]) -> str:
+    return blanks[0][:BLANKS_KEPT] + blanks[0][-BLANKS_KEPT:]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
