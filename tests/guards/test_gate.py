@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.guards.gate import HELD_CHARS_MAX, GuardGate
+from segue.guards.texts import forms_of
 from segue.turn.plan import Guards, Tally
 from segue.turn.values import (
     PASSED,
@@ -35,7 +38,8 @@ class WordGuard:
 
     name = "word"
 
-    def __init__(self) -> None:
+    def __init__(self, word: str = BAD) -> None:
+        self._word = word
         self.seen: list[str] = []
 
     async def check(self, texts: Sequence[str]) -> Verdict:
@@ -44,7 +48,7 @@ class WordGuard:
     async def watch(self, text: str) -> Verdict:
         self.seen.append(text)
         await asyncio.sleep(0)
-        return Verdict("the word") if BAD in text else PASSED
+        return Verdict("the word") if self._word in text else PASSED
 
 
 class Ear:
@@ -64,11 +68,11 @@ def gate_for(guard: object, window: int) -> tuple[GuardGate, Ear, Tally]:
     return GuardGate(cast(Any, plan), cast(Any, ear)), ear, tally
 
 
-def items(texts: list[list[str]]) -> list[list[Parsed]]:
+def items(texts: list[list[str]], kind: Any = "message") -> list[list[Parsed]]:
     """What a reader would say: items with their text in pieces, then the end."""
     parsed: list[list[Parsed]] = []
     for pieces in texts:
-        parsed.append([ItemOpened("message")])
+        parsed.append([ItemOpened(kind)])
         parsed += [[ItemText(piece)] for piece in pieces]
         parsed.append([ItemClosed(id_array([1, 2]))])
     parsed.append([TurnClosed(id_array([3]))])
@@ -130,6 +134,60 @@ def test_what_passes_is_what_was_said_up_to_the_last_window_that_is_fine(
         assert tally.guard_chars_watched == sum(map(len, whole))
     # A window, and the piece that filled it.
     assert most <= window + 40
+
+
+# As long as a quarter of a window of 64; the character before its end needs two escapes.
+WORD = "<bad/\n kestrel\U0001f985>"
+WAYS: list[Callable[[str], str]] = [
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: "".join(f"\\u{ord(one):04x}" if ord(one) < 0xFFFF else one for one in text),
+    lambda text: json.dumps(text)[1:-1],
+    # In JSON inside of JSON.
+    lambda text: json.dumps(json.dumps(text)[1:-1])[1:-1],
+]
+
+
+def check_hidden(raw: str, meant: str, piece_chars: int, kind: str) -> None:
+    """The word is found, and not even its beginning leaves."""
+    assert len(WORD) == 16
+    texts = [raw[at : at + piece_chars] for at in range(0, len(raw), piece_chars)]
+    gate, _, _ = gate_for(WordGuard(WORD), 64)
+    passed, _ = asyncio.run(passed_of(gate, items([texts], kind)))
+    told = "".join(written(passed))
+    assert gate.is_shut == (WORD in meant)
+    assert raw.startswith(told)
+    if gate.is_shut:
+        assert len(forms_of(told)[-1]) <= meant.index(WORD)
+    else:
+        assert told == raw
+
+
+@given(
+    st.lists(st.sampled_from([WORD, *WORD, "a", "bc ", "d" * 40]), max_size=12),
+    st.lists(st.sampled_from(WAYS), min_size=12, max_size=12),
+    st.integers(1, 40),
+    st.sampled_from([("function", '{"text": "'), ("message", ' {"a": "'), ("message", '["')]),
+)
+@settings(max_examples=100, deadline=None)
+def test_escapes_in_json_hide_nothing_from_the_guards(
+    parts: list[str], ways: list[Callable[[str], str]], piece_chars: int, opened: tuple[str, str]
+) -> None:
+    kind, begin = opened
+    raw = begin + "".join(way(part) for way, part in zip(ways, parts, strict=False)) + '"'
+    check_hidden(raw, begin + "".join(parts), piece_chars, kind)
+
+
+def test_escaped_word_is_found_wherever_a_window_ends() -> None:
+    for way, shift in product(WAYS[1:], range(64)):
+        before = '{"text": "' + "a" * shift
+        check_hidden(before + way(WORD) + "b" * 200, before + WORD, 1, "function")
+
+
+async def test_text_that_is_no_json_is_watched_as_it_is_only() -> None:
+    guard = WordGuard()
+    gate, _, _ = gate_for(guard, 64)
+    await passed_of(gate, items([["see C:\\new\\table ", "x" * 100]]))
+    assert not any("\n" in text or "\t" in text for text in guard.seen)
 
 
 async def test_text_with_likelihoods_is_never_cut_in_the_middle() -> None:

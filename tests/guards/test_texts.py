@@ -10,6 +10,7 @@ from functools import cache
 from itertools import product
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -21,7 +22,8 @@ from segue.guards.texts import texts_of, texts_of_head
 from segue.turn.values import Head, Job, Messages, Sampling, Scene
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.effects import NO_EFFECTS, apply_effects
-from segue.wire.items import Item
+from segue.wire.items import Item, McpListTools
+from segue.wire.mcp import with_listed
 from segue.wire.requests import TextConfig, TextFormat
 from segue.wire.tools import Tools
 from tests.contracts.dialect import flat, item, message
@@ -43,15 +45,48 @@ ITEMS = [
     '"parameters":{"type":"object","properties":{"p":{"enum":["e"]}}}},'
     '{"type":"namespace","name":"crm","description":"d","tools":[{"type":"function","name":"g"}]}]}',
     '{"type":"mcp_approval_response","approval_request_id":"a","approve":false,"reason":"r"}',
+    # Files that are read, by name.
+    '{"role":"user","content":[{"type":"input_file","file_data":"eA==","filename":"a.txt"},'
+    '{"type":"input_file","file_id":"file_1","filename":"b.bin"}]}',
+    '{"role":"user","content":[{"type":"input_file","file_data":"eA==","filename":"a","segue:text":"t"}]}',
+    '{"type":"function_call_output","call_id":"c","output":[{"type":"input_file","file_data":"eA==",'
+    '"filename":"a.txt"},{"type":"input_image","image_url":"https://example.com/a.png"}]}',
 ]  # fmt: skip
 TOOLS = (
     {"type": "function", "name": "f", "description": "d", "parameters": {"title": "t", "a": ["b"]}},
-    {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
-    {"type": "namespace", "name": "crm", "description": "d", "tools": [{"type": "function", "name": "g"}]},
+    {
+        "type": "custom",
+        "name": "c",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
+    },
+    {
+        "type": "namespace",
+        "name": "crm",
+        "description": "d",
+        "tools": [{"type": "function", "name": "g"}],
+    },
     {"type": "function", "name": "later", "description": "d", "defer_loading": True},
     {"type": "tool_search", "description": "d"},
     {"type": "shell"},
-)  # fmt: skip
+    {
+        "type": "mcp",
+        "server_label": "far",
+        "server_description": "d",
+        "server_url": "https://a.example",
+    },
+)
+# What a remote server lists.
+LISTED = {
+    "server_label": "far",
+    "tools": [
+        {
+            "name": "f",
+            "description": "d",
+            "input_schema": {"properties": {"p": {"description": "d", "enum": ["e"]}}},
+            "annotations": {"title": "t"},
+        }
+    ],
+}  # fmt: skip
 
 
 def words(item: dict[str, Any]) -> list[str]:
@@ -230,3 +265,23 @@ def test_guards_see_whatever_the_model_reads_of_tools_and_format(family: str) ->
                 seen = texts_of_head(head, response_of("resp_1"), None)
                 assert any(meant(bird) in one for one in seen), head
     assert told > 20
+
+
+@pytest.mark.parametrize("family", ["chat", *MAKERS])
+def test_guards_see_whatever_the_model_reads_of_a_remote_servers_tools(family: str) -> None:
+    write = writer(family)
+    told = 0
+    for bird in HIDDEN:
+        for value in hiding(LISTED, bird):
+            with suppress(ApiError, msgspec.DecodeError):
+                whole = {"type": "mcp_list_tools", "id": "mcpl_1", **value}
+                listed = decode_item(json.dumps(whole).encode(), "input[0]")
+                assert isinstance(listed.value, McpListTools)
+                server = {"type": "mcp", "server_label": listed.value.server_label}
+                tools, _ = decode_tools(json.dumps([server]).encode(), None)
+                head = Head(tools=with_listed(tools, [listed.value]))
+                text = write(scene_of([message("user", "Hi")], head))
+                if any(form in text for form in forms(bird)):
+                    told += 1
+                    assert any(meant(bird) in seen for seen in texts_of([listed])), value
+    assert told > 5

@@ -578,3 +578,18 @@ async def test_words_of_a_pdf_are_checked_as_the_model_reads_them(rules: Flags) 
     async with serving(**rules) as served:
         answer = await fetch(served, "POST", "/v1/responses", asked)
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_prompt")
+
+
+@pytest.mark.parametrize("data", ["aGVsbG8=", "AAAA"])
+async def test_name_of_a_file_is_checked(rules: Flags, data: str) -> None:
+    """Of a text and of what cannot be read: the model reads the name of either."""
+    file = {"type": "input_file", "filename": "forbidden.txt", "file_data": data}
+    async with serving(**rules) as served:
+        for item in (
+            {"role": "user", "content": [file]},
+            {"type": "function_call_output", "call_id": "c", "output": [file]},
+        ):
+            call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+            asked = {"model": MODEL, "input": [call, item] if "call_id" in item else [item]}
+            answer = await fetch(served, "POST", "/v1/responses", asked)
+            assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_prompt")

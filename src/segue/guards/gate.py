@@ -5,7 +5,8 @@ input, in a task of its own, beside rendering, prefill and sampling. What is rea
 a number, so that heartbeats go on and never overtake it. Once the verdict is in, an answer is watched in windows: a
 window is full when it has enough new characters, or when they have waited long enough, or when the item is whole. It is
 watched together with the end of the previous window, which was held back for that: so a text that is no longer than
-this overlap is found wherever the windows are cut, and not even its beginning has left.
+this overlap is found wherever the windows are cut, and not even its beginning has left. Of JSON, the arguments of a
+call above all, the guards see what it says as well: escapes hide nothing. The overlap is then as long in those words.
 
     the gate is    when                                  what the model writes
     closed         the input's verdict is awaited        is held, up to a limit; then the engine waits
@@ -30,7 +31,16 @@ from time import monotonic
 from msgspec import structs
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
-from segue.guards.texts import has_passed, new_items, texts_of, texts_of_head
+from segue.guards.texts import (
+    ESCAPE_CHARS_MAX,
+    begins_json,
+    chars_written,
+    forms_of,
+    has_passed,
+    new_items,
+    texts_of,
+    texts_of_head,
+)
 from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.turn.values import (
@@ -80,6 +90,9 @@ class GuardGate:
         self._held_chars = 0
         # How many characters of a window are kept back and watched again with the next.
         self._overlap = guards.window_chars // OVERLAP_SHARE if guards.outputs else 0
+        # With how many characters the model has written those; and whether the open item is JSON, once that is known.
+        self._kept_chars = self._overlap
+        self._is_json: bool | None = None
         # The open item as far as it has not left: its beginning, if that waits too, and its text.
         self._opened: ItemOpened | None = None
         self._window: deque[ItemText] = deque()
@@ -197,6 +210,7 @@ class GuardGate:
             match self._held[0]:
                 case ItemOpened() as opened:
                     self._opened = opened
+                    self._is_json = opened.is_call or None
                 case ItemText() as wrote:
                     self._add(wrote)
                 case ItemClosed():
@@ -209,7 +223,7 @@ class GuardGate:
                     self._passed.append(end)
             self._held.popleft()
             if self._is_full and await self._watch():
-                self._release(self._overlap)
+                self._release(self._kept_chars)
 
     @property
     def _is_full(self) -> bool:
@@ -231,8 +245,14 @@ class GuardGate:
         if not self._fresh_chars or not self._guards.outputs:
             return True
         text = "".join(wrote.text for wrote in self._window)
+        if self._is_json is None:
+            self._is_json = begins_json(text)
+        forms = forms_of(text) if self._is_json else [text]
+        overlap = self._overlap + (ESCAPE_CHARS_MAX if self._is_json else 0)
+        self._kept_chars = chars_written(forms, overlap)
         try:
-            reason = await _ask_all([guard.watch(text) for guard in self._guards.outputs])
+            outputs = self._guards.outputs
+            reason = await _ask_all([guard.watch(form) for guard in outputs for form in forms])
         except Exception as fault:
             self._give_up(fault)
             return False

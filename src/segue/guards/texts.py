@@ -3,7 +3,8 @@
 In: items, or the head of a request. Out: their texts. The functions that write an item or a tool for the model write it
 here too (`dialects/parts`, `readers/offers`), so that guards see what the model reads, in whatever field it stood:
 names, ids of calls, keys, fields that we do not know. Where that text is JSON, strings that are written there with
-escapes are shown once more without them; so are the URLs of pictures, sound and files, which may be fetched.
+escapes are shown once more without them; so are the URLs of pictures, sound and files, which may be fetched. JSON that
+the model still writes has no end yet: `forms_of` resolves the escapes in a piece of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from segue.dialects.parts import dumps, part_of
+from segue.readers.call_json import ESCAPE, unescaped
 from segue.readers.offers import added_by, definition_of
 from segue.turn.values import Head, Past, Round, Scene, Turn
 from segue.wire.codec import encode
@@ -25,6 +27,10 @@ from segue.wire.tools import CustomTool, Offer
 
 # Fields with the URL of something that the model does not read as text.
 URLS = ("image_url", "audio_url", "file_url")
+# How often the escapes in JSON that the model writes are resolved: a string there may hold JSON once more.
+ESCAPES_DEEP_MAX = 2
+# The longest escape, of a character that is two of them: one that is not whole yet counts as so many characters.
+ESCAPE_CHARS_MAX = len(r"\\ud83d\\ude00")
 
 
 def texts_of(items: Iterable[Item]) -> list[str]:
@@ -119,3 +125,33 @@ def _meant(text: str) -> Iterator[str]:
                 left += (*fields, *fields.values())
             case _:
                 pass
+
+
+# --- what the model writes ------------------------------------------------------------------------
+
+
+def begins_json(text: str) -> bool | None:
+    """Whether a text is JSON, by its beginning; None while there is nothing but blanks."""
+    start = text.lstrip()[:1]
+    return start in ("{", "[") if start else None
+
+
+def forms_of(text: str) -> list[str]:
+    """A piece of JSON as it is written, and with its escapes resolved, as far as there are any."""
+    forms = [text]
+    while len(forms) <= ESCAPES_DEEP_MAX and ESCAPE.search(forms[-1]):
+        forms.append(ESCAPE.sub(lambda escape: unescaped(escape[0]), forms[-1]))
+    return forms
+
+
+def chars_written(forms: Sequence[str], chars: int) -> int:
+    """With how many characters the first of these forms writes the last `chars` of the last one."""
+    for text in reversed(forms[:-1]):
+        end = len(text)
+        for escape in reversed([*ESCAPE.finditer(text)]):
+            if end - escape.end() >= chars:
+                break
+            chars -= end - escape.end() + 1
+            end = escape.start()
+        chars += len(text) - end
+    return chars

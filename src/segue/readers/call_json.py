@@ -197,13 +197,13 @@ class InputReader:
             else:
                 escape = ESCAPE.match(text, at)
                 written = "\\" if escape is None else escape[0]
-                parsed.append(_meant(written))
+                parsed.append(unescaped(written))
                 at += len(written)
         return "".join(parsed)
 
 
-def _meant(escape: str) -> str:
-    """The character; what is none, such as half of a pair, as it was written."""
+def unescaped(escape: str) -> str:
+    """The character of an escape; what is none, such as half of a pair, as it was written."""
     try:
         return msgspec.json.decode(f'"{escape}"', type=str)
     except msgspec.DecodeError:
