@@ -1,4 +1,4 @@
-"""Turns that are not to be stored, full of words that must not be found anywhere afterwards.
+"""Turns that are not to be stored, and secrets of some that are: words that must not be found anywhere afterwards.
 
 `leave_traces` runs them against a server process of their own: plain turns, chains, warm-ups, tool loops, streams, and
 everything that can go wrong. `find_traces` looks through all that such a process leaves behind.
@@ -23,7 +23,7 @@ def message(number: int) -> str:
 
 
 async def leave_traces(served: ServedProcess, secret: str, turns: int) -> None:
-    """So many turns over all transports, none of them to be stored."""
+    """So many turns over all transports, none of them with words that are to be stored."""
     headers = {"Authorization": f"Bearer {secret}"}
     done = 0
     async with wire(served, additional_headers=headers) as socket:
@@ -68,6 +68,13 @@ def http_turns(number: int) -> Iterator[dict[str, Any]]:
     yield {"model": MODEL, "input": text, "store": False, "stream": True}
     yield {"model": f"no-{WORD}", "input": text, "store": False}
     yield {"model": MODEL, "input": text, "store": False, "prompt_cache_key": text}
+    # Stored with its request, so that another process can run it; what it was given for an MCP server is not.
+    far = {"type": "mcp", "server_label": "far", "server_url": "https://far.example/mcp"}
+    secret = {**far, "authorization": FALSE_KEY, "headers": {"X-Key": text}}
+    added = {"type": "additional_tools", "role": "developer", "tools": [secret]}
+    hello = {"role": "user", "content": "Hello"}
+    yield {"model": MODEL, "input": "Hello", "background": True, "tools": [secret]}
+    yield {"model": MODEL, "input": [added, hello], "background": True}
 
 
 async def go_wrong(served: ServedProcess, socket: Any, headers: dict[str, str]) -> None:

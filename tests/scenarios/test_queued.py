@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from segue.limits import KeyLimits
 from segue.storage import give_out
+from segue.turn.loop import TurnLoop
 from segue.turn.values import Turn
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.events import check_turn
+from tests.mcp_server import remote
+from tests.scenarios.test_tools import stored_bytes
 from tests.support import (
     WAIT_S,
     WEATHER,
@@ -218,3 +221,101 @@ async def read(served: Served, turn_id: str) -> Turn:
     found = await served.app.turns.read("bob", turn_id)
     assert found is not None
     return found
+
+
+# --- secrets of the client ------------------------------------------------------------------------
+
+TOKEN, HEADER = "canary-token-1c9f", "canary-header-5e2d"
+SEEN = "canary-input-88aa"
+
+
+class KeptIn(NamedTuple):
+    """A store, and how all bytes are read that it has written."""
+
+    url: str
+    written: Callable[[], Awaitable[bytes]]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def kept_in(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeptIn]:
+    if request.param == "sqlite":
+
+        async def read_files() -> bytes:
+            return stored_bytes(tmp_path)
+
+        yield KeptIn(f"sqlite:///{tmp_path / 'turns.db'}", read_files)
+        return
+    server = request.getfixturevalue("postgres")
+    url = await server.make_database()
+
+    async def read_heap_and_wal() -> bytes:
+        """What the server still holds in memory is written first."""
+        await server.ask("CHECKPOINT", url)
+        (row,) = await server.ask(
+            "SELECT oid FROM pg_database WHERE datname = current_database()", url
+        )
+        data = server.folder / "data"
+        paths = [*(data / "base" / str(row["oid"])).iterdir(), *(data / "pg_wal").iterdir()]
+        return b"".join(path.read_bytes() for path in paths if path.is_file())
+
+    yield KeptIn(url, read_heap_and_wal)
+    await server.drop_database(url)
+
+
+async def test_secrets_of_a_queued_response_are_in_no_file_and_the_next_process_has_them(
+    kept_in: KeptIn, tmp_path: Path, fake: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.gate.set()
+    async with remote() as far:
+        tool = {
+            "type": "mcp",
+            "server_label": "own",
+            "server_url": far.url,
+            "authorization": TOKEN,
+            "headers": {"X-Key": HEADER},
+        }
+        added = {"type": "additional_tools", "role": "developer", "tools": [tool]}
+        said = {"role": "user", "content": SEEN}
+        flags = settings(fake, tmp_path) | {
+            "store": kept_in.url,
+            "mcp_hosts": [far.url.split("/")[2]],
+        }
+        async with serving(**flags) as served:
+            # A turn with such tools leaves the queue as soon as it runs: this process does not come so far.
+            monkeypatch.setattr(TurnLoop, "run", lambda loop: asyncio.Event().wait())
+            asked: tuple[dict[str, Any], ...] = (
+                {"input": [said], "tools": [tool]},
+                {"input": [added, said]},
+            )
+            queued = [(await post(served, **fields)).json["id"] for fields in asked]
+            # Its own words are there, so secrets would be found too.
+            assert SEEN.encode() in await kept_in.written()
+            assert_no_secret(await kept_in.written())
+        assert_no_secret(await kept_in.written())
+        monkeypatch.undo()
+        async with serving(**flags) as served:
+            for turn_id in queued:
+                assert (await ended(served, turn_id))["status"] == "completed"
+        assert {one.get("authorization") for one in far.headers} == {f"Bearer {TOKEN}"}
+        assert {one.get("x-key") for one in far.headers} == {HEADER}
+        assert_no_secret(await kept_in.written())
+
+
+def assert_no_secret(written: bytes) -> None:
+    assert not any(word.encode() in written for word in (TOKEN, HEADER))
+
+
+async def test_queued_response_that_the_next_process_cannot_read_ends_as_failed(
+    tmp_path: Path, fake: FakeChat
+) -> None:
+    async with serving(**settings(fake, tmp_path)) as served:
+        await post(served)
+        async with asyncio.timeout(WAIT_S):
+            await fake.held.wait()
+        queued = (await post(served)).json["id"]
+    (tmp_path / "turns.db.seals").unlink()
+    fake.gate.set()
+    async with serving(**settings(fake, tmp_path)) as served:
+        response = await ended(served, queued)
+    assert response["status"] == "failed"
+    assert "other seal keys" in response["error"]["message"]

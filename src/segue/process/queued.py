@@ -3,6 +3,7 @@
 A turn in the background is saved with its request, and is queued until its engine begins. A process that stops lets go
 of such turns, and one that dies leaves them; the store keeps them, and another process, or the next one on the same
 store, takes each of them over once and runs it under its own id, for the same key. Its events go on where they ended.
+The request may hold secrets of the client (`authorization` of an MCP server): it is kept sealed for its owner.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from segue.errors import ApiError, TryLater
+from segue.errors import ApiError, ServerFault, TryLater
 from segue.turn.plan import Caller
-from segue.turn.seams import Maintenance, Turns
+from segue.turn.seams import Maintenance, Seals, Turns
 from segue.turn.values import Owner, Turn
 from segue.wire.codec import decode_create, encode
 from segue.wire.requests import Create
@@ -36,9 +37,25 @@ FindCaller = Callable[[Owner, str], Awaitable[Caller]]
 _decode_request = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
-def with_request(turn: Turn, create: Create, key: str) -> Turn:
+def with_request(turn: Turn, create: Create, key: str, seals: Seals) -> Turn:
     """The turn with what is needed to run it elsewhere."""
-    return replace(turn, request=msgspec.msgpack.encode((key, encode(create))))
+    sealed = seals.seal(turn.owner, encode(create)).encode()
+    return replace(turn, request=msgspec.msgpack.encode((key, sealed)))
+
+
+def asked_of(turn: Turn, seals: Seals) -> tuple[str, Create]:
+    """The key and the request of a queued turn; one that cannot be read here is an error that ends the turn."""
+    try:
+        key, body = _decode_request(turn.request)
+    except msgspec.DecodeError:
+        raise ServerFault("This response was queued by a version that is too new.") from None
+    # Versions before 0.3.0 have written the request as it came. They refuse one that is sealed, as no JSON.
+    if not body.startswith(b"{"):
+        opened = seals.open(turn.owner, body.decode(errors="replace"))
+        if opened is None:
+            raise ServerFault("This response was queued by a server with other seal keys.")
+        body = opened
+    return key, decode_create(body)
 
 
 class QueuedTurns:
@@ -88,10 +105,10 @@ class QueuedTurns:
                 return
 
     async def _resume(self, turn: Turn) -> None:
-        key, body = _decode_request(turn.request)
         try:
+            key, create = asked_of(turn, self._runner.resources.seals)
             caller = await self._find_caller(turn.owner, key)
-            await self._runner.resume(turn, decode_create(body), caller)
+            await self._runner.resume(turn, create, caller)
         except TryLater:
             raise
         except ApiError as error:

@@ -237,7 +237,8 @@ class Runner:
                 raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
             turn = _unanswered(plan, plan.response)
             if self._outlives:
-                turn = with_request(turn, plan.resolved.create, caller.key)
+                create, seals = plan.resolved.create, self.resources.seals
+                turn = with_request(turn, create, caller.key, seals)
             await caller.turns.save(turn)
         except BaseException:
             self.give_up(plan)
