@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
+from segue.printable import printable
 from segue.validation import nearest
 
 
@@ -120,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = import_module(VERBS[options.verb].module).run(options)
         return status
     except (Misconfigured, ApiError) as error:
-        print(*(f"segue: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
+        lines = printable(str(error)).splitlines()
+        print(*(f"segue: {line}" for line in lines), sep="\n", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of a pipe has left, as `head` does: what is left to print goes nowhere.

@@ -45,3 +45,19 @@ def test_json_line_has_the_request_the_error_and_no_key() -> None:
     traceback = str(first["traceback"])
     assert "ValueError: sk-segue-…" in traceback
     assert secret not in traceback
+
+
+def test_words_of_an_engine_neither_reach_the_terminal_as_orders_nor_forge_a_line() -> None:
+    said = "no \x1b]52;c;cm0=\x07\x9b2J\r\n2026-01-01 INFO forged \u2028"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        record = logging.LogRecord(
+            "x", logging.DEBUG, "x.py", 1, "engine said: %s", (said,), sys.exc_info()
+        )
+    text = TextFormatter("%(name)s %(message)s").format(record)
+    assert text.splitlines()[0].endswith("\\u0007\\u009b2J\\n2026-01-01 INFO forged \\u2028")
+    assert all(one.isprintable() or one == "\n" for one in text)
+    line = JsonFormatter().format(record)
+    assert line.isprintable()
+    assert json.loads(line)["message"] == f"engine said: {said}"

@@ -114,3 +114,17 @@ async def test_server_without_sockets_is_named(tmp_path: Path) -> None:
         code, said = await chat(served.url, "Hello\n")
     assert code == 2
     assert "426" in said
+
+
+async def test_orders_to_a_terminal_are_shown_and_not_given(tmp_path: Path) -> None:
+    """The model repeats a page that would set the clipboard and clear the screen."""
+    evil = "\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2J\x9b2J\tand\r\nmore"
+    turns = ({"reasoning": f"think {evil}", "text": f"say {evil}"},)
+    typed = evil.partition("\t")[0]
+    with served_process(*serving(tmp_path, *turns), cwd=tmp_path) as served:
+        for flags in ((), ("--markdown",)):
+            code, said = await chat(served.url, f"Hi\n/model {typed}\n/{typed}\n/quit\n", *flags)
+            assert code == 0
+            assert all(one.isprintable() or one in "\n\t" for one in said), said
+            assert said.count("say \\u001b]52;c;cm0gLXJmIH4=\\u0007\\u001b[2J\\u009b2J") == 1
+            assert "more" in said

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import logging
 import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.cli import main
 from segue.errors import Misconfigured
 from segue.remote.clients import CLIENTS, settings_of
 from segue.remote.codex import codex_block, with_provider
 from segue.remote.talk import ModelEndpoint, base_url_of
+from tests.clients.outside import NODE
 from tests.support import served_process
 
 PLACE = ModelEndpoint("http://127.0.0.1:8080/v1", "smollm2")
@@ -248,6 +256,155 @@ def test_snippets_name_the_server_and_the_model() -> None:
         text = settings_of(name, ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
         assert "127.0.0.1:1234/v1" in text, name
         assert "my-model" in text, name
+
+
+# --- a server that chooses the name of its model ----------------------------------------------------
+
+PLAIN = "my-model"
+HOSTILE = [
+    'm"); import os; os.system("id") #',
+    "m'; $(touch pwned) `id` && id | id \\",
+    "'); process.exit(1); //",
+    "{model:string} {key_env} ${HOME} \\u0022 \\' \\\"",
+    "ünï code 模型 🦅 </script>",
+]
+PYTHON = ("python", "agents-python", "langchain", "pydantic-ai")
+SCRIPTS = ("node", "agents-js", "ai-sdk")
+SHELL = ("curl", "cline")
+TABLES = ("opencode", "pi", "zed")
+
+
+def printed_for(client: str, name: str) -> str:
+    endpoint = ModelEndpoint("http://127.0.0.1:1234/v1", name)
+    return codex_block(endpoint) if client == "codex" else settings_of(client, endpoint)
+
+
+def test_every_client_is_tried_with_hostile_names() -> None:
+    assert {*PYTHON, *SCRIPTS, *SHELL, *TABLES, "other"} == {*CLIENTS}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("client", PYTHON)
+def test_name_of_a_model_is_a_string_in_python(client: str, name: str) -> None:
+    plain, hostile = (ast.dump(ast.parse(printed_for(client, one))) for one in (PLAIN, name))
+    assert hostile == plain.replace(repr(PLAIN), repr(name))
+
+
+@pytest.mark.parametrize("client", SCRIPTS)
+def test_name_of_a_model_is_a_string_in_javascript(client: str, tmp_path: Path) -> None:
+    for name in HOSTILE:
+        text = printed_for(client, name)
+        literal = json.dumps(name, ensure_ascii=False)
+        assert text.replace(literal, json.dumps(PLAIN)) == printed_for(client, PLAIN)
+        program = tmp_path / "snippet.mjs"
+        program.write_text(text)
+        subprocess.run([NODE, "--check", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("client", SHELL)
+def test_name_of_a_model_is_a_word_in_a_shell(client: str, name: str, tmp_path: Path) -> None:
+    """The program is run with a stand-in for the client, which prints its words."""
+    stand_in = tmp_path / client
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    stand_in.chmod(0o755)
+
+    def words(name: str) -> list[str]:
+        command = ["/bin/bash", "-c", printed_for(client, name)]
+        environment = {"PATH": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=True
+        )
+        assert done.stderr == b""
+        return done.stdout.decode().split("\0")
+
+    quoted = json.dumps(name, ensure_ascii=False) if client == "curl" else name
+    plain = json.dumps(PLAIN) if client == "curl" else PLAIN
+    assert words(name) == [word.replace(plain, quoted) for word in words(PLAIN)]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_name_of_a_model_is_a_value_in_settings(name: str) -> None:
+    for client in TABLES:
+        if client == "opencode" and "{" in name:
+            # It puts files and variables in the place of such words.
+            with pytest.raises(Misconfigured, match="braces"):
+                printed_for(client, name)
+            continue
+        plain = json.dumps(json.loads(printed_for(client, PLAIN)))
+        meant = plain.replace(PLAIN, json.dumps(name)[1:-1])
+        assert json.loads(printed_for(client, name)) == json.loads(meant)
+    assert tomllib.loads(printed_for("codex", name))["model"] == name
+    assert printed_for("other", name) == printed_for("other", PLAIN).replace(PLAIN, name)
+
+
+class Listing(BaseHTTPRequestHandler):
+    """Lists one model, and answers everything else with an error in the same words."""
+
+    name = "m\x1b]52;c;cm0=\x07\x9b2J\u2028"
+
+    def do_GET(self) -> None:
+        is_list = self.path == "/v1/models"
+        refused = {
+            "error": {"message": self.name},
+            "status": "not ready",
+            "checks": {self.name: False},
+        }
+        answer = {"data": [{"id": self.name}]} if is_list else refused
+        body = json.dumps(answer).encode()
+        self.send_response(200 if is_list else 500)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def listing() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("connect", client, "--print") for client in ("codex", *CLIENTS)),
+        ("chat",),
+        ("connect", "python", "--model", "another"),
+        ("explain", "resp_1"),
+        ("doctor", "--traffic"),
+        ("doctor",),
+        ("status",),
+        ("stop",),
+    ],
+)
+def test_control_characters_of_a_server_reach_no_terminal(
+    words: tuple[str, ...],
+    listing: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    status = main([*words, "--url", listing])
+    printed = capsys.readouterr()
+    assert status != 0
+    said = printed.out + printed.err
+    assert all(one.isprintable() or one in "\n\t" for one in said), said
+    assert "\\x1b" in said or "\\u001b" in said, said
+
+
+@pytest.mark.parametrize("words", [("--url", "http://a\nb"), ("--key-env", "A; id")])
+def test_url_and_variable_that_are_none_are_refused(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["connect", "curl", "--model", "m", *words]) == 2
+    assert "is n" in capsys.readouterr().err
 
 
 def test_connecting_to_nobody_says_what_to_do(tmp_path: Path) -> None:

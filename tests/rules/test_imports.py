@@ -15,7 +15,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
-GROUND = {"background", "errors", "framing", "ids", "limits", "lineage", "settings", "validation"}
+GROUND = {
+    "background",
+    "errors",
+    "framing",
+    "ids",
+    "limits",
+    "lineage",
+    "printable",
+    "settings",
+    "validation",
+}
 INNER = GROUND | {"wire"}
 ADAPTERS = {"dialects", "engines", "inside", "stores", "tools", "guards"}
 
@@ -30,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ids": set(),
     "limits": set(),
     "lineage": set(),
+    "printable": set(),
     "settings": {"errors", "validation"},
     "validation": set(),
     "control": {"errors", "framing", "settings"},

@@ -40,6 +40,7 @@ from segue.models import (
     unread_call_mark,
 )
 from segue.observe.logs import set_up_logging
+from segue.printable import printable
 from segue.remote.talk import SEGUE_KEY, RunningServer, ServedModel, add_server, server_of
 from segue.remote.traffic import print_traffic
 from segue.server import listen
@@ -130,16 +131,16 @@ async def _run(
         f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}"
     )
     if is_json:
-        print(msgspec.json.encode(checks).decode())
+        print(printable(msgspec.json.encode(checks).decode()))
     return checks
 
 
 def _print(console: Console, check: Check) -> None:
-    mark = "[green]ok[/green]    " if check.is_ok else "[red]failed[/red]"
-    console.print(f"{mark}  [bold]{check.name}[/bold]  ", end="")
-    console.print(check.found, markup=False)
+    console.print("[green]ok[/green]      " if check.is_ok else "[red]failed[/red]  ", end="")
+    console.print(printable(check.name), style="bold", markup=False, end="  ")
+    console.print(printable(check.found), markup=False)
     if not check.is_ok:
-        console.print(f"        advice: {check.advice}", markup=False)
+        console.print(printable(f"        advice: {check.advice}"), markup=False)
 
 
 async def examine(

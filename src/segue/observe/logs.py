@@ -1,4 +1,4 @@
-"""What does a process write for its operator? Log lines as text or as JSON, without API keys.
+"""What does a process write for its operator? Log lines as text or as JSON, without API keys and control characters.
 
 A line that belongs to a request has its id: every record that is logged in the task of a request, or with an
 `extra={"request_id": …}`. A record with `extra={"fields": …}` has these in JSON instead of a message.
@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 import msgspec
 
 from segue.ids import current_request
+from segue.printable import printable
 from segue.settings import Settings
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]+")
 
 
 def _redacted(line: str) -> str:
-    return SECRET.sub("sk-segue-…", line)
+    return SECRET.sub("sk-segue-…", printable(line))
 
 
 def _request_of(record: logging.LogRecord) -> str:
@@ -33,6 +34,10 @@ class TextFormatter(logging.Formatter):
         request_id = _request_of(record)
         record.request = f"[{request_id}] " if request_id else ""
         return _redacted(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """A message is one line, whoever has written it; only a traceback has more."""
+        return super().formatMessage(record).replace("\n", "\\n")
 
 
 class JsonFormatter(logging.Formatter):

@@ -23,6 +23,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
+from segue.printable import printable
 from segue.remote.talk import RunningServer, add_model, add_server, find_endpoint, server_of
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
@@ -186,7 +187,8 @@ def run(options: argparse.Namespace) -> int:
     model = find_endpoint(server, options.model).model
     talk = Talk(server.base_url, model, options.instructions, server.key)
     console = Console(highlight=False)
-    console.print(f"[bold]{model}[/bold] at {server.url}. Type /help for help.")
+    _say(console, model, style="bold", end="")
+    _say(console, f" at {server.url}. Type /help for help.")
     try:
         while (line := _line(console)) is not None:
             if line.startswith("/"):
@@ -197,6 +199,11 @@ def run(options: argparse.Namespace) -> int:
     finally:
         talk.drop()
     return 0
+
+
+def _say(console: Console, text: str, style: str | None = None, end: str = "\n") -> None:
+    """Print what a server or a model says: as it is, but for orders to the terminal."""
+    console.print(printable(text), style=style, end=end, markup=False, soft_wrap=True)
 
 
 def _line(console: Console) -> str | None:
@@ -231,7 +238,7 @@ def _run_command(line: str, talk: Talk, server: RunningServer, console: Console)
             said = HELP
         case _:
             said = f"There is no command {word}.\n{HELP}"
-    console.print(said, style="dim", markup=False)
+    _say(console, said, style="dim")
     return True
 
 
@@ -264,14 +271,14 @@ def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = Fals
                 if is_markdown and not is_thought:
                     answer += event.delta
                 else:
-                    console.print(event.delta, end="", style=style, markup=False, soft_wrap=True)
+                    _say(console, event.delta, style=style, end="")
             if event.type == AGAIN and first is not None:
                 answer = ""
                 console.print("\n[dim]Connection lost; asking again:[/dim]")
             if event.type == "response.reasoning_text.done":
                 console.print()
             if event.type in ENDS:
-                console.print(Markdown(answer) if answer else "")
+                console.print(Markdown(printable(answer)) if answer else "")
                 _close(event, (first or time.perf_counter()) - began, console)
     except KeyboardInterrupt:
         talk.drop()
@@ -285,9 +292,9 @@ def _close(event: _Event, first_s: float, console: Console) -> None:
     response = event.response
     problem = event.error or (response and response.error)
     if problem:
-        console.print(f"{problem.code}: {problem.message}", style="red", markup=False)
+        _say(console, f"{problem.code}: {problem.message}", style="red")
     elif response:
         usage, cut = response.usage or _Usage(), response.incomplete_details
         figures = f"{usage.input_tokens} tokens in, {usage.output_tokens} out, first token {first_s * 1000:.0f} ms"
         figures += f", incomplete: {cut.reason}" if cut else ""
-        console.print(figures, style="dim", markup=False)
+        _say(console, figures, style="dim")

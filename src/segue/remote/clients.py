@@ -1,22 +1,29 @@
 """How is each client set up? What `segue connect` prints, and which clients cannot be used.
 
 In: a server and one of its models. Out: a program from `snippets/`, or the client's own settings as text. A key never
-stands in it, only the name of its environment variable.
+stands in it, only the name of its environment variable. The model's name comes from the server: it is quoted wherever
+it stands, by the rules of that language.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Callable
 from importlib.resources import files
 from typing import NamedTuple
 
 import msgspec
 
+from segue.errors import Misconfigured
 from segue.remote.talk import SEGUE_KEY, ModelEndpoint
 
 # Where the server does not say its context.
 CONTEXT_TOKENS = 131_072
 OUTPUT_TOKENS_MAX = 32_000
+# What stands in a snippet: a value, and as what; the name of a variable is a bare word everywhere.
+PLACE = re.compile(r"\{(\w+):(string|word|text)\}|\{key_env\}")
 
 
 class Client(NamedTuple):
@@ -37,13 +44,33 @@ def settings_of(client: str, endpoint: ModelEndpoint) -> str:
 def snippet(client: str, endpoint: ModelEndpoint) -> str:
     """A program for this client, from `snippets/`, that runs as it is."""
     text = (files("segue.remote") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
-    text = text.replace("{base_url}", endpoint.base_url).replace("{model}", endpoint.model)
-    text = text.replace("{key_env}", endpoint.key_env or SEGUE_KEY)
-    return text.replace("{socket_url}", endpoint.base_url.replace("http", "ws", 1))
+    url = f"{endpoint.base_url}/responses"
+    values = {
+        "base_url": endpoint.base_url,
+        "responses_url": url,
+        "socket_url": url.replace("http", "ws", 1),
+        "model": endpoint.model,
+        "body": _literal({"model": endpoint.model, "input": "Name a fruit.", "stream": True}),
+    }
+    forms = {"string": _literal, "word": shlex.quote, "text": str}
+
+    def write(place: re.Match[str]) -> str:
+        name, form = place.groups()
+        return forms[form](values[name]) if name else endpoint.key_env or SEGUE_KEY
+
+    return PLACE.sub(write, text)
+
+
+def _literal(value: object) -> str:
+    """As JSON, which is a literal of Python and of JavaScript too."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def opencode(endpoint: ModelEndpoint) -> dict[str, object]:
     """`opencode.json`: the provider of the AI SDK that uses the Responses API."""
+    if "{" in endpoint.model:
+        # It would put the contents of a file or of a variable there.
+        raise Misconfigured(f"model: opencode does not take braces in a name: '{endpoint.model}'.")
     context = endpoint.context_tokens or CONTEXT_TOKENS
     limit = {"context": context, "output": min(context // 4, OUTPUT_TOKENS_MAX)}
     settings: dict[str, object] = {

@@ -22,7 +22,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
 from segue.errors import Misconfigured
-from segue.remote.talk import ModelEndpoint
+from segue.remote.talk import ModelEndpoint, say
 
 BACKUPS_MAX = 1_000
 PROVIDER = "segue"
@@ -161,31 +161,31 @@ def write_codex(endpoint: ModelEndpoint, path: Path, *, is_agreed: bool) -> int:
         raise Misconfigured(f"cannot read {path}: {error}.") from None
     after = with_provider(before, endpoint)
     if after == before:
-        print(f"{path} is up to date already.")
+        say(f"{path} is up to date already.")
         return 0
     if not before:
-        print(f"{path} will be:\n\n{after}")
+        say(f"{path} will be:\n\n{after}")
     else:
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
         changes = [line for line in lines if not line.startswith(("---", "+++"))]
-        print(f"{path} will change:\n", *changes, "", sep="\n")
+        say("\n".join((f"{path} will change:\n", *changes, "")))
     if endpoint.is_small:
-        print(
+        say(
             f"The context window of {endpoint.model} is {endpoint.context_tokens} tokens; Codex's own prompt and tools "
             f"are about 9,000. So this configures a short prompt ({SMALL_PROMPT}) and few tools.\n"
         )
     if not is_agreed:
-        print("Write this? [y/N] ", end="", flush=True)
+        say("Write this? [y/N] ", end="")
         # Without an answer it is no.
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("Nothing was written.")
+            say("Nothing was written.")
             return 1
     backup = _back_up(path)
     _replace(path, after)
     if endpoint.is_small:
         _replace(path.with_name(SMALL_PROMPT), SMALL_PROMPT_TEXT)
-    print(f"Wrote {path}." + (f" The old file is {backup.name}." if backup else ""))
-    print('Try it: codex exec --skip-git-repo-check "say hello"')
+    say(f"Wrote {path}." + (f" The old file is {backup.name}." if backup else ""))
+    say('Try it: codex exec --skip-git-repo-check "say hello"')
     return 0
 
 

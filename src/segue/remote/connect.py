@@ -13,7 +13,7 @@ import sys
 from segue.errors import Misconfigured
 from segue.remote.clients import CLIENTS, UNSUPPORTED, settings_of
 from segue.remote.codex import codex_block, write_codex
-from segue.remote.talk import SEGUE_KEY, add_model, add_server, find_endpoint, server_of
+from segue.remote.talk import SEGUE_KEY, add_model, add_server, find_endpoint, say, server_of
 from segue.settings import codex_home
 
 
@@ -41,12 +41,12 @@ def run(options: argparse.Namespace) -> int:
     server = server_of(options)
     endpoint = find_endpoint(server, options.model)
     if name != "codex":
-        print(settings_of(name, endpoint))
-        print(CLIENTS[name].use, end="\n" if CLIENTS[name].use else "", file=sys.stderr)
+        say(settings_of(name, endpoint))
+        say(CLIENTS[name].use, end="\n" if CLIENTS[name].use else "", file=sys.stderr)
     elif options.print:
-        print(codex_block(endpoint))
+        say(codex_block(endpoint))
     elif status := write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes):
         return status
     if server.key and not server.key_env:
-        print(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)
+        say(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)
     return 0

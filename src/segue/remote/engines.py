@@ -17,7 +17,7 @@ import msgspec
 from segue.control import DrainOrder, EngineStatus, FleetStatus, give_order
 from segue.errors import Misconfigured
 from segue.remote.operate import NOT_RUNNING, our_server
-from segue.remote.talk import add_server
+from segue.remote.talk import add_server, say
 
 # How often a replica that drains is looked at, and how long by default.
 LOOK_S = 0.5
@@ -92,7 +92,7 @@ def _say_how_long(order: DrainOrder, fleet: FleetStatus) -> None:
         words = f"{name} is drained {until}, or returned; to keep it so, add it to engine_drained"
     else:
         words = f"{name} is in service {until}; it is listed in engine_drained, remove it there"
-    print(f"note: {words}.", file=sys.stderr)
+    say(f"note: {words}.", file=sys.stderr)
 
 
 def _ask(path: Path, verb: str, body: bytes = b"") -> FleetStatus:
@@ -105,10 +105,10 @@ def _wait(path: Path, engine: str, fleet: FleetStatus, wait_s: float) -> tuple[F
     while left := sum(one.running or 0 for one in fleet.engines if _is_meant(engine, one)):
         if time.monotonic() > until:
             words = f"{left} responses still run at {engine}, which stays drained"
-            print(f"{words}: waited {wait_s:g} s.", file=sys.stderr)
+            say(f"{words}: waited {wait_s:g} s.", file=sys.stderr)
             return fleet, STILL_RUNNING
         if left != said:
-            print(f"Draining {engine}: {left} responses running.", file=sys.stderr, flush=True)
+            say(f"Draining {engine}: {left} responses running.", file=sys.stderr)
         said = left
         time.sleep(LOOK_S)
         fleet = _ask(path, "engines")
@@ -121,13 +121,13 @@ def _is_meant(engine: str, one: EngineStatus) -> bool:
 
 def _show(options: argparse.Namespace, fleet: FleetStatus) -> None:
     if options.json:
-        print(msgspec.json.encode(fleet).decode())
+        say(msgspec.json.encode(fleet).decode())
     else:
-        print("\n".join(_lines(fleet)))
+        say("\n".join(_lines(fleet)))
     if fleet.answered < fleet.workers:
         missing = fleet.workers - fleet.answered
         words = f"warning: {missing} of {fleet.workers} worker processes did not answer; run this command again"
-        print(f"{words}.", file=sys.stderr)
+        say(f"{words}.", file=sys.stderr)
 
 
 def _lines(fleet: FleetStatus) -> Iterator[str]:

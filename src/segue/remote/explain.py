@@ -6,7 +6,6 @@ In: the id of a response. Out: the reason, the tokens, the place where the promp
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from urllib.parse import quote
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.remote.talk import ServerRefused, add_server, server_of
+from segue.printable import printable
+from segue.remote.talk import ServerRefused, add_server, say, server_of
 from segue.wire.cache import CacheReport, Side
 
 # Lines of a text that are shown before the place and from it on.
@@ -24,8 +24,6 @@ LINES_BEFORE, LINES_AFTER = 2, 6
 COLUMNS_MIN = 40
 # Where the texts part.
 MARK = "»"
-# A prompt may hold what would move the cursor or change colours.
-UNPRINTABLE = re.compile(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 VERDICTS = {
     "first": "There was no earlier prompt to go on from.",
@@ -53,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
             "Reports are kept in memory (reuse_bytes_max), for the owner of the response, until a restart."
         ) from None
     if options.json:
-        print(body.decode())
+        say(body.decode())
         return 0
     width = max(COLUMNS_MIN, shutil.get_terminal_size().columns)
-    print("\n".join(explained(msgspec.json.decode(body, type=CacheReport), width)))
+    say("\n".join(explained(msgspec.json.decode(body, type=CacheReport), width)))
     return 0
 
 
@@ -92,7 +90,8 @@ def _beside(before: Side, now: Side, width: int) -> Iterator[str]:
 def _column(side: Side, width: int) -> list[str]:
     """The lines around the place, which is marked."""
     marked = side.text[: side.at] + MARK + side.text[side.at :]
-    lines = UNPRINTABLE.sub("·", marked).split("\n")
+    # Before it is cut into rows: an escape is longer than its character.
+    lines = printable(marked).split("\n")
     at = side.text.count("\n", 0, side.at)
     shown = lines[max(0, at - LINES_BEFORE) : at + LINES_AFTER]
     wrapped = [textwrap.wrap(line, width, drop_whitespace=False) or [""] for line in shown]

@@ -28,7 +28,7 @@ from segue.control import (
     joined,
 )
 from segue.errors import Misconfigured
-from segue.remote.talk import NotReachable, RunningServer, ServerRefused, add_server, server_of
+from segue.remote.talk import NotReachable, RunningServer, ServerRefused, add_server, say, server_of
 
 READY, NOT_READY, FAILED, NOT_RUNNING = 0, 1, 2, 3
 EXIT_STATUS = "exit status: 0 running and ready, 1 running but not ready, 2 error, 3 not running"
@@ -79,9 +79,9 @@ def _status(options: argparse.Namespace, server: RunningServer, control: Path | 
     if status is None:
         return _status_from_afar(options, server)
     if options.json:
-        print(_json(status))
+        say(_json(status))
     else:
-        print("\n".join(_lines(status)))
+        say("\n".join(_lines(status)))
     return READY if status.is_ready else NOT_READY
 
 
@@ -148,12 +148,12 @@ def _status_from_afar(options: argparse.Namespace, server: RunningServer) -> int
         is_ready, problem = False, str(error)
     if options.json:
         found = {"is_running": is_running, "is_ready": is_ready, "url": server.url}
-        print(msgspec.json.encode(found).decode())
+        say(msgspec.json.encode(found).decode())
     elif not is_running:
-        print(f"Not running: {problem.removeprefix('url: ')}")
+        say(f"Not running: {problem.removeprefix('url: ')}")
     else:
         state = "is running" if is_ready else f"is running, not ready ({problem})"
-        print(f"A server {state} at {server.base_url}.\n  {NOT_OURS}")
+        say(f"A server {state} at {server.base_url}.\n  {NOT_OURS}")
     return NOT_RUNNING if not is_running else READY if is_ready else NOT_READY
 
 
@@ -171,7 +171,7 @@ def _ours(server: RunningServer, control: Path | None) -> tuple[Path, ServerStat
     try:
         server.ask("/health")
     except NotReachable:
-        print(f"No server is running at {server.url}.", file=sys.stderr)
+        say(f"No server is running at {server.url}.", file=sys.stderr)
         return None
     except ServerRefused as error:
         raise Misconfigured(f"url: {server.url} is no Segue: {error}") from None
@@ -196,7 +196,7 @@ def _stop(options: argparse.Namespace, server: RunningServer, control: Path | No
                 f"process {status.pid} still runs. If it hangs: kill -KILL {status.pid}"
             )
         said = _show_rest(path, said)
-    print(f"Segue at {server.url} has stopped (process {status.pid}).")
+    say(f"Segue at {server.url} has stopped (process {status.pid}).")
     return 0
 
 
@@ -209,7 +209,7 @@ def _show_rest(path: Path, said: str) -> str:
     left = 0 if status is None else sum(one.responses_running for one in status.workers)
     words = f"Stopping: waiting for {left} running responses." if left else said
     if words != said:
-        print(words, file=sys.stderr, flush=True)
+        say(words, file=sys.stderr)
     return words
 
 
@@ -247,13 +247,13 @@ def _reload(options: argparse.Namespace, server: RunningServer, control: Path | 
     except Misconfigured as error:
         raise Misconfigured(f"nothing was changed: {error}") from None
     if options.json:
-        print(answer.decode())
+        say(answer.decode())
         return 0
     result = msgspec.json.decode(answer, type=Reloaded)
-    print(f"Reloaded Segue at {status.url} (process {status.pid}).")
-    print(f"  changed: {', '.join(result.changed) or 'nothing'}")
+    say(f"Reloaded Segue at {status.url} (process {status.pid}).")
+    say(f"  changed: {', '.join(result.changed) or 'nothing'}")
     if result.needs_restart:
-        print(f"  not changed, needs a restart: {', '.join(result.needs_restart)}")
+        say(f"  not changed, needs a restart: {', '.join(result.needs_restart)}")
     if result.silent_engines:
-        print(f"  warning: these engines do not answer: {', '.join(result.silent_engines)}")
+        say(f"  warning: these engines do not answer: {', '.join(result.silent_engines)}")
     return 0

@@ -32,6 +32,7 @@ from segue.remote.talk import (
     add_model,
     add_server,
     find_endpoint,
+    say,
     server_of,
 )
 from segue.settings import state_home
@@ -174,7 +175,7 @@ def _started(flags: list[str]) -> Iterator[str]:
             assert process.stdout is not None
             for line in process.stdout:
                 if found := ANNOUNCED.search(line):
-                    print(f"segue: started a server at {found[1]}, log: {log}", file=sys.stderr)
+                    say(f"segue: started a server at {found[1]}, log: {log}", file=sys.stderr)
                     # What it prints later must not fill the pipe.
                     rest = (process.stdout, written)
                     threading.Thread(target=shutil.copyfileobj, args=rest, daemon=True).start()

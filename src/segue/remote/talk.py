@@ -1,8 +1,8 @@
 """How does a command talk to a running server? Its URL, its API key, its models, and its errors in plain words.
 
 In: `--url`, `--key`, `--key-env`. Out: the server's answer, or an error that names the URL, what the server said and
-what to do. A key is never printed. Where no flag names a key, the variable SEGUE_KEY is sent; OPENAI_API_KEY only to a
-server that has just asked for a key.
+what to do. A key is never printed, nor are control characters of a server. Where no flag names a key, the variable
+SEGUE_KEY is sent; OPENAI_API_KEY only to a server that has just asked for a key.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from typing import TextIO
 from urllib.parse import urlsplit
 
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.printable import printable
 from segue.settings import client_variable, is_loopback, load_settings
 
 URL = "http://127.0.0.1:8080"
@@ -48,6 +50,12 @@ class ServedModel(msgspec.Struct):
     id: str
     context_window: int | None = None
     input_modalities: list[str] | None = None
+
+    def checked(self) -> ServedModel:
+        """The same, if its name can be printed, and written into a client's settings."""
+        if not self.id.isprintable():
+            raise Misconfigured(f"model: {self.id!a} has characters that cannot be printed.")
+        return self
 
 
 class _Models(msgspec.Struct):
@@ -143,7 +151,7 @@ class RunningServer:
             raise Misconfigured(f"model: the server at {self.url} lists no model.")
         for one in served:
             if name in (None, one.id):
-                return one
+                return one.checked()
         names = ", ".join(one.id for one in served[:NAMES_MAX])
         raise Misconfigured(f"model: '{name}' is not served at {self.url}. Served: {names}.")
 
@@ -181,6 +189,11 @@ def _message(body: bytes) -> str:
     return error.message if error else ""
 
 
+def say(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print what a server may have said, for a person or as JSON."""
+    print(printable(text), end=end, file=file, flush=True)
+
+
 def add_server(parser: argparse.ArgumentParser) -> None:
     """The flags that say which running server, and with which key."""
     url = f"URL of the server (default: SEGUE_URL, else host and port of the settings, else {URL})"
@@ -196,6 +209,8 @@ def server_of(options: argparse.Namespace) -> RunningServer:
     if options.key:
         return RunningServer(base_url, options.key)
     if options.key_env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", options.key_env):
+            raise Misconfigured(f"key-env: '{options.key_env}' is no name of a variable.")
         return RunningServer(base_url, client_variable(options.key_env), options.key_env)
     key = client_variable(SEGUE_KEY)
     return RunningServer(base_url, key, SEGUE_KEY if key else None)
@@ -214,8 +229,8 @@ def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:
     except NotReachable as error:
         if model is None:
             raise Misconfigured(f"{error} Or name the model with --model.") from None
-        print(f"segue: not checked, {error}", file=sys.stderr)
-        card = ServedModel(model)
+        say(f"segue: not checked, {error}", file=sys.stderr)
+        card = ServedModel(model).checked()
     sees_images = None if card.input_modalities is None else "image" in card.input_modalities
     key_env = server.key_env or (SEGUE_KEY if server.key else None)
     return ModelEndpoint(server.base_url, card.id, key_env, card.context_window, sees_images)
@@ -223,7 +238,7 @@ def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:
 
 def base_url_of(url: str) -> str:
     """The base URL for clients: with the version, without a slash at the end."""
-    if not re.match(r"https?://[^/]", url):
+    if not re.fullmatch(r"https?://[^/\s]\S*", url) or not url.isprintable():
         raise Misconfigured(f"url: '{url}' is not a URL such as {URL}.")
     url = url.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from segue.remote.talk import server_of
+from segue.remote.talk import say, server_of
 from segue.wire.cache import CacheAdvice
 
 CALM = "Nothing that could have been reused was read again."
@@ -17,9 +17,9 @@ def print_traffic(options: argparse.Namespace) -> int:
     """Ask the server that the flags name, and print its advice."""
     body = server_of(options).ask("/dashboard/advice")
     if options.json:
-        print(body.decode())
+        say(body.decode())
         return 0
-    print("\n".join(told(msgspec.json.decode(body, type=CacheAdvice))))
+    say("\n".join(told(msgspec.json.decode(body, type=CacheAdvice))))
     return 0
 
 
