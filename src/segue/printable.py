@@ -13,4 +13,4 @@ _TABLE = {code: f"\\u{code:04x}" for code in _CONTROLS} | {ord("\r"): ""}
 
 def printable(text: str) -> str:
     """The text without orders to a terminal."""
-    return text.translate(_TABLE)
+    return text if text.isprintable() else text.translate(_TABLE)

@@ -23,7 +23,7 @@ from segue.cli import main
 from segue.errors import Misconfigured
 from segue.remote.clients import CLIENTS, settings_of
 from segue.remote.codex import codex_block, with_provider
-from segue.remote.talk import ModelEndpoint, base_url_of
+from segue.remote.talk import ModelEndpoint, ServedModel, base_url_of
 from tests.clients.outside import NODE
 from tests.support import served_process
 
@@ -397,6 +397,11 @@ def test_control_characters_of_a_server_reach_no_terminal(
     said = printed.out + printed.err
     assert all(one.isprintable() or one in "\n\t" for one in said), said
     assert "\\x1b" in said or "\\u001b" in said, said
+
+
+def test_name_that_a_client_would_take_for_a_flag_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="dash"):
+        ServedModel("--yolo").checked()
 
 
 @pytest.mark.parametrize("words", [("--url", "http://a\nb"), ("--key-env", "A; id")])

@@ -31,16 +31,25 @@ log = logging.getLogger(__name__)
 # How often a process asks for turns that no process owns, and tries again to run one that it could not run yet.
 TAKE_S = 2.0
 
+# A request is sealed in parts of this size, with pauses between them: some milliseconds each.
+SEALED_BYTES_MAX = 1024 * 1024
+PART_END = "."
+
 # The caller of a turn, from its owner and the name of its key.
 FindCaller = Callable[[Owner, str], Awaitable[Caller]]
 
 _decode_request = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
-def with_request(turn: Turn, create: Create, key: str, seals: Seals) -> Turn:
+async def with_request(turn: Turn, create: Create, key: str, seals: Seals) -> Turn:
     """The turn with what is needed to run it elsewhere."""
-    sealed = seals.seal(turn.owner, encode(create)).encode()
-    return replace(turn, request=msgspec.msgpack.encode((key, sealed)))
+    body = encode(create)
+    parts: list[str] = []
+    for start in range(0, len(body), SEALED_BYTES_MAX):
+        if parts:
+            await asyncio.sleep(0)
+        parts.append(seals.seal(turn.owner, body[start : start + SEALED_BYTES_MAX]))
+    return replace(turn, request=msgspec.msgpack.encode((key, PART_END.join(parts).encode())))
 
 
 def asked_of(turn: Turn, seals: Seals) -> tuple[str, Create]:
@@ -48,13 +57,14 @@ def asked_of(turn: Turn, seals: Seals) -> tuple[str, Create]:
     try:
         key, body = _decode_request(turn.request)
     except msgspec.DecodeError:
-        raise ServerFault("This response was queued by a version that is too new.") from None
+        raise ServerFault("This response was queued by a newer version of the server.") from None
     # Versions before 0.3.0 have written the request as it came. They refuse one that is sealed, as no JSON.
     if not body.startswith(b"{"):
-        opened = seals.open(turn.owner, body.decode(errors="replace"))
-        if opened is None:
+        sealed = body.decode(errors="replace").split(PART_END)
+        parts = [seals.open(turn.owner, part) for part in sealed]
+        if None in parts:
             raise ServerFault("This response was queued by a server with other seal keys.")
-        body = opened
+        body = b"".join(filter(None, parts))
     return key, decode_create(body)
 
 

@@ -238,7 +238,7 @@ class Runner:
             turn = _unanswered(plan, plan.response)
             if self._outlives:
                 create, seals = plan.resolved.create, self.resources.seals
-                turn = with_request(turn, create, caller.key, seals)
+                turn = await with_request(turn, create, caller.key, seals)
             await caller.turns.save(turn)
         except BaseException:
             self.give_up(plan)

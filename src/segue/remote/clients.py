@@ -52,6 +52,7 @@ def snippet(client: str, endpoint: ModelEndpoint) -> str:
         "model": endpoint.model,
         "body": _literal({"model": endpoint.model, "input": "Name a fruit.", "stream": True}),
     }
+    forms: dict[str, Callable[[str], str]]
     forms = {"string": _literal, "word": shlex.quote, "text": str}
 
     def write(place: re.Match[str]) -> str:

@@ -52,9 +52,11 @@ class ServedModel(msgspec.Struct):
     input_modalities: list[str] | None = None
 
     def checked(self) -> ServedModel:
-        """The same, if its name can be printed, and written into a client's settings."""
-        if not self.id.isprintable():
-            raise Misconfigured(f"model: {self.id!a} has characters that cannot be printed.")
+        """The same, if its name can be printed, and given to a client: as a word that is no flag."""
+        if not self.id.isprintable() or self.id.startswith("-"):
+            raise Misconfigured(
+                f"model: {self.id!a} begins with a dash, or has characters that cannot be printed."
+            )
         return self
 
 
