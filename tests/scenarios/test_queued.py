@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from segue.limits import KeyLimits
-from segue.storage import give_out
+from segue.settings import load_settings
+from segue.storage import give_out, revoke_key
 from segue.turn.loop import TurnLoop
 from segue.turn.values import Turn
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
@@ -192,9 +193,10 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
         queued = (await post(served, ada, conversation=talk)).json["id"]
         assert (await post(served, ada)).status == 429
         orphan = (await post(served, bob)).json["id"]
+    # Before the next process can take it over.
+    assert await revoke_key(load_settings(flags, environment={}), revoked[0].id)
     async with serving(**flags) as served:
         app = served.app
-        assert await app.keys.revoke(revoked[0].id)
         await until(lambda: app.runner.find("ada", queued) is not None)
         locked = await post(served, ada, conversation=talk, background=False)
         assert (locked.status, locked.json["error"]["code"]) == (409, "conversation_locked")
