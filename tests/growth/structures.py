@@ -21,6 +21,8 @@ ITEMS, VALUES, TOOLS, REFERENCES, BODY = 100_000, 65_000, 4_096, 4_096, 60_000_0
 # Above these the loop is still held for more than 50 ms (docs/performance.md): by a frame that is copied whole and by
 # a text without words.
 TEXT, ESCAPED, FRAME = 30_000_000, 4_000_000, 20_000_000
+# Earlier prompts that a new one is compared with; their items fit into what is kept of them.
+EARLIER, COMPARED = 12, 12_000
 RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
 
 
@@ -75,6 +77,10 @@ def message(index: int) -> Json:
     return {"role": "user", "content": f"Message {index}."}
 
 
+def parts(index: int) -> Json:
+    return {"role": "user", "content": [{"type": "input_text", "text": f"Message {index}."}]}
+
+
 def pairs(size: int) -> Mapping[str, Json]:
     calls: list[Json] = []
     for index in range(size // 2):
@@ -124,6 +130,29 @@ def shell_outputs(size: int) -> Mapping[str, Json]:
         for index in range(size // 2)
     ]
     return {"input": calls + outputs}
+
+
+def after_others(
+    make: Callable[[int], Mapping[str, Json]], altered: Callable[[list[Json], int], list[Json]]
+) -> Case:
+    """A request after `EARLIER` others with the same key, of nearly the same items."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        given, named = make(size)["input"], fresh({"prompt_cache_key": unique()})
+        for number in range(1, EARLIER + 1):
+            client.post(RESPONSES, create(input=altered(given, number), **named))
+        body = create(input=given, **named)
+        return lambda: client.post(RESPONSES, body)
+
+    return case
+
+
+def turned(given: list[Json], number: int) -> list[Json]:
+    return [*given[number:], *given[:number]]
+
+
+def under_other_ids(given: list[Json], number: int) -> list[Json]:
+    return [*({**one, "id": f"fc_{unique()}"} for one in given), message(number)]
 
 
 def nested(depth: int) -> Json:
@@ -639,6 +668,8 @@ STRUCTURES = (
     Structure("calls with their outputs", posted(pairs), 2_000, ITEMS),
     Structure("calls first, then outputs", posted(open_pairs), 2_000, ITEMS),
     Structure("custom calls with their outputs", posted(other_pairs), 2_000, ITEMS),
+    Structure("messages in another order", after_others(items(parts), turned), 6_000, COMPARED),
+    Structure("calls under other ids", after_others(pairs, under_other_ids), 2_000, ITEMS),
     Structure("outputs without a call id", posted(shell_outputs), 2_000, ITEMS // 2),
     Structure("item references, two items", references, 1_000, REFERENCES),
     Structure("item references, in the history", own_references, 1_000, REFERENCES),

@@ -216,9 +216,9 @@ def test_what_is_not_in_memory_is_compared_by_its_items() -> None:
 def test_a_request_goes_on_from_what_it_has_the_end_of() -> None:
     rules = spoken("Rules.", "system")
     old = known(rules, QUESTION)
-    assert continues(old, known(rules, QUESTION, ANSWER, MORE))
-    assert continues(old, known(spoken("Other rules.", "system"), QUESTION, ANSWER))
-    assert not continues(old, known(rules, MORE))
+    assert continues(old, known(rules, QUESTION, ANSWER, MORE).digests)
+    assert continues(old, known(spoken("Other rules.", "system"), QUESTION, ANSWER).digests)
+    assert not continues(old, known(rules, MORE).digests)
 
 
 def test_diagnostics_report_the_first_reason() -> None:

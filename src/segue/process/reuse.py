@@ -2,8 +2,9 @@
 
 After each turn its first prompt is compared: with the parent's, or, where the client sends its whole history, with the
 nearest earlier prompt of the same owner. On most turns the earlier prompt is the beginning of the new one, and that is
-seen at a glance. What is found is kept in memory only, for its owner, within a limit of bytes; with a limit of 0
-nothing is compared but what a client asks for (`comparison_response_id`).
+seen at a glance; where it is not, long prompts are compared in a thread. What is found is kept in memory only, for its
+owner, within a limit of bytes; with a limit of 0 nothing is compared but what a client asks for
+(`comparison_response_id`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, structs
 
+from segue.background import off_loop
 from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
-from segue.reuse.prompts import USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
+from segue.reuse.prompts import ITEM_SIZE, USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
 from segue.reuse.report import WORDS, Earlier, engine_reason, is_lost, summary
 from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Warm
 from segue.wire.cache import REPAIRS, CacheReport, EngineReason, LossReason, MaybeDiagnostics
+from segue.wire.codec import LARGE_BYTES
 from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
@@ -79,9 +82,13 @@ class ReuseWatch:
             if asked is not None:
                 old = await self._known(plan, asked, turns)
                 new = _known_now(plan, composed, read)
-                diagnostics = NOT_FOUND if old is None else diagnose(old, new, read.cached_tokens)
+                if old is None:
+                    diagnostics = NOT_FOUND
+                else:
+                    is_long = old.size + new.size > LARGE_BYTES
+                    diagnostics = await off_loop(is_long, diagnose, old, new, read.cached_tokens)
             if self._bytes_max:
-                self._note(plan, composed, read)
+                await self._note(plan, composed, read)
         except Exception:
             log.exception("could not compare the prompt of turn %s", plan.id)
         return diagnostics
@@ -98,10 +105,10 @@ class ReuseWatch:
             return None
         return of_turn(turn, record.tier if record is not None else USUAL_TIER)
 
-    def _note(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+    async def _note(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
         parent = plan.resolved.parent
         if parent is None:
-            self._note_whole(plan, composed, read)
+            await self._note_whole(plan, composed, read)
             return
         warm, context = parent.warm, composed.rendered.context
         is_longer = warm is not None and extends(context, warm.prompt)
@@ -110,9 +117,10 @@ class ReuseWatch:
             self._held(plan, composed, read, earlier, _tokens(warm.prompt))
             return
         old = of_turn(parent, self._tier(plan.owner, parent.id))
-        self._compare(plan, composed, read, parent.id, old)
+        new = _known_now(plan, composed, read)
+        await self._compare(plan, composed, read, parent.id, old, new)
 
-    def _note_whole(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+    async def _note_whole(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
         """A history that came as a whole: it may go on from an earlier prompt, and another one from it."""
         owner, resent = plan.owner, plan.resolved.resent
         new = _known_now(plan, composed, read)
@@ -121,7 +129,7 @@ class ReuseWatch:
         record = self._records.get(key) if key is not None else None
         before = record.known if record is not None else None
         if before is None:
-            key, before = self._nearest(owner, new)
+            key, before = await self._nearest(owner, new)
         past = composed.scene.past
         warm = past.warm if past is not None else None
         if key is None or before is None:
@@ -133,24 +141,32 @@ class ReuseWatch:
         ):
             self._held(plan, composed, read, _earlier(key[1], before), _tokens(warm.prompt))
         else:
-            self._compare(plan, composed, read, key[1], before)
-        if key is not None and before is not None and len(before.items) < len(new.items):
+            await self._compare(plan, composed, read, key[1], before, new)
+        if before is not None and len(before.items) < len(new.items) and key in self._records:
             self._let_go(key)
         self._remember(owner, plan, new)
 
-    def _nearest(
+    async def _nearest(
         self, owner: Owner, new: KnownPrompt
     ) -> tuple[ReportKey, KnownPrompt] | tuple[None, None]:
         """The earlier prompt of this owner that the new one goes on from, if there is one."""
         kept = [(owner, turn_id) for turn_id in reversed(self._recent.get(owner, ()))]
         prompts = {key: known for key in kept if (known := self._records[key].known) is not None}
-        found = nearest(prompts.values(), new)
+        # Of the earlier ones only the digests are looked at, mostly made already.
+        size = new.size + ITEM_SIZE * sum(len(one.items) for one in prompts.values())
+        found = await off_loop(size > LARGE_BYTES, nearest, prompts.values(), new)
         return next(((key, one) for key, one in prompts.items() if one is found), (None, None))
 
-    def _compare(
-        self, plan: Plan, composed: Composed, read: JobStarted, turn_id: str, old: KnownPrompt
+    async def _compare(
+        self,
+        plan: Plan,
+        composed: Composed,
+        read: JobStarted,
+        turn_id: str,
+        old: KnownPrompt,
+        new: KnownPrompt,
     ) -> None:
-        parting = part(old, _known_now(plan, composed, read))
+        parting = await off_loop(old.size + new.size > LARGE_BYTES, part, old, new)
         if parting is None or not parting.lost:
             expected = old.tokens if parting is None else parting.common
             self._held(plan, composed, read, _earlier(turn_id, old), expected)

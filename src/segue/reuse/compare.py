@@ -8,14 +8,15 @@ reused: a new conversation that shares only its first message with another has l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
+from itertools import islice
 from typing import get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
 from segue.reuse.prompts import KnownPrompt
-from segue.reuse.texts import around, first_difference, line_of, said, same_end, told, type_of
+from segue.reuse.texts import around, digest, first_difference, line_of, said, same_end, type_of
 from segue.turn.values import Messages, Tokens
 from segue.wire.cache import CacheMissReason, Place, PromptReason, Side
 from segue.wire.items import Item, Message, Reasoning
@@ -75,7 +76,7 @@ def _reason(
 ) -> PromptReason:
     if setting is not None and setting[0] == "tools_changed":
         return "tools_changed"
-    is_text_same = instructions(old.response) == instructions(new.response)
+    is_text_same = _is_text_same(old.response, new.response)
     is_same = is_text_same and leading >= min(len(old.items), len(new.items))
     # What stands beside messages counts; of token ids it is not certain that a setting is among them.
     if setting is not None and (is_same or isinstance(new.prompt, Messages)):
@@ -98,24 +99,27 @@ def _is_thought_dropped(old: Sequence[Item], new: Sequence[Item], leading: int) 
     return is_gone and (not rest or leading == len(new) or is_same(rest[0], new[leading]))
 
 
-def nearest(earlier: Iterable[KnownPrompt], new: KnownPrompt) -> KnownPrompt | None:
+def nearest(earlier: Collection[KnownPrompt], new: KnownPrompt) -> KnownPrompt | None:
     """The earlier prompt with which a new one has most in common, if it goes on from it or has the same key; of equals
     the first."""
-    given = set(map(told, new.items))
+    given = set(new.digests) if earlier else ()
     key, found, most = new.response.prompt_cache_key, None, 0
     for known in earlier:
         is_named = key is not None and known.response.prompt_cache_key == key
-        shared = sum(len(item.raw) for item in known.items if told(item) in given) + is_named
-        if shared > most and (is_named or continues(known, new)):
+        if not is_named and not continues(known, given):
+            continue
+        sizes = zip(known.items, known.digests, strict=True)
+        shared = sum(len(item.raw) for item, one in sizes if one in given) + is_named
+        if shared > most:
             found, most = known, shared
     return found
 
 
-def continues(old: KnownPrompt, new: KnownPrompt) -> bool:
-    """Whether a request goes on from an earlier one that it does not name."""
-    known = set(map(told, new.items))
-    spoken = [item for item in old.items if not _is_system(item)]
-    return any(told(item) in known for item in spoken[-LAST_ITEMS:])
+def continues(old: KnownPrompt, given: Container[int]) -> bool:
+    """Whether a request whose items have these digests goes on from an earlier one that it does not name."""
+    ends = zip(reversed(old.items), reversed(old.digests), strict=True)
+    spoken = (one for item, one in ends if not _is_system(item))
+    return any(one in given for one in islice(spoken, LAST_ITEMS))
 
 
 def _is_system(item: Item) -> bool:
@@ -128,9 +132,10 @@ def _is_system(item: Item) -> bool:
 
 def is_same(one: Item, other: Item) -> bool:
     """Whether the model sees the same of both."""
-    return one.raw == other.raw or (
-        type(one.value) is type(other.value) and said(one) == said(other)
-    )
+    if one.raw == other.raw:
+        return True
+    is_alike = type(one.value) is type(other.value)
+    return is_alike and (digest(one) == digest(other) or said(one) == said(other))
 
 
 def _leading_items(old: Sequence[Item], new: Sequence[Item]) -> int:
@@ -149,16 +154,14 @@ def _common(
         case Tokens(), Tokens():
             if old.fingerprint != new.fingerprint:
                 return 0, False
-            one, other = memoryview(old.prompt.flat()), memoryview(new.prompt.flat())
-            common = first_difference(one.cast("B"), other.cast("B")) // 4
+            common = first_difference(old.prompt.flat(), new.prompt.flat())
             return common, common >= min(old.tokens, new.prompt.length)
         case Messages(), Messages() if setting is None:
-            first = memoryview(b",".join(old.prompt.chunks()))
-            second = memoryview(b",".join(new.prompt.chunks()))
+            first, second = (b",".join(one.chunks()) for one in (old.prompt, new.prompt))
             same = first_difference(first, second)
             share = same / max(1, len(first))
             return int(old.tokens * share), same >= min(len(first), len(second))
-        case _ if setting is None and instructions(old.response) == instructions(new.response):
+        case _ if setting is None and _is_text_same(old.response, new.response):
             # Nothing but the items is known.
             sizes = [len(item.raw) for item in old.items]
             share = sum(sizes[:leading]) / max(1, sum(sizes))
@@ -171,9 +174,10 @@ def _lost(old: KnownPrompt, new: KnownPrompt, common: int, first: int, *, is_all
     """How many tokens stand after the place in both prompts, by the share of the bytes of the items from there on."""
     rest, given = old.items[first:], new.items[first:]
     size = sum(len(item.raw) for item in rest)
-    known = set(map(told, given))
-    kept: float = sum(len(item.raw) for item in rest if told(item) in known)
-    if rest and given and told(rest[0]) not in known:
+    known, digests = set(new.digests[first:]), old.digests[first:]
+    sizes = zip(rest, digests, strict=True)
+    kept: float = sum(len(item.raw) for item, one in sizes if one in known)
+    if rest and given and digests[0] not in known:
         # The item that changed goes on like before after what changed in it.
         kept += len(rest[0].raw) * same_end(said(rest[0]), said(given[0]))
     share = 1.0 if is_all or not size else kept / size
@@ -186,25 +190,29 @@ def _lost(old: KnownPrompt, new: KnownPrompt, common: int, first: int, *, is_all
 def changed_setting(old: Response, new: Response) -> Setting | None:
     """The first setting that differs, with both its values."""
     one, other = _text(old.text), _text(new.text)
-    values: dict[PromptReason, tuple[str, str]] = {
-        "tools_changed": (_written(old.tools), _written(new.tools)),
-        "text_format_changed": (_written(one.format), _written(other.format)),
+    values: dict[PromptReason, tuple[Raw | str, Raw | str]] = {
+        "tools_changed": (old.tools, new.tools),
+        "text_format_changed": (one.format, other.format),
         "reasoning_effort_changed": (old.reasoning.effort or "", new.reasoning.effort or ""),
         "verbosity_changed": (one.verbosity, other.verbosity),
     }
     for reason, (first, second) in values.items():
         if first != second:
-            return reason, first, second
+            return reason, _written(first), _written(second)
     return None
 
 
-def _written(raw: Raw) -> str:
-    return bytes(raw).decode()
+def _written(value: Raw | str) -> str:
+    return value if isinstance(value, str) else bytes(value).decode()
 
 
 def instructions(response: Response) -> str:
     """The instructions of the request."""
     return _string(response.instructions) or ""
+
+
+def _is_text_same(old: Response, new: Response) -> bool:
+    return old.instructions == new.instructions or instructions(old) == instructions(new)
 
 
 # --- where it is ----------------------------------------------------------------------------------

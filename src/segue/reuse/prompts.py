@@ -7,11 +7,12 @@ that has just run; only its token ids are missing. Pure.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
-from segue.reuse.texts import type_of
+from segue.reuse.texts import digest, type_of
 from segue.turn.plan import Plan
 from segue.turn.values import Messages, Prompt, Round, Scene, Tokens, Turn, since_fresh
 from segue.wire.items import Item
@@ -20,6 +21,8 @@ from segue.wire.response import Response
 # What a request without a tier, and what `auto`, means here.
 USUAL_TIER = "default"
 COMPACTIONS = ("compaction", "compaction_summary")
+# What it takes to compare an item, as bytes of text that take as long.
+ITEM_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,31 @@ class KnownPrompt:
     route: str | None = None
     is_truncated: bool = False
     is_compacted: bool = False
+    _digests: array[int] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def digests(self) -> array[int]:
+        """What the items say, in a number each: made once, when they are first compared."""
+        made = self._digests
+        if made is None:
+            made = array("q", map(digest, self.items))
+            object.__setattr__(self, "_digests", made)
+        return made
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of text it takes as long to compare."""
+        beside = len(self.response.tools) + len(self.response.instructions)
+        return 4 * self.tokens + ITEM_SIZE * len(self.items) + beside
 
     @property
     def has_compaction(self) -> bool:
         """Whether a summary stands for what came before."""
-        return self.is_compacted or any(type_of(item) in COMPACTIONS for item in self.items)
+        return self.is_compacted or any(
+            # Few items have the word in them: only these are decoded.
+            b"compaction" in item.raw and type_of(item) in COMPACTIONS
+            for item in self.items
+        )
 
 
 def tier_of(requested: str | None) -> str:

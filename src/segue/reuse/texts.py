@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -14,10 +14,16 @@ from segue.wire.items import InputText, Item, Message, OutputText
 BEFORE_CHARS, AFTER_CHARS = 1_000, 1_500
 # What a client may change in an item that the model does not see.
 UNSEEN = {"id", "status", "prompt_cache_breakpoint", "annotations", "logprobs", "phase"}
+# What is longer is read as it came: to decode it, and encode it again, would hold the interpreter.
+SAID_BYTES_MAX = 1024 * 1024
+# Texts are compared piece by piece: comparing long ones at once would hold the interpreter as well.
+PIECE = 64 * 1024
 
 
 def said(item: Item) -> str:
     """An item as a person reads it, without what the model does not see."""
+    if len(item.raw) > SAID_BYTES_MAX:
+        return item.raw.decode()
     body = msgspec.json.decode(item.raw)
     match body:
         case {"content": str() as text}:
@@ -46,17 +52,17 @@ def type_of(item: Item) -> str:
     return _typed(item.raw).type or "message"
 
 
-def told(item: Item) -> object:
-    """What is the same for two items that say the same, as far as that is seen at a glance: ids and the form of the
-    content do not count in a message of text."""
+def digest(item: Item) -> int:
+    """The same for two items that say the same, as far as that is seen at a glance: ids and the form of the content do
+    not count in a message of text."""
     value = item.value
     if not isinstance(value, Message):
-        return item.raw
+        return hash(item.raw)
     if isinstance(value.content, str):
-        return value.role, value.content
+        return hash((value.role, value.content))
     if all(isinstance(part, InputText | OutputText) for part in value.content):
-        return value.role, "".join(getattr(part, "text", "") for part in value.content)
-    return item.raw
+        return hash((value.role, "".join(getattr(part, "text", "") for part in value.content)))
+    return hash(item.raw)
 
 
 def _is_text(part: object) -> bool:
@@ -78,26 +84,40 @@ def _seen(value: object) -> object:
             return value
 
 
-def first_difference(one: memoryview | str, other: memoryview | str) -> int:
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
     """Where two texts part: the length of what they begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    end = min(len(one), len(other))
+    for low in range(0, end, PIECE):
+        high = min(low + PIECE, end)
+        if one[low:high] == other[low:high]:
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            if one[low:middle] == other[low:middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+    return end
 
 
 def same_end(one: str, other: str) -> float:
     """The share of a text, after the place where two part, that both end with; 0 where most of them differs: these are
     two texts, and not one that was changed."""
     at = first_difference(one, other)
-    end = first_difference(one[at:][::-1], other[at:][::-1])
+    end = _last_difference(one[at:], other[at:])
     return end / len(one) if 2 * (at + end) > max(len(one), len(other)) else 0.0
+
+
+def _last_difference(one: str, other: str) -> int:
+    """The length of what two texts end with alike."""
+    end = min(len(one), len(other))
+    for low in range(0, end, PIECE):
+        high = min(low + PIECE, end)
+        ends = [text[len(text) - high : len(text) - low] for text in (one, other)]
+        if ends[0] != ends[1]:
+            return low + first_difference(ends[0][::-1], ends[1][::-1])
+    return end
 
 
 def around(text: str, at: int) -> Side:
