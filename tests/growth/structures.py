@@ -669,7 +669,7 @@ STRUCTURES = (
     Structure("calls first, then outputs", posted(open_pairs), 2_000, ITEMS),
     Structure("custom calls with their outputs", posted(other_pairs), 2_000, ITEMS),
     Structure("messages in another order", after_others(items(parts), turned), 6_000, COMPARED),
-    Structure("calls under other ids", after_others(pairs, under_other_ids), 2_000, ITEMS),
+    Structure("calls under other ids", after_others(pairs, under_other_ids), 2_000, 2 * COMPARED),
     Structure("outputs without a call id", posted(shell_outputs), 2_000, ITEMS // 2),
     Structure("item references, two items", references, 1_000, REFERENCES),
     Structure("item references, in the history", own_references, 1_000, REFERENCES),

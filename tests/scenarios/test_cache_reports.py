@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import pytest
 from segue.app import WorkerPlace
 from segue.cli import main
 from segue.cluster.hub import Hub
+from segue.process.reuse import ReuseWatch
 from segue.storage import give_out
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import reply
 from tests.engines.fakes.vllm import FakeVllm
+from tests.pipeline import BUDGET, OWNER, Listener
+from tests.pipeline import staged as staged_process
 from tests.support import MODEL, Answer, Served, fetch, metric, serving, until, wire
 
 RULES = "Follow the rules of the house. " * 60
@@ -241,3 +245,88 @@ async def test_memory_is_bounded_and_can_be_switched_off() -> None:
         assert second["prompt_cache_diagnostics"] == {"type": "cache_hit"}
         path = f"/v1/responses/{second['id']}/cache"
         assert (await fetch(served, "GET", path)).status == 404
+
+
+async def _report(served: Served, response: dict[str, Any]) -> dict[str, Any]:
+    report: dict[str, Any] = (
+        await fetch(served, "GET", f"/v1/responses/{response['id']}/cache")
+    ).json
+    return report
+
+
+async def _create(served: Served, **fields: Any) -> dict[str, Any]:
+    answer = await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields})
+    assert answer.status == 200, answer.body
+    response: dict[str, Any] = answer.json
+    return response
+
+
+async def _delete(served: Served, response: dict[str, Any]) -> None:
+    answer = await fetch(served, "DELETE", f"/v1/responses/{response['id']}")
+    assert answer.status == 200, answer.body
+
+
+async def test_words_of_a_deleted_response_leave_the_reports_of_others(tmp_path: Path) -> None:
+    """The report is in one worker, the response is deleted at another."""
+    place = WorkerPlace(group="here", hub=str(tmp_path / "hub"))
+    flags = {"store": f"sqlite:///{tmp_path / 'shared.db'}", "seal_keys": str(tmp_path / "seals")}
+    async with (
+        Hub().opened(place.hub),
+        serving(place, **flags) as here,
+        serving(place, **flags) as there,
+    ):
+        await until(lambda: here.app.peers.others and there.app.peers.others)
+        first, second = [
+            await _create(here, input=[user(f"{RULES}{word} {RULES}")], prompt_cache_key="k")
+            for word in ("SECRET", "plain")
+        ]
+        quoting = await _report(here, second)
+        assert (quoting["compared_with"], quoting["place"]["part"]) == (first["id"], "input")
+        assert "SECRET" in quoting["before"]["text"]
+        before = await metric(here, 'segue_memory_bytes{part="prompts"}')
+        await _delete(there, first)
+        async with asyncio.timeout(20):
+            while (left := await _report(here, second))["before"] is not None:
+                pass
+        summary = f"earlier input changed: {quoting['lost_tokens']:,} tokens were read again"
+        gone = {"place": None, "before": None, "now": None, "summary": summary}
+        assert left == {**quoting, **gone}
+        assert await metric(here, 'segue_memory_bytes{part="prompts"}') < before - 10_000
+
+
+async def test_words_of_a_deleted_ancestor_leave_the_reports_of_the_chain() -> None:
+    async with serving(context_tokens=1_200) as served:
+        first = await _create(served, input=f"SECRET {RULES}")
+        second = await _create(served, input=RULES, previous_response_id=first["id"])
+        third = await _create(
+            served, input=RULES, previous_response_id=second["id"], truncation="auto"
+        )
+        report = await _report(served, third)
+        assert (report["reason"], report["compared_with"]) == ("history_truncated", second["id"])
+        assert "SECRET" in report["before"]["text"]
+        await _delete(served, first)
+        report = await _report(served, third)
+        assert (report["before"], report["lost_tokens"] > 0) == (None, True)
+
+
+async def test_response_that_was_deleted_while_the_next_one_ran_is_not_quoted(
+    tmp_path: Path,
+) -> None:
+    watch = ReuseWatch(BUDGET)
+    async with staged_process(tmp_path / "turns.db") as stage:
+        stage.runner.resources = replace(stage.runner.resources, judge=watch.judge)
+        first = (await stage.turn(input="Hi.", instructions=f"SECRET {RULES}")).response
+        listener = Listener()
+        running, _ = await stage.start(
+            None,
+            listener,
+            input="More.",
+            previous_response_id=first["id"],
+            instructions=f"plain {RULES}",
+        )
+        await watch.forget(OWNER, first["id"])
+        await listener.all()
+        report = watch.find(OWNER, running.id)
+        assert report is not None
+        assert (report.verdict, report.before, report.place) == ("prompt_changed", None, None)
+        assert report.lost_tokens > 300

@@ -20,13 +20,21 @@ from msgspec import UNSET, Struct, structs
 from segue.background import off_loop
 from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
-from segue.reuse.prompts import ITEM_SIZE, USUAL_TIER, KnownPrompt, extends, of_plan, of_turn
+from segue.reuse.prompts import (
+    ITEM_SIZE,
+    USUAL_TIER,
+    KnownPrompt,
+    extends,
+    items_of,
+    of_plan,
+    of_turn,
+)
 from segue.reuse.report import WORDS, Earlier, engine_reason, is_lost, summary
 from segue.turn.compose import Composed
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Warm
-from segue.wire.cache import REPAIRS, CacheReport, EngineReason, LossReason, MaybeDiagnostics
+from segue.wire.cache import CacheReport, EngineReason, LossReason, MaybeDiagnostics
 from segue.wire.codec import LARGE_BYTES
 from segue.wire.response import ENDED, Response
 
@@ -39,6 +47,8 @@ ITEM_COST, TOKEN_COST = 3, 4
 RECENT_MAX = 32
 # How often the same reason at the same replica is logged, and of how many that is known.
 LOG_S, LOGGED_MAX = 60.0, 1_000
+# Turns that were erased lately: what runs meanwhile, and goes on from one of them, must not quote it afterwards.
+ERASED_MAX = 10_000
 
 ReportKey = tuple[Owner, str]
 
@@ -51,6 +61,8 @@ class Record(Struct, gc=False):
     tier: str
     ended_at: float
     bytes: int
+    # The other turns of which it has words.
+    quoted: frozenset[str] = frozenset()
     # Of a request that came as a whole: another one may go on from it.
     known: KnownPrompt | None = None
     known_bytes: int = 0
@@ -65,6 +77,9 @@ class ReuseWatch:
         self._records: OrderedDict[ReportKey, Record] = OrderedDict()
         # The turns of an owner whose prompt is kept, the oldest first.
         self._recent: dict[Owner, OrderedDict[str, None]] = {}
+        # The turns whose reports have words of this one.
+        self._quoting: dict[ReportKey, set[str]] = {}
+        self._erased: OrderedDict[ReportKey, None] = OrderedDict()
         self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
         self._logged_at: dict[tuple[str | None, EngineReason], float] = {}
@@ -142,7 +157,7 @@ class ReuseWatch:
             self._held(plan, composed, read, _earlier(key[1], before), _tokens(warm.prompt))
         else:
             await self._compare(plan, composed, read, key[1], before, new)
-        if before is not None and len(before.items) < len(new.items) and key in self._records:
+        if key in self._records and before is not None and len(before.items) < len(new.items):
             self._let_go(key)
         self._remember(owner, plan, new)
 
@@ -234,7 +249,7 @@ class ReuseWatch:
             now=parting.now,
         )
         loss = self._loss(plan, report, parting.reason, parting.lost, parting)
-        self._add(plan, structs.replace(report, **loss))
+        self._add(plan, structs.replace(report, **loss), _quoted(plan, compared, parting))
 
     def _loss(
         self,
@@ -253,17 +268,17 @@ class ReuseWatch:
         words = summary(reason, lost, parting)
         return {"reason": reason, "lost_tokens": lost, "lost_ms": ms, "summary": words}
 
-    def _add(self, plan: Plan, report: CacheReport) -> None:
-        size = RECORD_BYTES
-        if done := plan.response.metadata.get(REPAIRS):
-            report = structs.replace(report, repairs=tuple(done.split(", ")))
-        if report.before is not None and report.now is not None:
-            size += 4 * (len(report.before.text) + len(report.now.text))
+    def _add(self, plan: Plan, report: CacheReport, quoted: frozenset[str] = frozenset()) -> None:
+        owner = plan.owner
+        if any((owner, turn_id) in self._erased for turn_id in quoted):
+            report, quoted = _without_words(report), frozenset()
         tier = plan.resolved.create.service_tier or USUAL_TIER
-        self._records[plan.owner, plan.id] = Record(
-            report, plan.tally.client, tier, time.time(), size
+        self._records[owner, plan.id] = record = Record(
+            report, plan.tally.client, tier, time.time(), _size(report), quoted
         )
-        self._count(plan.owner, size)
+        for turn_id in quoted:
+            self._quoting.setdefault((owner, turn_id), set()).add(plan.id)
+        self._count(owner, record.bytes)
         self.shrink(self.bytes - self._bytes_max)
 
     def _remember(self, owner: Owner, plan: Plan, new: KnownPrompt) -> None:
@@ -293,7 +308,17 @@ class ReuseWatch:
 
     def _drop(self, key: ReportKey) -> None:
         self._let_go(key)
+        self._unquote(key)
         self._count(key[0], -self._records.pop(key).bytes)
+
+    def _unquote(self, key: ReportKey) -> None:
+        """Its report has no words of other turns any more."""
+        owner, turn_id = key
+        for quoted in self._records[key].quoted:
+            quoting = self._quoting[owner, quoted]
+            quoting.remove(turn_id)
+            if not quoting:
+                del self._quoting[owner, quoted]
 
     def _count(self, owner: Owner, size: int) -> None:
         self.bytes += size
@@ -332,9 +357,19 @@ class ReuseWatch:
         return None if record is None else record.report
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
-        """The turn is erased."""
-        if (owner, turn_id) in self._records:
-            self._drop((owner, turn_id))
+        """The turn is erased: its report, and what other reports quote of it."""
+        key = (owner, turn_id)
+        self._erased[key] = None
+        if len(self._erased) > ERASED_MAX:
+            self._erased.popitem(last=False)
+        if key in self._records:
+            self._drop(key)
+        for other in tuple(self._quoting.get(key, ())):
+            self._unquote((owner, other))
+            record = self._records[owner, other]
+            record.report, record.quoted = _without_words(record.report), frozenset()
+            self._count(owner, _size(record.report) - record.bytes)
+            record.bytes = _size(record.report)
 
     def since(self, at: float) -> Iterator[tuple[Owner, str, CacheReport]]:
         """The reports of turns that ended after this time, each with its owner and client, the newest first."""
@@ -351,6 +386,29 @@ def _earlier(turn_id: str, known: KnownPrompt) -> Earlier:
 def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:
     prompt = (composed.rendered.context, composed.length, read.route)
     return of_plan(plan, composed.scene, *prompt, is_cut=composed.is_truncated)
+
+
+def _quoted(plan: Plan, compared: str, parting: Parting) -> frozenset[str]:
+    """The turns of which a report has words: the one compared with, and of its ancestors those that brought the items
+    in which the prompts part."""
+    parent, items = plan.resolved.parent, set(map(id, parting.items))
+    links = parent.lineage() if parent is not None and items else ()
+    brought = {
+        link.id for link in links if any(id(item) in items for item in items_of(link.rounds))
+    }
+    return frozenset({compared, *brought})
+
+
+def _without_words(report: CacheReport) -> CacheReport:
+    """The figures of a report."""
+    assert report.reason is not None, "it says what was lost"
+    words = summary(report.reason, report.lost_tokens, None)
+    return structs.replace(report, summary=words, place=None, before=None, now=None)
+
+
+def _size(report: CacheReport) -> int:
+    sides = (one for one in (report.before, report.now) if one is not None)
+    return RECORD_BYTES + 4 * sum(len(side.text) for side in sides)
 
 
 def _is_alike(plan: Plan, warm: Warm, before: Response) -> bool:

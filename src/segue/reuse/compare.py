@@ -57,6 +57,8 @@ class Parting(Struct, frozen=True):
     common: int
     missed: int
     lost: int
+    # In the input: the items in which the prompts part, of each at most one.
+    items: tuple[Item, ...] = ()
 
 
 def part(old: KnownPrompt, new: KnownPrompt) -> Parting | None:
@@ -231,7 +233,10 @@ def _parted(
     is_all = reason == "context_compacted" or leading == len(old.items)
     lost = max(0, _lost(old, new, common, first, is_all=is_all))
     sides = (around(one, at), around(other, at))
-    return Parting(reason, place, *sides, common, max(0, old.tokens - common), lost)
+    items: tuple[Item, ...] = ()
+    if (number := place.item) is not None and place.part == "input":
+        items = (*old.items[number : number + 1], *new.items[number : number + 1])
+    return Parting(reason, place, *sides, common, max(0, old.tokens - common), lost, items)
 
 
 def _place(

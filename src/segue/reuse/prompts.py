@@ -84,7 +84,7 @@ def of_plan(
     rounds = list(scene.history())
     is_fresh = bool(rounds) and rounds[0].is_fresh
     is_compacted = bool(resolved.earlier) or is_fresh or (is_replaced and not is_cut)
-    items = resolved.given if is_whole else tuple(chain(_items(rounds), scene.given))
+    items = resolved.given if is_whole else tuple(chain(items_of(rounds), scene.given))
     return KnownPrompt(
         response=plan.response,
         tier=tier_of(resolved.create.service_tier),
@@ -115,7 +115,7 @@ def of_turn(turn: Turn, tier: str) -> KnownPrompt:
     return KnownPrompt(
         response=turn.response,
         tier=tier,
-        items=tuple(_items(rounds)),
+        items=tuple(items_of(rounds)),
         prompt=prompt,
         fingerprint=warm.fingerprint if warm is not None else None,
         tokens=tokens,
@@ -124,7 +124,8 @@ def of_turn(turn: Turn, tier: str) -> KnownPrompt:
     )
 
 
-def _items(rounds: Iterable[Round]) -> Iterable[Item]:
+def items_of(rounds: Iterable[Round]) -> Iterable[Item]:
+    """What was given and written in these rounds, in order."""
     return chain.from_iterable((*one.given, *one.wrote) for one in rounds)
 
 
