@@ -24,7 +24,6 @@ NAMES = (
     "hostile",
     "compare",
     "reuse",
-    "clock",
     "fleet",
     "scale",
     "cold",

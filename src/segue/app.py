@@ -37,7 +37,6 @@ from segue.models import ServedModels, build_models
 from segue.process.memory import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.reuse.repairs import Repairs, rules_of
 from segue.routing.chains import Lineages
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, give_out, open_store
@@ -237,8 +236,6 @@ def build_runner(
         outlives=settings.store_kind != "memory",
     )
     runner.memory = state.memory
-    if settings.repairs:
-        runner.repair = Repairs(rules_of(settings.repairs)).repair
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns

@@ -136,22 +136,6 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 UNSET_MODEL = ModelSettings()
 
 
-class RepairSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of prompts that changes on every turn: a `[[repairs]]` table in `segue.toml` (docs/cache.md)."""
-
-    # How responses call the rule.
-    name: str = ""
-    # One of these: a client that is known for it, or a regular expression for whole lines.
-    known: Literal["", "claude-code", "opencode", "timestamp"] = ""
-    pattern: str = ""
-    # To the end of the input, or as in the first turn; left out, as the known client needs it, else `move`.
-    how: Literal["", "move", "pin"] = ""
-    # For whom: an owner of keys, and with * and ? the User-Agent without its version and the model; nothing: for all.
-    owner: str = ""
-    client: str = ""
-    model: str = ""
-
-
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One MCP server whose tools the model may call: an `[[mcp]]` table in `segue.toml`."""
 
@@ -256,7 +240,6 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     audit_log: str = ""
     models: tuple[Table, ...] = ()
     mcp: tuple[McpSettings, ...] = ()
-    repairs: tuple[RepairSettings, ...] = ()
 
     @property
     def shown_store(self) -> str:
@@ -469,6 +452,11 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 FLAGS = tuple(name for group in HELP.values() for name in group)
 # Settings that may be given several times; in the environment their values are separated by commas.
 REPEATED = frozenset(name for name in FLAGS if get_origin(FIELDS[name].type) is tuple)
+# Tables of a settings file that had a meaning in the last version: still accepted, not an error before the next one.
+REMOVED = {
+    "repairs": "no longer supported and ignored: prompts are sent as the client wrote them. Remove it: the next "
+    "version refuses it.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +472,8 @@ class SettingSources:
     broken: Problem | None = None
     # Variables that look like settings and are none.
     unknown: tuple[str, ...] = ()
+    # Tables of the file that are in `REMOVED`.
+    removed: tuple[str, ...] = ()
 
     def origin(self, name: str) -> str:
         """Where a setting was set: a flag, a variable, a line of the file, or nowhere: "default"."""
@@ -519,10 +509,15 @@ class SettingSources:
         """What is odd, but no reason to refuse a start."""
         names = [f"SEGUE_{name.upper()}" for name in FLAGS]
         ignored = "the environment variable is not a setting and is ignored."
-        return [
+        odd = [
             Problem("", ignored + nearest(variable, names), variable, level="warning")
             for variable in self.unknown
         ]
+        for name in self.removed:
+            path: SettingPath = (name,)
+            place, line = self._line(path), line_of(self.text, path)
+            odd.append(Problem(name, REMOVED[name], place, str(self.file), line, "warning"))
+        return odd
 
 
 class Problem(Struct, frozen=True):
@@ -564,6 +559,7 @@ def read_sources(
     environment = os.environ if environment is None else environment
     file = _file_of(flags, environment, is_own=is_own)
     text, values, broken = _read_file(file) if file else ("", {}, None)
+    removed = tuple(name for name in REMOVED if values.pop(name, None) is not None)
     if file:
         values["config"] = str(file)
     origins: dict[str, str] = {}
@@ -583,7 +579,7 @@ def read_sources(
         for name in environment
         if name.startswith("SEGUE_") and name not in known and not OTHER_VARIABLES.match(name)
     )
-    return SettingSources(values, origins, file, text, broken, tuple(unknown))
+    return SettingSources(values, origins, file, text, broken, tuple(unknown), removed)
 
 
 def flag_of(name: str) -> str:
@@ -707,14 +703,6 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
     yield from _url_rules(settings)
     yield from _model_rules(settings)
     yield from _mcp_rules(settings)
-    for index, repair in enumerate(settings.repairs):
-        if bool(repair.pattern) == bool(repair.known):
-            yield Misfit(("repairs", index), "set either pattern or known.")
-        try:
-            re.compile(repair.pattern, re.MULTILINE)
-        except re.error as error:
-            problem = f"'{repair.pattern}' is not a regular expression: {error}."
-            yield Misfit(("repairs", index, "pattern"), problem)
 
 
 def _url_rules(settings: Settings) -> Iterator[Misfit]:

@@ -101,7 +101,13 @@ def run(options: argparse.Namespace) -> int:
     options.url = options.url or _url(settings)
     server = server_of(options)
     examining = _asked(server) if is_elsewhere else examine(settings, server)
-    odd = [Check("environment", False, str(warning), UNSET) for warning in sources.warnings()]
+    odd = [
+        # A setting that is ignored keeps no server from starting.
+        Check("settings", True, str(warning))
+        if warning.setting
+        else Check("environment", False, str(warning), UNSET)
+        for warning in sources.warnings()
+    ]
     checks = asyncio.run(_run(examining, odd, is_json=options.json))
     return 0 if all(check.is_ok for check in checks) else 1
 

@@ -97,7 +97,6 @@ const details = (report) => {
     h("p", { class: "lost" }, `${wordsOf(reason)}: ${count(report.lost_tokens)} tokens were computed again`,
       report.lost_ms === null ? "." : `, about ${took(report.lost_ms)} of the time to the first token.`),
     h("p", { class: "sub" }, adviceOf(reason)),
-    ...report.repairs.map((text) => h("p", { class: "sub" }, text)),
     place ? h("p", { class: "sub" }, `The prompts part at ${whereOf(place)}.`) : null,
     before && now
       ? h(
@@ -141,7 +140,8 @@ const cost = ({ words, advice, response_id: id }, open) =>
     { class: "loss" },
     h("b", {}, words),
     h("p", { class: "sub" }, advice),
-    h("button", { type: "button", class: "quiet", onclick: () => open(id) }, `Show turn ${short(id)}`),
+    // Of turns of other owners an operator gets no id.
+    id ? h("button", { type: "button", class: "quiet", onclick: () => open(id) }, `Show turn ${short(id)}`) : null,
   );
 
 // The server sums up the last hour: of all owners for an operator, else of the key's own.

@@ -157,7 +157,9 @@ class ReuseWatch:
             self._held(plan, composed, read, _earlier(key[1], before), _tokens(warm.prompt))
         else:
             await self._compare(plan, composed, read, key[1], before, new)
-        if key in self._records and before is not None and len(before.items) < len(new.items):
+        is_longer = before is not None and len(before.items) < len(new.items)
+        # Meanwhile it may have been erased.
+        if key is not None and key in self._records and is_longer:
             self._let_go(key)
         self._remember(owner, plan, new)
 

@@ -42,7 +42,7 @@ from segue.turn.prepare import prepare
 from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
-from segue.turn.values import Drain, Owner, Round, Turn
+from segue.turn.values import Drain, Round, Turn
 from segue.wire.codec import check_item_ids
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -84,8 +84,6 @@ class Runner:
         self.resources = resources
         self.is_draining = False
         self.memory = Memory()
-        # Changes requests by the operator's rules (docs/cache.md): the request, its owner, its client, its turn.
-        self.repair: Callable[[Create, Owner, str, str], Create] | None = None
         self.heartbeat_s = heartbeat_s
         self.background_s_max = background_s_max
         self._outlives = outlives
@@ -156,8 +154,6 @@ class Runner:
         first: int = 0,
     ) -> Running:
         conversation: ConversationTurns | None = None
-        if self.repair is not None:
-            create = self.repair(create, caller.owner, tally.client, turn_id)
         if create.conversation is not None:
             conversation = await self._acquire(create, caller, turn_id)
             caller = replace(caller, turns=conversation, joined=conversation.joined)

@@ -69,8 +69,6 @@ def explained(report: CacheReport, width: int) -> Iterator[str]:
     yield f"reusable       {report.reusable_tokens:,} tokens, cached by the engine: {cached}"
     took = "" if report.lost_ms is None else f", about {report.lost_ms:,.0f} ms"
     yield f"lost           {report.lost_tokens:,} tokens{took}"
-    if report.repairs:
-        yield f"repaired       {', '.join(report.repairs)}"
     if report.before is not None and report.now is not None:
         yield ""
         yield from _beside(report.before, report.now, (width - 3) // 2)

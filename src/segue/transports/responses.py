@@ -16,7 +16,7 @@ from segue.background import off_loop
 from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
 from segue.ids import given_id, new_id
 from segue.transports.auth import client_name
-from segue.transports.exchange import JSON, ClientGone, Exchange, Headers, listening, subscribed
+from segue.transports.exchange import ClientGone, Exchange, listening, subscribed
 from segue.transports.paging import ListPage, choose_page, encode_page
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
@@ -24,7 +24,6 @@ from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.plan import Caller, Tally
 from segue.turn.running import Running
 from segue.turn.values import Cancel, Owner, Turn
-from segue.wire.cache import REPAIRS, REPAIRS_HEADER
 from segue.wire.codec import LARGE_BYTES, decode_create, decode_traceparent, encode
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
@@ -89,13 +88,11 @@ class ResponseRoutes:
         exchange.release()
         exchange.response_id = running.id
         async with subscribed(exchange, running, subscriber):
-            await self._write(exchange, subscriber, _with_repairs(SSE_HEADERS, running))
+            await self._write(exchange, subscriber)
         if running.error is not None:
             exchange.reason = running.error.code
 
-    async def _write(
-        self, exchange: Exchange, subscriber: SseSubscriber, headers: Headers = SSE_HEADERS
-    ) -> None:
+    async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
         with closing(subscriber):
             while not subscriber.is_over:
                 data = await subscriber.take()
@@ -104,7 +101,7 @@ class ResponseRoutes:
                     await exchange.cut()
                     raise ClientGone
                 if not exchange.has_started:
-                    await exchange.start(200, headers)
+                    await exchange.start(200, SSE_HEADERS)
                 async with asyncio.timeout(self._services.limits.write_s_max):
                     await exchange.write(data, is_last=subscriber.is_over)
 
@@ -121,7 +118,7 @@ class ResponseRoutes:
             await _wait_for_end(exchange, running, subscriber)
         if running.error is not None:
             raise running.error
-        await exchange.answer(200, encode(running.visible), _with_repairs((JSON,), running))
+        await exchange.answer(200, encode(running.visible))
 
     async def compact(self, exchange: Exchange) -> None:
         """A compaction window: from an unstored turn that writes a summary instead of an answer."""
@@ -282,12 +279,6 @@ def _choose_page(turn: Turn, query: dict[str, str]) -> ListPage:
 async def _wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
     async with subscribed(exchange, running, subscriber):
         await subscriber.ended()
-
-
-def _with_repairs(headers: Headers, running: Running) -> Headers:
-    """These headers, and the rules that changed the request, if any did."""
-    done = running.response.metadata.get(REPAIRS)
-    return [*headers, (REPAIRS_HEADER, done.encode("ascii", "replace"))] if done else headers
 
 
 def _stored(running: Running | None) -> Running | None:

@@ -8,9 +8,6 @@ from msgspec import UNSET, Struct, UnsetType
 
 from segue.wire.requests import CacheMode, CacheOptions, CacheTtl
 
-# The key of `metadata` that names the rules which changed a request (docs/cache.md), and the header.
-REPAIRS, REPAIRS_HEADER = "segue_repairs", b"x-segue-repairs"
-
 
 class CacheEcho(Struct, frozen=True):
     """`prompt_cache_options` as the response repeats them."""
@@ -114,7 +111,6 @@ class CacheReport(Struct, frozen=True, kw_only=True, gc=False):
     place: Place | None = None
     before: Side | None = None
     now: Side | None = None
-    repairs: tuple[str, ...] = ()
 
 
 class CacheCost(Struct, frozen=True, kw_only=True):
@@ -128,7 +124,7 @@ class CacheCost(Struct, frozen=True, kw_only=True):
     of_turns: int
     lost_tokens: int
     lost_ms: float
-    # The newest turn with it, and where its prompt parted.
+    # The newest turn with it, and where its prompt parted; of other owners without the turn's id and a tool's name.
     response_id: str
     place: Place | None
     words: str
