@@ -14,8 +14,10 @@ from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
 from segue.observe.logs import TextFormatter
 from segue.settings import Settings
+from segue.transports.exchange import text_header
 from segue.transports.http import HttpApp
 from tests.contracts.turns import make_turn
+from tests.support import MODEL, fetch, serving
 from tests.transports.doubles import Begun, Stage, ticks
 
 
@@ -277,3 +279,27 @@ async def test_key_is_asked_for_where_keys_are_required(server: Server) -> None:
     assert answer.headers["www-authenticate"] == 'Bearer realm="segue"'
     wrong = await server.ask("GET", "/v1/models", authorization="Bearer sk-wrong")
     assert wrong.headers["www-authenticate"].endswith('error="invalid_token"')
+
+
+@pytest.mark.parametrize("text", ["plain", "a\nb", "a\r\nset-cookie: x", "\0é"])
+async def test_no_text_of_a_client_becomes_a_header(text: str) -> None:
+    """Nor does the name by which an earlier version said what it had changed: it is `metadata` like any other."""
+    async with serving() as served:
+        metadata = {"segue_repairs": text}
+        body = {"model": MODEL, "input": "hi", "metadata": metadata}
+        answers = [
+            await fetch(served, "POST", "/v1/responses", {**body, "stream": stream})
+            for stream in (False, True)
+        ]
+        plain = await fetch(served, "POST", "/v1/responses", {"model": MODEL, "input": "hi"})
+        assert answers[0].headers.keys() == plain.headers.keys()
+        assert not any("repairs" in name for one in answers for name in one.headers)
+        assert answers[0].json["metadata"] == metadata
+        assert answers[1].events[-1]["response"]["metadata"] == metadata
+        stored = await fetch(served, "GET", f"/v1/responses/{answers[0].json['id']}")
+        assert stored.json["metadata"] == metadata
+
+
+def test_text_in_a_header_does_not_end_its_line() -> None:
+    assert text_header(b"allow", "GET, POST") == (b"allow", b"GET, POST")
+    assert text_header(b"x", "a\r\nset-cookie: é\0") == (b"x", b"a%0D%0Aset-cookie: %C3%A9%00")

@@ -17,7 +17,7 @@ from importlib.resources import files
 from segue.dashboard.feed import Feed, Watcher
 from segue.dashboard.views import Viewer
 from segue.errors import NotFound, Unavailable
-from segue.transports.exchange import ClientGone, Exchange
+from segue.transports.exchange import ClientGone, Exchange, text_header
 from segue.transports.http import Route
 from segue.transports.services import Services
 from segue.transports.subscribers import SSE_HEADERS
@@ -106,7 +106,7 @@ class Dashboard:
             (b"vary", b"accept"),
             # A new version of the server has a new page: browsers revalidate, and mostly get a 304.
             (b"cache-control", b"no-cache"),
-            (b"content-security-policy", policy(exchange.header(b"host")).encode()),
+            text_header(b"content-security-policy", policy(exchange.header(b"host"))),
             (b"x-content-type-options", b"nosniff"),
             (b"referrer-policy", b"no-referrer"),
         ]

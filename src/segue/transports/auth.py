@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from segue.errors import Forbidden
+from segue.transports.exchange import text_header
 
 BEARER = re.compile(r"(?i:bearer) +(\S+) *")
 # A browser cannot set headers on a WebSocket. It offers our protocol and its key; only the protocol is ever answered.
@@ -102,7 +103,7 @@ class OriginPolicy:
         if not self.is_listed(origin):
             return []
         return [
-            (b"access-control-allow-origin", origin.encode("latin-1")),
+            text_header(b"access-control-allow-origin", origin),
             (b"access-control-expose-headers", EXPOSED),
             (b"vary", b"Origin"),
         ]
@@ -115,7 +116,7 @@ class OriginPolicy:
             (b"access-control-max-age", FRESH_S),
         ]
         if HEADER_NAMES.fullmatch(wanted):
-            headers.append((b"access-control-allow-headers", wanted.encode("latin-1")))
+            headers.append(text_header(b"access-control-allow-headers", wanted))
         return headers
 
 

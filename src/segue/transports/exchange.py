@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from segue.accounts.account import Account
 from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, Unavailable, too_large
@@ -39,6 +39,8 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
+# What stands in the value of a header as it is.
+VISIBLE = "".join(map(chr, range(0x20, 0x7F)))
 TOO_LARGE = "payload_too_large"
 # A body that inflates to no more than this waits for nobody.
 INFLATED_BYTES = 1024 * 1024
@@ -254,14 +256,20 @@ def _refuse_bytes(body: bytes | bytearray) -> None:
         ) from None
 
 
+def text_header(name: bytes, text: str) -> tuple[bytes, bytes]:
+    """A header with a text that is no constant. What is not visible ASCII is percent-encoded, so that no text ends the
+    line or keeps the answer from leaving."""
+    return name, quote(text, safe=VISIBLE).encode()
+
+
 def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, Refused) and error.allow is not None:
-        headers.append((b"allow", error.allow.encode()))
+        headers.append(text_header(b"allow", error.allow))
     if isinstance(error, Unauthenticated):
-        headers.append((b"www-authenticate", error.challenge.encode()))
+        headers.append(text_header(b"www-authenticate", error.challenge))
     if error.wait_s is not None:
-        headers.append((b"retry-after", str(math.ceil(error.wait_s)).encode()))
+        headers.append(text_header(b"retry-after", str(math.ceil(error.wait_s))))
     return headers
 
 
