@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from segue.remote.traffic import CALM, told
-from segue.reuse.advice import SORTED, Traffic, add_up, advise
+from segue.reuse.advice import SORTED, Traffic, add_up, advise, unnamed
 from segue.wire.cache import CacheReport, Place
 
 
@@ -50,6 +50,20 @@ def test_workers_add_up_and_travel_as_bytes() -> None:
     advice = advise([one, msgspec.msgpack.decode(encoded, type=Traffic)])
     assert (advice.turns, len(advice.costs)) == (3, 1)
     assert (advice.costs[0].lost_tokens, advice.costs[0].of_turns) == (800, 2)
+
+
+def test_turns_of_others_count_without_their_names() -> None:
+    added = Place("tools", 0, "search", change="added")
+    rows = [("codex", unnamed(lossy(n, "tools_changed", 100, added))) for n in (3, 2)]
+    (cost,) = advise([add_up(rows)]).costs
+    assert (cost.lost_tokens, cost.response_id) == (200, "")
+    assert cost.advice.startswith("A tool was added. Send all tools")
+    assert not any("explain" in line for line in told(advise([add_up(rows)])))
+    # Of its own turns an owner gets the newest, in whichever worker it ran.
+    own = add_up([("codex", lossy(1, "tools_changed", 100, added))])
+    (cost,) = advise([add_up(rows), own]).costs
+    assert (cost.lost_tokens, cost.response_id) == (300, "resp_1")
+    assert cost.advice.startswith("The tool 'search' was added.")
 
 
 def test_calm_hour_says_so() -> None:

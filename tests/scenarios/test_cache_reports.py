@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.scopes import OPERATOR
 from segue.app import WorkerPlace
 from segue.cli import main
 from segue.cluster.hub import Hub
@@ -63,8 +64,8 @@ class Client:
 
 
 @asynccontextmanager
-async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, Client]]:
-    """The engine, the server, and two owners."""
+async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, Client, Client]]:
+    """The engine, the server, two owners, and an operator."""
     async with FakeVllm(reply) as fake:
         flags = {
             "engine": "vllm",
@@ -76,12 +77,12 @@ async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, 
         }
         async with serving(**flags) as served:
             app = served.app
-            secrets = [
-                (await give_out(app.keys, app.hashes, "test", owner, SCOPES))[1]
-                for owner in ("ada", "eve")
-            ]
-            ada, eve = (Client(served, secret) for secret in secrets)
-            yield fake, served, ada, eve
+            clients = []
+            for owner in ("ada", "eve", "operator"):
+                scopes = (OPERATOR,) if owner == "operator" else SCOPES
+                key = await give_out(app.keys, app.hashes, "test", owner, scopes)
+                clients.append(Client(served, key[1]))
+            yield fake, served, *clients
 
 
 def test_turns_are_compared_and_their_owner_reads_why(
@@ -94,11 +95,11 @@ def test_turns_are_compared_and_their_owner_reads_why(
 
 
 async def _play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with staged(tmp_path) as (fake, served, ada, eve):
+    async with staged(tmp_path) as (fake, served, ada, eve, operator):
         await _clean_turns_lose_nothing(ada)
         changed = await _changed_line_is_found(ada, served)
         await _engine_is_told_apart(ada, fake)
-        await _only_the_owner_reads_it(ada, eve, changed)
+        await _only_the_owner_reads_it(ada, eve, operator, changed)
         await _terminal_shows_both_texts(ada, served, changed, capsys)
 
 
@@ -165,7 +166,9 @@ async def _engine_is_told_apart(ada: Client, fake: FakeVllm) -> None:
     assert third["prompt_cache_diagnostics"] == {"type": "unavailable"}
 
 
-async def _only_the_owner_reads_it(ada: Client, eve: Client, report: dict[str, Any]) -> None:
+async def _only_the_owner_reads_it(
+    ada: Client, eve: Client, operator: Client, report: dict[str, Any]
+) -> None:
     foreign = await eve.call("GET", f"/v1/responses/{report['response_id']}/cache")
     absent = await eve.call("GET", f"/v1/responses/{ABSENT}/cache")
     assert foreign.status == absent.status == 404
@@ -181,6 +184,9 @@ async def _only_the_owner_reads_it(ada: Client, eve: Client, report: dict[str, A
     advice = [(await one.call("GET", "/dashboard/advice")).json for one in (ada, eve)]
     assert {cost["reason"] for cost in advice[0]["costs"]} == {"input_changed", "engine_evicted"}
     assert (advice[1]["costs"], advice[1]["turns"]) == ([], len(named))
+    seen = (await operator.call("GET", "/dashboard/advice")).json
+    assert seen["lost_tokens"] == advice[0]["lost_tokens"]
+    assert {cost["response_id"] for cost in seen["costs"]} == {""}
     assert (await ada.call("DELETE", f"/v1/responses/{stored['id']}")).status == 200
     assert (await ada.call("GET", f"/v1/responses/{stored['id']}/cache")).status == 404
 

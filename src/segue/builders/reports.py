@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from segue.builders.state import State
-from segue.reuse.advice import Traffic, add_up, advise
+from segue.reuse.advice import Traffic, add_up, advise, unnamed
 from segue.transports.exchange import Exchange
 from segue.transports.http import Route
 from segue.turn.values import Owner
@@ -18,7 +18,7 @@ REPORT, TRAFFIC = "cache_report", "cache_traffic"
 # What advice looks back at.
 ADVICE_S = 3_600
 _key = msgspec.msgpack.Decoder(tuple[str, str]).decode
-_owner = msgspec.msgpack.Decoder(str | None).decode
+_asked = msgspec.msgpack.Decoder(tuple[str, bool]).decode
 _report = msgspec.msgpack.Decoder(CacheReport | None).decode
 _traffic = msgspec.msgpack.Decoder(Traffic).decode
 encode = msgspec.msgpack.encode
@@ -47,26 +47,30 @@ class CacheReports:
         answers = await self._peers.ask(REPORT, body, self._peers.siblings)
         return next(filter(None, map(_report, answers.values())), None)
 
-    async def advise(self, owner: Owner | None) -> CacheAdvice:
-        """What costs this owner most, or all owners."""
-        parts = [self._traffic(owner)]
+    async def advise(self, owner: Owner, *, sees_all: bool) -> CacheAdvice:
+        """What costs this owner most, or all owners: then of the others only figures."""
+        parts = [self._traffic(owner, sees_all)]
         if self._peers is not None:
-            answers = await self._peers.ask(TRAFFIC, encode(owner), self._peers.siblings)
+            asked = encode((owner, sees_all))
+            answers = await self._peers.ask(TRAFFIC, asked, self._peers.siblings)
             parts += map(_traffic, answers.values())
         return advise(parts)
 
-    def _traffic(self, owner: Owner | None) -> Traffic:
+    def _traffic(self, owner: Owner, sees_all: bool) -> Traffic:
         recent = self._reuse.since(time.time() - ADVICE_S)
         return add_up(
-            (client, report) for one, client, report in recent if owner is None or one == owner
+            (client, report if one == owner else unnamed(report))
+            for one, client, report in recent
+            if sees_all or one == owner
         )
 
     async def _answer_advice(self, exchange: Exchange) -> None:
-        owner = None if exchange.account.is_operator else exchange.owner
-        await exchange.answer(200, encode_json(await self.advise(owner)))
+        sees_all = exchange.account.is_operator
+        advice = await self.advise(exchange.owner, sees_all=sees_all)
+        await exchange.answer(200, encode_json(advice))
 
     async def _answer_report(self, worker: str, body: bytes) -> bytes:
         return encode(self._reuse.find(*_key(body)))
 
     async def _answer_traffic(self, worker: str, body: bytes) -> bytes:
-        return encode(self._traffic(_owner(body)))
+        return encode(self._traffic(*_asked(body)))

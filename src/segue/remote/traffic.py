@@ -36,4 +36,5 @@ def told(advice: CacheAdvice) -> Iterator[str]:
         took = f" (about {cost.lost_ms / 1000:,.1f} s)" if cost.lost_ms else ""
         yield f"{number}. {cost.words}{took}"
         yield f"   {cost.advice}"
-        yield f"   see: segue explain {cost.response_id}"
+        if cost.response_id:
+            yield f"   see: segue explain {cost.response_id}"

@@ -1,7 +1,7 @@
 """What costs most, and what helps? Reports of many turns in, advice in plain words out. Pure.
 
 Losses are added up by client, model, reason and part of the prompt; of each the newest turn is named. There is no text
-of a prompt in it, so that an operator may read it for all owners.
+of a prompt in it but the name of a tool. An operator may read it for all owners: turns of others are `unnamed`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from segue.reuse.report import WORDS
 from segue.wire.cache import CacheAdvice, CacheCost, CacheReport, LossReason, Place
@@ -26,7 +26,7 @@ HELP: dict[LossReason, str] = {
     "reasoning_effort_changed": "Keep reasoning.effort along a conversation.",
     "verbosity_changed": "Keep text.verbosity along a conversation.",
     "context_compacted": "Nothing to do: the prompts are shorter from there on.",
-    "input_changed": "Put what changes (a date, a counter, an id) into the last message, or use [[repairs]].",
+    "input_changed": "Put what changes (a date, a counter, an id) at the end of the prompt, into the last message.",
     "service_tier_changed": "Keep service_tier along a conversation.",
     "reasoning_dropped": "Send reasoning items again, unless the model's template drops them anyway.",
     "history_truncated": "Compact the history, or give the model a longer context.",
@@ -70,6 +70,14 @@ class Traffic(Struct):
     losses: list[tuple[Loss, LossSum]]
 
 
+def unnamed(report: CacheReport) -> CacheReport:
+    """A report as an operator may see it who is not its owner: without the id of the turn and the name of a tool."""
+    place = report.place
+    if place is not None and place.part == "tools":
+        place = structs.replace(place, name=None)
+    return structs.replace(report, response_id="", place=place)
+
+
 def add_up(rows: Iterable[tuple[str, CacheReport]]) -> Traffic:
     """Each row is the client's name and a report, the newest first."""
     turns: Counter[str] = Counter()
@@ -82,7 +90,9 @@ def add_up(rows: Iterable[tuple[str, CacheReport]]) -> Traffic:
             continue
         place = report.place or Place("")
         key = Loss(client, report.model, report.reason, place.part, place.change or "")
-        lost = losses.setdefault(key, LossSum(response_id=report.response_id, place=report.place))
+        lost = losses.setdefault(key, LossSum(place=report.place))
+        if report.response_id and not lost.response_id:
+            lost.response_id, lost.place = report.response_id, report.place
         lost.turns += 1
         lost.tokens += report.lost_tokens
         lost.ms += report.lost_ms or 0.0
@@ -98,7 +108,9 @@ def advise(parts: Iterable[Traffic]) -> CacheAdvice:
         turns.update(traffic.turns)
         tokens += traffic.input_tokens
         for key, one in traffic.losses:
-            lost = losses.setdefault(key, LossSum(response_id=one.response_id, place=one.place))
+            lost = losses.setdefault(key, LossSum(place=one.place))
+            if one.response_id and not lost.response_id:
+                lost.response_id, lost.place = one.response_id, one.place
             lost.turns += one.turns
             lost.tokens += one.tokens
             lost.ms += one.ms
@@ -136,6 +148,8 @@ def _cost(key: Loss, lost: LossSum, turns: int) -> CacheCost:
 
 def _where(place: Place | None) -> str:
     match place:
+        case Place(part="tools", name=None, change=change):
+            return "" if change == "reordered" else f"A tool was {change}. "
         case Place(part="tools", name=name, change=change) if change != "reordered":
             return f"The tool '{name}' was {change}. "
         case Place(part="tools", name=name):
