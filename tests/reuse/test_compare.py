@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
-from segue.reuse.compare import continues, part
+from segue.reuse.compare import continues, is_same, part
 from segue.reuse.diagnose import HIT, UNAVAILABLE, diagnose
 from segue.reuse.prompts import KnownPrompt, extends
 from segue.reuse.report import Earlier, engine_reason, is_lost, summary
-from segue.reuse.texts import AFTER_CHARS, BEFORE_CHARS, around, first_difference, said
+from segue.reuse.texts import (
+    AFTER_CHARS,
+    BEFORE_CHARS,
+    PIECE,
+    SAID_BYTES_MAX,
+    around,
+    first_difference,
+    said,
+    same_end,
+)
 from segue.turn.values import NO_TOKENS, JobStarted, Messages, Tokens, id_array
 from segue.wire.items import Item
 from segue.wire.response import ReasoningEcho
@@ -274,3 +283,26 @@ def test_first_difference_is_where_texts_part() -> None:
         assert first_difference(text, text[:at]) == at
     side = around("x" * 5_000 + "y" * 5_000, 5_000)
     assert (side.at, len(side.text)) == (BEFORE_CHARS, BEFORE_CHARS + AFTER_CHARS)
+
+
+@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE + 5])
+def test_long_texts_are_compared_piece_by_piece(at: int) -> None:
+    text = "0123456789" * (3 * PIECE // 10)
+    changed = text[:at] + "X" + text[at + 1 :]
+    assert first_difference(text, changed) == at
+    assert first_difference(text, text) == len(text)
+    assert same_end(text, changed) == (len(text) - at - 1) / len(text)
+    assert same_end(text, text[:at] + text[at + 3 :]) == (len(text) - at - 3) / len(text)
+
+
+def test_very_long_item_is_shown_as_it_came() -> None:
+    words = "é" * (SAID_BYTES_MAX // 2)
+    one, other = (spoken(f"{words}{end}") for end in "ab")
+    assert said(one) == one.raw.decode()
+    parting = part(known(one, ANSWER), known(other, ANSWER))
+    assert parting is not None
+    assert (parting.reason, parting.place.item) == ("input_changed", 0)
+    assert (parting.earlier.text[BEFORE_CHARS], parting.now.text[BEFORE_CHARS]) == ("a", "b")
+    # The same words in another form are the same all the same.
+    raw = one.raw.replace(b'{"', b'{"id":"msg_1","', 1)
+    assert is_same(one, item(raw.decode()))

@@ -72,6 +72,8 @@ class Traffic(Struct):
 
 def unnamed(report: CacheReport) -> CacheReport:
     """A report as an operator may see it who is not its owner: without the id of the turn and the name of a tool."""
+    if report.reason is None:
+        return report
     place = report.place
     if place is not None and place.part == "tools":
         place = structs.replace(place, name=None)
