@@ -259,7 +259,7 @@ def _refuse_bytes(body: bytes | bytearray) -> None:
 def text_header(name: bytes, text: str) -> tuple[bytes, bytes]:
     """A header with a text that is no constant. What is not visible ASCII is percent-encoded, so that no text ends the
     line or keeps the answer from leaving."""
-    return name, quote(text, safe=VISIBLE).encode()
+    return name, quote(text, safe=VISIBLE, errors="replace").encode()
 
 
 def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
