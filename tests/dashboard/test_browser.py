@@ -47,6 +47,9 @@ BROKEN_LABELS = """[...document.querySelectorAll("button, nav a")].filter((one) 
   range.selectNodeContents(one);
   return new Set([...range.getClientRects()].map(({top}) => Math.round(top / 8))).size > 1;
 }).map((one) => one.innerText)"""
+# Turns and history that the race has chosen, and the histories that it offers.
+SIZES = """(() => { const {turns, context} = document.querySelector("#race-form").elements;
+  return [Number(turns.value), Number(context.value), [...context.options].map((one) => Number(one.value))]; })()"""
 # The next two frames are drawn.
 DRAWN = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
 # The texts of a chart that lie on each other, by a pixel or more.
@@ -198,9 +201,17 @@ async def test_unstored_turn_cannot_be_read_and_the_page_says_so(browser: Browse
             await page.until("document.querySelector('#reader').innerText.includes('not stored')")
 
 
+async def look_at_race(browser: Browser, served: Served) -> Page:
+    """The race, once it knows the context of the model."""
+    page = await look(browser, served, "#race")
+    await page.until("!document.querySelector('#race-go').disabled")
+    return page
+
+
 async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser: Browser) -> None:
     async with serving() as served:
-        page = await look(browser, served, "#race")
+        page = await look_at_race(browser, served)
+        assert await page.read(SIZES) == [16, 8_000, [500, 2_000, 4_000, 8_000, 20_000, 100_000]]
         await page.read("document.querySelector('#race-form').elements.turns.value = 6")
         await page.click("#race-go")
 
@@ -217,9 +228,53 @@ async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser:
         assert page.faults == []
 
 
+async def test_newcomer_races_a_small_model_untouched_and_gets_a_verdict(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The context is that of the models inside. Every answer is a call, so that every turn adds the most that it can."""
+    call = {"calls": [{"name": "read_file", "arguments": {"path": "a.py"}}], "pad_tokens": 40}
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [call] * 6}))
+    async with serving(context_tokens=8_192, script=str(script), tps=200) as served:
+        page = await look_at_race(browser, served)
+        turns, history, offered = await page.read(SIZES)
+        assert (turns, history, offered) == (6, 2_000, [500, 2_000, 4_000])
+        assert "8,192 tokens" in await page.text("#race-fits")
+        await page.click("#race-go")
+        await page.until(
+            r"/^[1-9]\d* of 12 turns done, about \d+ s left$/.test("
+            "document.querySelector('#race-progress').innerText.trim())"
+        )
+
+        await page.until("document.querySelector('#race-go').textContent === 'Race again'")
+        assert (await page.text("#race-result")).startswith("WebSocket took")
+        assert await page.read("document.querySelector('#race-progress').hidden")
+        assert page.faults == []
+
+
+async def test_race_offers_only_what_fits_the_model(browser: Browser) -> None:
+    async with serving(context_tokens=8_192) as served:
+        page = await look_at_race(browser, served)
+        for field, value, expected in (
+            ("turns", 12, [12, 500, [500]]),
+            ("turns", 60, [14, 500, [500]]),
+            ("output", 16, [14, 500, [500]]),
+            ("turns", 2, [2, 2_000, [500, 2_000, 4_000]]),
+        ):
+            await page.read(
+                f"""(() => {{ const one = document.querySelector('#race-form').elements.{field};
+                one.value = {value}; one.dispatchEvent(new Event('change')); }})()"""
+            )
+            assert await page.read(SIZES) == expected, (field, value)
+    async with serving(context_tokens=1_000) as served:
+        page = await look(browser, served, "#race")
+        await page.until("document.querySelector('#race-fits').innerText.includes('too few')")
+        assert await page.read("document.querySelector('#race-go').disabled")
+
+
 async def test_race_that_is_stopped_says_so(browser: Browser) -> None:
     async with serving(tps=50) as served:
-        page = await look(browser, served, "#race")
+        page = await look_at_race(browser, served)
         await page.click("#race-go")
         await page.until("document.querySelector('#race-go').textContent === 'Stop'")
         await page.until(count(".runner", 2))

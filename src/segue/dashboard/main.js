@@ -10,7 +10,7 @@ import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTo
 import { loadKeys, startKeys } from "./keys.js";
 import { Past } from "./past.js";
 import { startPlay } from "./play.js";
-import { drawRace, startRace } from "./race.js";
+import { drawRace, renewSizes, startRace } from "./race.js";
 import { openReader } from "./reader.js";
 import { startTheme } from "./theme.js";
 import { drawTree } from "./tree.js";
@@ -90,6 +90,7 @@ const feed = follow({
     document.body.dataset.process = process;
     $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
     offer(message.models);
+    renewSizes();
     renewAdvice(openTurn, 0);
     draw();
   },
@@ -141,6 +142,7 @@ const show = () => {
   }
   draw();
   drawRace();
+  if (name === "race" && process) renewSizes();
   if (name === "keys") loadKeys();
   if (name === "fleet") followFleet(draw);
 };

@@ -1,12 +1,24 @@
 // How much does the transport matter? The same scripted conversation over HTTP and over WebSocket.
 // The two lanes alternate turn by turn, so that neither waits for the other's work on the engine.
 
-import { ask, eventsOf, openSocket } from "./api.js";
-import { $, bytes, h, median, painter, s, took } from "./dom.js";
+import { ask, askJson, eventsOf, openSocket } from "./api.js";
+import { $, age, bytes, count, h, median, painter, s, took } from "./dom.js";
 
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
-// The output of a tool in a real coding session.
-const OUTPUT_CHARS = 2000;
+// The output of a tool in a real coding session: about 2,000 characters.
+const OUTPUT_WORDS = 333;
+// Histories to choose from, in words, each of which is about one token; in a vocabulary that has not all of them, more.
+const HISTORIES = [500, 2000, 4000, 8000, 20000, 100000];
+const TOKENS_PER_WORD = 1.15;
+// Instructions, the tool and the frame of the first message; of every later turn, the frames of a call and its output.
+const BASE_TOKENS = 400;
+const FRAME_TOKENS = 50;
+// Turns and history where nothing else is chosen. Models with a small context are mostly those that run without a GPU
+// and read slowly: theirs is a shorter race.
+const USUAL = { turns: 16, history: 8000 };
+const SHORT = { turns: 6, history: 2000 };
+// As far as a model is trusted that does not say how much it takes; more can be chosen.
+const CONTEXT_UNKNOWN = 8192;
 const WORDS = (
   "the function reads a file and returns its lines while the test waits for a result " +
   "that another module wrote before"
@@ -31,16 +43,61 @@ const prose = (tokens, seed) =>
 
 // The next input of the client, from the output of the model: the same rule in both lanes.
 const reply = (output, turn) => {
-  const outputs = output
-    .filter((item) => item.type === "function_call")
-    .map((item) => ({
-      type: "function_call_output",
-      call_id: item.call_id,
-      output: prose(OUTPUT_CHARS / 6, turn),
-    }));
+  const calls = output.filter((item) => item.type === "function_call");
+  // Several calls share what one would get, so that a turn never adds more.
+  const outputs = calls.map((item) => ({
+    type: "function_call_output",
+    call_id: item.call_id,
+    output: prose(OUTPUT_WORDS / calls.length, turn),
+  }));
   return outputs.length
     ? outputs
     : [{ type: "message", role: "user", content: `Step ${turn}: go on with the next file.` }];
+};
+
+// --- what fits the model ---
+
+// Tokens that a race of so many turns takes at most, beside its history.
+const spent = (turns, output) => BASE_TOKENS + turns * (output + OUTPUT_WORDS * TOKENS_PER_WORD + FRAME_TOKENS);
+const fits = (history, turns, output, context) => spent(turns, output) + history * TOKENS_PER_WORD <= context;
+// Model -> the tokens that its context holds, where it says so.
+let windows = new Map();
+// What the person has chosen: it stays for as long as it fits.
+const chosen = { turns: false, context: false };
+
+const offerSizes = () => {
+  const { model, turns, context, output } = $("race-form").elements;
+  const known = windows.get(model.value);
+  const window = known ?? CONTEXT_UNKNOWN;
+  const tokens = Number(output.value);
+  const usual = fits(USUAL.history, USUAL.turns, tokens, window) ? USUAL : SHORT;
+  if (!chosen.turns) turns.value = usual.turns;
+  let many = Math.max(2, Number(turns.value));
+  while (known && many > 2 && !fits(HISTORIES[0], many, tokens, known)) many -= 1;
+  if (many < Number(turns.value)) turns.value = many;
+  const offered = HISTORIES.filter((one) => !known || fits(one, many, tokens, known));
+  const fitting = offered.findLast((one) => one <= usual.history && fits(one, many, tokens, window));
+  const wanted = chosen.context && offered.includes(Number(context.value)) ? context.value : fitting;
+  context.replaceChildren(...offered.map((one) => h("option", { value: one }, `${one / 1000}k tokens`)));
+  context.value = wanted ?? HISTORIES[0];
+  $("race-fits").textContent = offered.length
+    ? known && offered.length < HISTORIES.length
+      ? `All turns must fit into the ${count(known)} tokens of this model.`
+      : ""
+    : `The ${count(known)} tokens of this model are too few for a race.`;
+  $("race-go").disabled = !offered.length && !stopping;
+};
+
+// Which models there are, and how much each takes, may have changed.
+export const renewSizes = async () => {
+  try {
+    const { data } = await askJson("/v1/models");
+    windows = new Map(data.map((one) => [one.id, one.context_window]));
+  } catch {
+    // A key without the scope for it: then as for a model that does not say.
+    windows = new Map();
+  }
+  offerSizes();
 };
 
 class Lane {
@@ -265,6 +322,27 @@ const verdict = ([http, socket]) => {
 let lanes = [];
 let stopping = null;
 
+// --- how far it is ---
+
+// What is left, by the turns so far; the first turn of each lane says nothing of the others.
+const leftOf = (left) => {
+  const known = lanes.flatMap((lane) => lane.turns.slice(1));
+  if (!known.length) return "; the first two read the whole history";
+  const began = Math.max(...lanes.map((lane) => lane.began)) || performance.now();
+  const ms = (left * known.reduce((sum, one) => sum + one.ms, 0)) / known.length + began - performance.now();
+  return `, about ${age(Math.max(1000, ms))} left`;
+};
+
+const drawProgress = () => {
+  $("race-progress").hidden = !stopping;
+  if (!stopping) return;
+  const [bar, words] = $("race-progress").children;
+  const all = lanes.reduce((sum, lane) => sum + lane.plan.turns, 0);
+  const done = lanes.reduce((sum, lane) => sum + lane.turns.length, 0);
+  Object.assign(bar, { max: all, value: done });
+  words.textContent = `${done} of ${all} turns done${leftOf(all - done)}`;
+};
+
 const draw = painter(() => {
   if (!lanes.length || $("race-view").hidden) return;
   const longest = Math.max(
@@ -274,12 +352,14 @@ const draw = painter(() => {
   $("lanes").replaceChildren(...lanes.map((lane) => course(lane, longest)));
   lines($("race-times"), lanes, (one) => one.ms, took);
   lines($("race-bytes"), lanes, (one) => one.sent, bytes);
+  drawProgress();
   if (lanes.some((lane) => lane.began)) setTimeout(draw, 60);
 });
 
 const run = async (plan) => {
   const [http, socket] = (lanes = [new HttpLane(plan), new SocketLane(plan)]);
   const seed = Math.floor(Math.random() * 1e6);
+  draw();
   try {
     await socket.open();
     for (const lane of lanes) await lane.warm();
@@ -327,6 +407,14 @@ export const startRace = () => {
     });
     stopping = null;
     $("race-go").textContent = "Race again";
+    offerSizes();
+    draw();
   });
+  const { model, turns, context, output } = $("race-form").elements;
+  for (const field of [turns, context])
+    field.addEventListener("change", () => {
+      chosen[field.name] = true;
+    });
+  for (const field of [model, turns, output]) field.addEventListener("change", offerSizes);
   addEventListener("resize", draw);
 };
