@@ -155,7 +155,9 @@ async def _open_server(
                 return None
             return engine.book.pace(key[1]).prefill_tokens_s
 
-        fleet = FleetReports(engines, observers.metrics.replicas.totals, pace, load, peers)
+        fleet = FleetReports(
+            engines, observers.metrics.replicas.totals, pace, load, observers.history, peers
+        )
         pages = (Dashboard(services, feed), key_routes, reports, fleet)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 

@@ -231,7 +231,7 @@ async def test_race_runs_the_same_rollout_both_ways_and_gives_a_verdict(browser:
 async def test_newcomer_races_a_small_model_untouched_and_gets_a_verdict(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """The context is that of the models inside. Every answer is a call, so that every turn adds the most that it can."""
+    """With the context of the models inside. Every answer is a call, so that every turn adds the most that it can."""
     call = {"calls": [{"name": "read_file", "arguments": {"path": "a.py"}}], "pad_tokens": 40}
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [call] * 6}))
@@ -248,7 +248,7 @@ async def test_newcomer_races_a_small_model_untouched_and_gets_a_verdict(
 
         await page.until("document.querySelector('#race-go').textContent === 'Race again'")
         assert (await page.text("#race-result")).startswith("WebSocket took")
-        assert await page.read("document.querySelector('#race-progress').hidden")
+        await page.until("document.querySelector('#race-progress').hidden")
         assert page.faults == []
 
 

@@ -6,19 +6,26 @@ The replicas are real HTTP servers with a prefix cache and no model (`segue_flee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
-from segue.builders.fleet import LostPrefixes, ReplicaRow, joined_rows
+from segue.builders.fleet import (
+    ConversationRow,
+    LostPrefixes,
+    ReplicaRow,
+    joined_rows,
+    joined_visits,
+)
 from segue.control import DrainOrder
 from segue_fleet.blocks import ReplicaShape
 from segue_fleet.replica import Replica, ReplicaConnection, Words
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import STOP
-from tests.support import Served, fetch, serving
+from tests.postgres import PostgresServer
+from tests.support import Served, fetch, serving, until
 
 SHAPE = ReplicaShape(kv_tokens=50_000, slots=4, prefill_tps=1e6, decode_tps=1e5, block_tokens=16)
 RULES = "Follow the rules of the house. " * 60
@@ -56,17 +63,31 @@ class Machine:
 
 
 @asynccontextmanager
-async def staged(count: int = 2) -> AsyncIterator[tuple[Served, dict[str, Machine]]]:
+async def staged(
+    count: int = 2, store: str = "memory"
+) -> AsyncIterator[tuple[Served, dict[str, Machine]]]:
     """A server with so many replicas."""
     machines = [Machine() for _ in range(count)]
     for one in machines:
         await one.start()
     by_url = {one.url: one for one in machines}
-    flags = {"engine": "vllm", "engine_url": list(by_url), "model": ["counted"]}
-    async with serving(**flags, tokenizer=str(find_weights("smollm2"))) as served:
+    async with serving(**in_front_of(by_url), store=store) as served:
         yield served, by_url
     for one in machines:
         one.stop()
+
+
+def in_front_of(machines: Iterable[str]) -> dict[str, Any]:
+    flags = {"engine": "vllm", "engine_url": list(machines), "model": ["counted"]}
+    return {**flags, "tokenizer": str(find_weights("smollm2"))}
+
+
+@asynccontextmanager
+async def second(first: Served, store: str, machines: Iterable[str]) -> AsyncIterator[Served]:
+    """A server on another machine, with the same store and replicas."""
+    async with serving(**in_front_of(machines), store=store) as served:
+        await until(lambda: all(one.app.peers.others for one in (first, served)))
+        yield served
 
 
 async def restart(served: Served, machine: Machine) -> None:
@@ -127,6 +148,60 @@ async def test_lost_prefixes_are_seen_by_reason_and_replica() -> None:
         labels = f'model="counted",reason="engine_drained",replica="{other}"'
         assert f"segue_engine_surprises_total{{{labels}}} 1.0" in page
         assert f'segue_engine_drained{{replica="{home}"}} 0.0' in page
+
+
+async def conversations_of(served: Served, *others: Served) -> dict[str, tuple[int, int, str]]:
+    """Turns, moves and last replica of each, as a server knows them together with these others."""
+    for one in (served, *others):
+        await fetch(one, "GET", "/metrics")
+    rows = (await fetch(served, "GET", "/dashboard/fleet")).json["conversations"]
+    return {one["id"]: (one["turns"], one["moves"], one["replica"]) for one in rows}
+
+
+async def test_operator_of_two_machines_sees_each_conversation_once(
+    postgres: PostgresServer,
+) -> None:
+    """Turns alternate between the machines; one conversation moves, because its replica is drained before it ends."""
+    store = await postgres.make_database()
+    try:
+        async with staged(store=store) as (here, machines), second(here, store, machines) as there:
+            firsts = [(await ask(here, None, f"Question {at}"))[0] for at in range(5)]
+            seconds = [(await ask(there, first))[0] for first in firsts]
+            for parent in seconds[1:]:
+                await ask(here, parent)
+            *_, home = (await conversations_of(here, there))[firsts[0]]
+            await here.app.drains.order(msgspec.json.encode(DrainOrder(home, is_drained=True)))
+            await ask(here, seconds[0])
+
+            seen = await conversations_of(here, there)
+            moves = dict.fromkeys(firsts, 0) | {firsts[0]: 1}
+            assert {name: one[:2] for name, one in seen.items()} == {
+                first: (3, moves[first]) for first in firsts
+            }
+            assert seen[firsts[0]][2] != home
+            assert await conversations_of(there, here) == seen
+    finally:
+        await postgres.drop_database(store)
+
+
+async def test_history_that_is_resent_is_one_conversation() -> None:
+    async with staged() as (served, _):
+        history: list[Any] = []
+        for words in ("one", "two", "three"):
+            history.append({"role": "user", "content": words})
+            body = {"model": "counted", "input": history, "max_output_tokens": 4}
+            answer = (await fetch(served, "POST", "/v1/responses", body)).json
+            history += answer["output"]
+        assert [turns for turns, *_ in (await conversations_of(served)).values()] == [3]
+
+
+def test_turns_of_a_conversation_are_joined_in_the_order_of_time() -> None:
+    here = {"resp_a": {"r1": [3.0, 1.0]}, "resp_b": {"r1": [9.0]}}
+    there = {"resp_a": {"r2": [2.0], "r1": [4.0]}}
+    assert joined_visits([here, there]) == [
+        ConversationRow("resp_b", 1, "r1", 0),
+        ConversationRow("resp_a", 4, "r1", 2),
+    ]
 
 
 def test_rows_of_all_processes_become_one() -> None:

@@ -10,21 +10,29 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
 
 from segue.control import EngineStatus
+from segue.dashboard.history import RecentTurns
 from segue.observe.replicas import ReplicaKey, ReplicaTotals
 from segue.transports.exchange import Exchange
 from segue.transports.http import Route
+from segue.turn.values import Owner
 from segue.wire.codec import encode as encode_json
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
 
 SUBJECT = "fleet_view"
+# The newest of each process, and of all together: what travels every two seconds between machines while a page is open.
+CONVERSATIONS_MAX = 200
+
+# The name of a chain -> the replicas that served it -> when its turns began there, in milliseconds since the epoch.
+Visits = dict[str, dict[str, list[float]]]
 
 
 class LostPrefixes(Struct, frozen=True):
@@ -62,11 +70,23 @@ class ProcessRow(Struct, frozen=True):
     connections: int
 
 
+class ConversationRow(Struct, frozen=True):
+    """A conversation of the caller, by its recent turns at all processes."""
+
+    # Its first response.
+    id: str
+    turns: int
+    # That of the last turn.
+    replica: str
+    moves: int
+
+
 class FleetPart(Struct, frozen=True):
     """What one process knows."""
 
     process: ProcessRow
     replicas: list[ReplicaRow]
+    visits: Visits = {}
 
 
 class FleetView(Struct, frozen=True, kw_only=True):
@@ -74,6 +94,7 @@ class FleetView(Struct, frozen=True, kw_only=True):
 
     object: Literal["fleet"] = "fleet"
     replicas: list[ReplicaRow]
+    conversations: list[ConversationRow]
     processes: list[ProcessRow]
     processes_known: int
 
@@ -90,6 +111,7 @@ class FleetReports:
         totals: Mapping[ReplicaKey, ReplicaTotals],
         pace: Callable[[ReplicaKey], float | None],
         load: Callable[[], tuple[int, int]],
+        history: RecentTurns,
         peers: Peers | None,
     ) -> None:
         """`pace`: prompt tokens that a replica reads in a second; `load`: responses that run here, open connections."""
@@ -97,6 +119,7 @@ class FleetReports:
         self._totals = totals
         self._pace = pace
         self._load = load
+        self._history = history
         self._peers = peers
         self._started_at = time.time()
         if peers is not None:
@@ -107,29 +130,38 @@ class FleetReports:
         return (Route("GET", r"/dashboard/fleet", self._answer, "operator"),)
 
     async def _answer(self, exchange: Exchange) -> None:
-        await exchange.answer(200, encode_json(await self.view()))
+        await exchange.answer(200, encode_json(await self.view(exchange.owner)))
 
     async def _answer_peer(self, worker: str, body: bytes) -> bytes:
-        return msgspec.msgpack.encode(self._own())
+        return msgspec.msgpack.encode(self._own(body.decode()))
 
-    async def view(self) -> FleetView:
-        """All replicas and processes."""
-        parts, known = [self._own()], 1
+    async def view(self, owner: Owner) -> FleetView:
+        """All replicas and processes, and the conversations of this owner."""
+        parts, known = [self._own(owner)], 1
         if self._peers is not None:
             others = self._peers.others
             known += len(others)
-            answers = await self._peers.ask(SUBJECT, b"", others)
+            answers = await self._peers.ask(SUBJECT, owner.encode(), others)
             parts += map(_part, answers.values())
         processes = sorted((one.process for one in parts), key=lambda one: (one.machine, one.pid))
         return FleetView(
             replicas=joined_rows(row for one in parts for row in one.replicas),
+            conversations=joined_visits(one.visits for one in parts)[:CONVERSATIONS_MAX],
             processes=processes,
             processes_known=known,
         )
 
-    def _own(self) -> FleetPart:
+    def _own(self, owner: Owner) -> FleetPart:
         process = ProcessRow(platform.node(), os.getpid(), self._started_at, *self._load())
-        return FleetPart(process, [self._row(one) for one in self._engines()])
+        return FleetPart(process, [self._row(one) for one in self._engines()], self._visits(owner))
+
+    def _visits(self, owner: Owner) -> Visits:
+        found: Visits = {}
+        for _, turn in self._history.after(0, owner):
+            if replica := turn.tally.started.route:
+                began_ms = self._history.wall_ms + turn.tally.received_at * 1000
+                found.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
+        return dict(islice(found.items(), CONVERSATIONS_MAX))
 
     def _row(self, engine: EngineStatus) -> ReplicaRow:
         totals = self._totals.get((engine.model, engine.name)) or ReplicaTotals()
@@ -146,6 +178,22 @@ class FleetReports:
             output_tokens=totals.output_tokens,
             lost=[LostPrefixes(reason, *sums) for reason, sums in totals.lost.items()],
         )
+
+
+def joined_visits(parts: Iterable[Visits]) -> list[ConversationRow]:
+    """One row for each conversation, the latest first; its turns in the order in which they began, at any process."""
+    chains: dict[str, list[tuple[float, str]]] = {}
+    for chain, places in (row for part in parts for row in part.items()):
+        visits = ((at_ms, replica) for replica, times in places.items() for at_ms in times)
+        chains.setdefault(chain, []).extend(visits)
+    ordered = {chain: sorted(visits) for chain, visits in chains.items()}
+    rows = [
+        ConversationRow(
+            chain, len(visits), visits[-1][1], sum(a[1] != b[1] for a, b in pairwise(visits))
+        )
+        for chain, visits in ordered.items()
+    ]
+    return sorted(rows, key=lambda row: ordered[row.id][-1], reverse=True)
 
 
 SUMMED = (

@@ -72,28 +72,18 @@ const card = (one, lives) => {
   );
 };
 
-// --- where conversations live ---
-
-// The replica of the last turn, and how often the conversation has moved.
-const lifeOf = ({ root, nodes }) => {
-  const routes = nodes.filter((one) => one.replica).map((one) => one.replica);
-  const moves = routes.filter((one, at) => at && one !== routes[at - 1]).length;
-  return { root, turns: nodes.length, replica: routes.at(-1) ?? null, moves, last: nodes.at(-1) };
-};
-
 const lossRows = (replicas) =>
   replicas
     .flatMap((one) => one.lost.map((loss) => ({ ...loss, name: one.name })))
     .sort((a, b) => b.tokens - a.tokens)
     .map((one) => [place(one.name), wordsOf(one.reason), count(one.turns), count(one.tokens)]);
 
-export const drawFleet = (past, running) => {
+export const drawFleet = () => {
   if ($("fleet-view").hidden) return;
   $("fleet-wrong").hidden = !problem;
   $("fleet-wrong").textContent = problem;
   if (!fleet) return;
-  const { replicas, processes, processes_known: known } = fleet;
-  const lives = past.chains(running).map(lifeOf).filter((one) => one.replica);
+  const { replicas, conversations, processes, processes_known: known } = fleet;
   const up = replicas.filter((one) => one.state === "up").length;
   const drained = replicas.filter((one) => one.state === "drained").length;
   const machines = new Set(processes.map((one) => one.machine)).size;
@@ -107,14 +97,14 @@ export const drawFleet = (past, running) => {
   );
   $("fleet-replicas").replaceChildren(
     ...(replicas.length
-      ? replicas.map((one) => card(one, lives.filter((life) => life.replica === one.name).length))
+      ? replicas.map((one) => card(one, conversations.filter((life) => life.replica === one.name).length))
       : [h("p", { class: "empty" }, "No engine of this server has a URL.")]),
   );
   $("fleet-chains").replaceChildren(
     table(
       "Conversations",
       ["conversation", "turns", "replica", "moved"],
-      lives.slice(0, CHAINS_MAX).map((one) => [short(one.root), count(one.turns), place(one.replica), one.moves ? many(one.moves, "time") : "–"]),
+      conversations.slice(0, CHAINS_MAX).map((one) => [short(one.id), count(one.turns), place(one.replica), one.moves ? many(one.moves, "time") : "–"]),
       "No conversations yet.",
     ),
   );

@@ -38,7 +38,7 @@ let isOperator = true;
 
 const draw = painter(() => {
   if (document.hidden) return;
-  drawFleet(past, picture.running);
+  drawFleet();
   if ($("live-view").hidden) return;
   drawTiles(past, picture);
   drawWaterfall(past, openFigures);

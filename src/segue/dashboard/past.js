@@ -80,7 +80,8 @@ export class Past {
     this.turns.sort((a, b) => a.at_ms - b.at_ms);
   }
 
-  // Chains, the latest first: ended and running turns joined by their parents.
+  // Chains, the latest first: ended and running turns joined by their parents, and by the name of the chain where the
+  // parent ran at another machine.
   chains(running) {
     const roots = new Map();
     // Parents begin before their children, so that each root is known when it is asked for.
@@ -89,7 +90,7 @@ export class Past {
       .filter((one) => !this.byId.has(one.id))
       .map((one) => ({ ...one, isRunning: true, at_ms: one.created_at * 1000, status: "running" }));
     for (const node of [...this.turns, ...live]) {
-      const root = node.parent ? (rootOf.get(node.parent) ?? node.parent) : node.id;
+      const root = node.parent ? (rootOf.get(node.parent) ?? (node.chain || node.parent)) : node.id;
       rootOf.set(node.id, root);
       if (!roots.has(root)) roots.set(root, { root, nodes: [], last_ms: 0 });
       const chain = roots.get(root);

@@ -76,6 +76,8 @@ class TurnView(Struct, frozen=True):
     # Tokens that an earlier prompt had and that were computed again, and why.
     lost: int = 0
     lost_reason: str | None = None
+    # Which conversation it belongs to, where its parent ran at another machine.
+    chain: str = ""
 
 
 class RunningRow(Struct, frozen=True):
@@ -222,6 +224,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
         request_id=tally.request_id,
         lost=lost,
         lost_reason=reason,
+        chain=turn.chain,
     )
 
 

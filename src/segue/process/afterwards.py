@@ -55,6 +55,8 @@ class EndedTurn:
     lane: str = ""
     # The code of the error, if it failed.
     error: str | None = None
+    # The name of its chain: the same at every worker and machine.
+    chain: str = ""
 
     @property
     def marks(self) -> dict[str, float]:

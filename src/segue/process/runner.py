@@ -504,4 +504,7 @@ def _ended(plan: Plan, running: Running, transport: str, sent_at: float) -> Ende
     assert entry is not None, "a turn is settled once it has ended"
     code = response.error.code if response.error else None
     parent_id = response.previous_response_id
-    return EndedTurn(entry, plan.tally, transport, sent_at, parent_id, plan.lane, code)
+    # One that failed is not always a turn, but continues its parent's chain.
+    named = running.turn or plan.resolved.parent
+    chain = (named and named.chain) or plan.id
+    return EndedTurn(entry, plan.tally, transport, sent_at, parent_id, plan.lane, code, chain)
