@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from segue.announce import announce, count, start_lines
@@ -20,18 +22,52 @@ async def lines_of(**flags: object) -> list[str]:
 
 async def test_engine_that_answers_is_told_with_its_context_and_slots() -> None:
     async with FakeChat() as engine:
-        flags = {"engine": "chat", "engine_url": [engine.url], "model": ["m"]}
+        flags = {"engine": "chat", "engine_url": [engine.url], "model": ["gpt"]}
         lines = await lines_of(**flags, context_tokens="9000", engine_parallel="1")
         assert lines == [
-            f"  model      m: chat engine at {engine.url}, context 9,000 tokens, 1 slot",
+            f"  model      gpt: chat engine at {engine.url}, context 9,000 tokens, 1 slot",
             "  API keys   not needed until the first one is created (in the dashboard)",
         ]
         url = engine.url
     lines = await lines_of(**(flags | {"auth": "off"}))
-    assert lines[0] == f"  model      m: chat engine at {url}, no answer"
+    assert lines[0] == f"  model      gpt: chat engine at {url}, no answer"
     assert lines[1] == "  API keys   not needed (--auth off)"
     assert lines[2].startswith(f"WARNING: no engine answers at {url}. Requests fail with 503")
     assert len(lines) == 3
+
+
+async def test_name_that_the_engine_does_not_list_is_warned_of(tmp_path: Path) -> None:
+    async with FakeChat(names=("qwen3:8b", "tiny:latest")) as engine, FakeChat() as other:
+        flags: dict[str, object] = {"engine": "chat", "engine_url": [engine.url]}
+        (warning,) = await warnings_of(**flags, model=["wrongname"])
+        assert f"the engine at {engine.url} does not list the model 'wrongname'" in warning
+        assert "It lists: qwen3:8b, tiny:latest." in warning
+        for name in ("qwen3:8b", "tiny", "tiny:latest"):
+            assert await warnings_of(**flags, model=[name]) == []
+        flags["engine_url"] = [engine.url, other.url]
+        (warning,) = await warnings_of(**flags, model=["gpt"])
+        assert engine.url in warning
+        assert other.url not in warning
+        file = tmp_path / "segue.toml"
+        file.write_text(
+            f"""engine = "chat"
+            models = [
+                {{name = "tiny", aliases = ["small"], engine_url = ["{engine.url}"]}},
+                {{name = "large", engine_url = ["{other.url}"]}},
+            ]"""
+        )
+        (warning,) = await warnings_of(config=str(file))
+        assert f"the engine at {other.url} does not list the model 'large'" in warning
+
+
+async def test_llama_server_takes_any_name() -> None:
+    async with FakeChat(owned_by="llamacpp") as engine:
+        flags: dict[str, object] = {"engine": "chat", "engine_url": [engine.url]}
+        assert await warnings_of(**flags, model=["whatever"]) == []
+
+
+async def warnings_of(**flags: object) -> list[str]:
+    return [line for line in await lines_of(**flags) if line.startswith("WARNING: ")]
 
 
 @pytest.mark.parametrize("is_scaled_out", [False, True])

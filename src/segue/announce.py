@@ -87,3 +87,10 @@ def _warnings(app: App, settings: Settings) -> Iterator[str]:
             f"WARNING: no engine answers at {urls}. Requests fail with 503 until it does: start it, or correct "
             "--engine-url. `segue doctor` says more."
         )
+        if settings.is_unnamed:
+            yield (
+                "WARNING: no model is named, and the engine cannot be asked for its own. It is served under its own "
+                "name once the engine answers; or name it: --model NAME."
+            )
+    for problem in app.health.misnamed:
+        yield f"WARNING: {problem} `segue doctor` says more."

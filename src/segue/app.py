@@ -131,7 +131,7 @@ async def _open_server(
     ):
         observers.metrics.note_replaced(place.replaced)
         eraser = Eraser(state, runner)
-        health = HealthCheck(state, runner, observers)
+        health = HealthCheck(state, runner, observers, served)
         reports = CacheReports(state)
         services = build_services(state, runner, observers, eraser, health, reports)
         upgrades = Upgrades(services)

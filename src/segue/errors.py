@@ -16,7 +16,9 @@ to become a tool's output. The wire form of an error is made from these fields a
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
+from itertools import islice
 
 
 class ApiError(Exception):
@@ -160,6 +162,8 @@ class Fenced(ServerFault):
 ID_CHARS_MAX = 256
 # The same for names of models, tools, calls and items from the request.
 NAME_CHARS_MAX = 128
+# And how many names of ours a message lists.
+NAMES_MAX = 8
 
 
 def parent_not_found(parent_id: str) -> InvalidRequest:
@@ -201,8 +205,17 @@ def cut_name(name: str | None) -> str | None:
     return name if name is None else name[:NAME_CHARS_MAX]
 
 
-def model_not_found(name: str) -> NotFound:
+def shown_names(names: Collection[str]) -> str:
+    """The first of these names, few and short enough for a message."""
+    more = len(names) - NAMES_MAX
+    shown = ", ".join(name[:NAME_CHARS_MAX] for name in islice(names, NAMES_MAX))
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def model_not_found(name: str, served: Collection[str]) -> NotFound:
+    """`served` are the names that the caller may use."""
     message = f"The model '{cut_name(name)}' does not exist or you do not have access to it."
+    message += f" Served: {shown_names(served)}."
     return NotFound(message, code="model_not_found", param="model")
 
 

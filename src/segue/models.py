@@ -459,7 +459,7 @@ class _Replicas(Generic[AnyEngine]):
         self._asked: tuple[str, tuple[str, ...]] = ("off", ())
         # By address, key and host.
         self._open: dict[tuple[str, str, str], tuple[Upstream, AnyEngine]] = {}
-        self.engine = RoutedEngine({})
+        self.engine = RoutedEngine({}, model=settings.name)
         self.prepare(settings)()
         built.closers.append(self.close)
         built.replicas = self.prepare

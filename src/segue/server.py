@@ -278,6 +278,7 @@ async def operated(operator: Operator, host: str, port: int) -> AsyncIterator[No
             hangup = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
             await stack.enter_async_context(in_background(operator.reload_at(hangup)))
+        await stack.enter_async_context(in_background(operator.name_model()))
         yield
 
 

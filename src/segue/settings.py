@@ -270,13 +270,20 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         is_file = self.store_kind == "sqlite"
         return Path(self.store.removeprefix("sqlite:///")) if is_file else None
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether an engine over HTTP is to serve a model that the operator has not named."""
+        is_named = self.model or self.models or self.engine in ("embedded", "scripted")
+        return bool(self.engine_url) and not is_named
+
     def served(self) -> tuple[ModelSettings, ...]:
         """The models to serve: the tables of the file and the named ones, or one default model."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
         tables: list[Table] = list(self.models)
         tabled = {table.get("name") for table in tables}
         tables += [_named(name) for name in self.model if name not in tabled]
-        default = _named("scripted" if self.engine == "scripted" else SMALL_MODEL)
+        inside: dict[str, str] = {"embedded": SMALL_MODEL, "scripted": "scripted"}
+        default = _named(inside.get(self.engine, UNNAMED))
         converted = (
             msgspec.convert(shared | table, ModelSettings, strict=False)
             for table in tables or [default]
@@ -305,6 +312,8 @@ def _named(name: str) -> Table:
 
 # The model that newcomers start with.
 SMALL_MODEL = "smollm2"
+# The model of an engine over HTTP that has not said yet what its model is called.
+UNNAMED = "unnamed"
 # For a model inside this process, where the operator has set nothing.
 INSIDE_USUAL: Table = {"engine_parallel": 1}
 # For models that can be fetched by name: the sampling that their authors recommend. With the system text of its
@@ -337,7 +346,7 @@ HELP = {
         "host": "address to listen on; other than loopback requires API keys",
         "port": "port to listen on; 0: any free port",
         "workers": "number of processes that share port and store",
-        "model": "model to serve: a name, a GGUF file, or auto (the best that fits into memory); repeatable",
+        "model": "model to serve: name, GGUF file or auto (the best that fits); none: the engine's only; repeatable",
         "log_level": "lowest level of log lines written",
     },
     "model and engine": {

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from segue.background import in_background
+from segue.builders.names import misnamed
 from segue.builders.state import State
 from segue.dashboard.history import RecentTurns
 from segue.dashboard.views import ReplicaView
 from segue.engines.routes import RoutedEngine
+from segue.models import ServedModels
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
@@ -107,8 +109,11 @@ class EngineWithQueue(Protocol):
 class HealthCheck:
     """Whether the store and the engines answer, for `/ready`, `/metrics` and the dashboard."""
 
-    def __init__(self, state: State, runner: Runner, observers: Observers) -> None:
+    def __init__(
+        self, state: State, runner: Runner, observers: Observers, served: ServedModels
+    ) -> None:
         self._store = state.store
+        self._served = served
         self._observers = observers
         self._peers = None if state.cluster is None else state.cluster.peers
         self._runner = runner
@@ -116,6 +121,8 @@ class HealthCheck:
         self._probe_at = 0.0
         # What each engine answered when it was first asked.
         self.met: dict[str, bool] = {}
+        # What is wrong with the names of models, as the engines list them.
+        self.misnamed: list[str] = []
         if self._peers is not None:
             self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
 
@@ -133,6 +140,11 @@ class HealthCheck:
                 log.warning(
                     "model %s: context_tokens is %d, the engine takes %d", name, chosen, said
                 )
+        self.misnamed = self._misnamed()
+
+    def _misnamed(self) -> list[str]:
+        engines = {name: model.engine for name, model in self._models.items()}
+        return list(misnamed(self._served.settings, engines))
 
     async def _meet(self, name: str) -> None:
         self.met[name] = await self._models[name].engine.is_ready()
@@ -154,6 +166,11 @@ class HealthCheck:
         models = self._models
         engines = [model.engine.is_ready() for model in models.values()]
         answers = await asyncio.gather(self._store.is_ready(), *engines)
+        # Of an engine that was away at the start, or that has another model now.
+        before, self.misnamed = self.misnamed, self._misnamed()
+        for problem in self.misnamed:
+            if problem not in before:
+                log.warning("%s", problem)
         names = ("store", *(f"engine:{name}" for name in models))
         return dict(zip(names, answers, strict=True))
 

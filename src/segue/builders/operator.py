@@ -41,6 +41,8 @@ ReadSettings = Callable[[], Settings]
 Member = Callable[[str, bytes, float], Awaitable[bytes]]
 
 encode = msgspec.json.encode
+# How often an engine that does not answer is asked for the name of its model.
+NAME_S = 2.0
 
 
 class Operator:
@@ -90,6 +92,19 @@ class Operator:
                 continue
             except Exception:
                 log.exception("the settings were not reloaded")
+
+    async def name_model(self) -> None:
+        """Where no model is named and no engine answered at the start: serve the engine's own, once it answers."""
+        known = ""
+        while self.settings.is_unnamed:
+            await asyncio.sleep(NAME_S)
+            try:
+                if not (await asyncio.to_thread(self._read_settings)).is_unnamed:
+                    await self._reload(b"")
+            except (Misconfigured, ApiError) as error:
+                if str(error) != known:
+                    log.error("the engine's model is not served: %s", error)
+                known = str(error)
 
     async def _ask_members(self) -> list[WorkerStatus]:
         asked = (member("status", b"", ANSWER_S_MAX) for member in self._members().values())

@@ -29,8 +29,9 @@ from rich.console import Console
 from segue import __version__
 from segue.builders.discovery import look_up
 from segue.builders.kubernetes import LookupFailed
+from segue.builders.names import NAMED, is_listed, with_engine_name
 from segue.commands.flags import add_settings
-from segue.errors import ApiError, Misconfigured
+from segue.errors import ApiError, Misconfigured, shown_names
 from segue.models import (
     SCALE_OUT_ADVICE,
     UNREAD,
@@ -60,11 +61,6 @@ ENGINE_S_MAX = 10.0
 ASK_S_MAX = 3.0
 # Weights are hundreds of megabytes, and a store that cannot grow fails requests.
 DISK_BYTES_MIN = 1024**3
-
-
-# Engines that are asked for a model by its name, and how many names of theirs are shown.
-NAMED = ("vllm", "dynamo", "chat")
-NAMES_MAX = 8
 # Engines whose prefix cache can be kept apart by owner.
 SALTED = ("vllm", "sglang", "dynamo", "chat")
 
@@ -163,6 +159,11 @@ async def examine(
             yield check
         return
     yield await check_store(settings)
+    try:
+        settings = await with_engine_name(settings)
+    except Misconfigured as error:
+        yield Check("model", False, str(error), "name the model to serve: --model NAME")
+        return
     for model in settings.served():
         async with aclosing(check_model(settings, model)) as checks:
             async for check in checks:
@@ -401,10 +402,11 @@ def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:
         )
     else:
         yield Check("context", True, "not said by the engine; set it with --context-tokens N")
-    if model.engine in NAMED and facts.models and model.name not in facts.models:
-        names = ", ".join(facts.models[:NAMES_MAX])
-        advice = f"serve it under the engine's name: --model {facts.models[0]}"
-        yield Check("name", False, f"the engine does not know {model.name}, it has {names}", advice)
+    names = facts.models
+    if model.engine in NAMED and names and not is_listed(model.name, names):
+        advice = f"serve it under the engine's name: --model {names[0]}"
+        found = f"the engine does not list {model.name}, it lists {shown_names(names)}"
+        yield Check("name", False, found, advice)
     if facts.slots is not None and model.engine_parallel > facts.slots:
         found = f"--engine-parallel {model.engine_parallel}, but the engine has {facts.slots} slots"
         yield Check("parallel", False, found, "leave --engine-parallel away, or give it more slots")

@@ -1,4 +1,5 @@
-"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits.
+"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits; in front of an
+engine, the engine's own.
 
 `--model auto` takes the better model where there is memory to spare, and fetches it. On a terminal, where no model was
 named, it is offered once; the answer is remembered. Weights that are missing are fetched there if the person agrees.
@@ -6,11 +7,13 @@ named, it is offered once; the answer is remembered. Weights that are missing ar
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from segue.builders.names import with_engine_name
 from segue.models import add_model, better_model, missing_models, offered_note
 from segue.settings import SMALL_MODEL, Settings
 
@@ -31,7 +34,7 @@ def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settin
     is_named = settings.models or (settings.model and settings.model != (AUTO,))
     if is_named or settings.engine != "embedded":
         # With another engine, "auto" is the engine's own name for a model.
-        return settings
+        return asyncio.run(with_engine_name(settings))
     chosen = better_model()
     if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
         return replace(settings, model=())

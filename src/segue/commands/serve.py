@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 from functools import partial
 
 from msgspec import structs
 
+from segue.builders.names import with_engine_name
 from segue.builders.operator import ReadSettings
 from segue.commands.first_model import person, with_first_model
 from segue.commands.flags import add_settings
@@ -39,10 +41,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_again(options: argparse.Namespace, asked: Settings, chosen: Settings) -> Settings:
-    """The settings as they are now; where they still name no model, the one that was chosen at the start."""
+    """The settings as they are now; where they still name no model, the one that was chosen at the start, or that the
+    engine has by now."""
     again = settings_of(read_sources(vars(options)))
-    is_same = (again.model, again.models) == (asked.model, asked.models)
-    return structs.replace(again, model=chosen.model) if is_same else again
+    names = ("model", "models", "engine", "engine_url")
+    if chosen.is_unnamed or any(getattr(again, one) != getattr(asked, one) for one in names):
+        return asyncio.run(with_engine_name(again))
+    return structs.replace(again, model=chosen.model)
 
 
 def _serve(settings: Settings, read_settings: ReadSettings) -> int:

@@ -348,13 +348,12 @@ class ChatEngine(Generic[F]):
                     raise
                 form = form if changed is None else changed
                 prompt = self._rendered(job.scene, form)
+        engine = self._upstream.name
         for name in sorted(left_out - self._left_out):
-            log.warning(
-                "engine %s refuses the field %s: it is not sent any more", self._upstream.name, name
-            )
+            log.warning("engine %s refuses the field %s: it is not sent any more", engine, name)
         self._left_out |= left_out
         if form != known:
-            log.warning("engine %s: messages are now written as %s", self._upstream.name, form)
+            log.warning("engine %s: messages are now written as %s", engine, form)
             self._writer.adopt(form, job.scene)
         return stream
 
@@ -479,13 +478,9 @@ def _format(wanted: TextFormat | None) -> dict[str, object]:
         case TextFormat(type="json_object"):
             return {"response_format": {"type": "json_object"}}
         case TextFormat(type="json_schema"):
-            fields = {
-                "name": "answer" if wanted.name is UNSET else wanted.name,
-                "description": wanted.description,
-                "schema": wanted.schema,
-                "strict": wanted.strict,
-            }
-            given = {key: value for key, value in fields.items() if value not in (UNSET, None)}
+            names = ("name", "description", "schema", "strict")
+            pairs = ((name, getattr(wanted, name)) for name in names)
+            given = {"name": "answer"} | {one: it for one, it in pairs if it not in (UNSET, None)}
             return {"response_format": {"type": "json_schema", "json_schema": given}}
         case _:
             return {}
@@ -631,13 +626,8 @@ class _Answer:
         for position, call in enumerate(delta.tool_calls or ()):
             deltas += self.rest()
             self._must_call = False
-            deltas.append(
-                Delta(
-                    call_index=self._calls.number(position, call),
-                    call_name=call.function.name or "",
-                    call_arguments=call.arguments,
-                )
-            )
+            number, name = self._calls.number(position, call), call.function.name or ""
+            deltas.append(Delta(call_index=number, call_name=name, call_arguments=call.arguments))
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""

@@ -26,6 +26,7 @@ class _Card(Struct, frozen=True):
     """A model in the list; the length of its context has a name of its own in every product."""
 
     id: str = ""
+    owned_by: str = ""
     # The model that this one is an adapter of.
     parent: str | None = None
     max_model_len: int | None = None
@@ -40,13 +41,9 @@ class _Card(Struct, frozen=True):
 
     @property
     def context_tokens(self) -> int | None:
-        lengths = (
-            self.loaded_context_length,
-            self.max_model_len,
-            self.context_length,
-            self.context_window,
-        )
-        return next(filter(None, (*lengths, self.max_context_length)), None)
+        lengths = (self.loaded_context_length, self.max_model_len, self.context_length)
+        others = (self.context_window, self.max_context_length)
+        return next(filter(None, (*lengths, *others)), None)
 
     @property
     def sees_images(self) -> bool | None:
@@ -101,7 +98,8 @@ def facts_in(body: bytes, model: str) -> EngineFacts:
     base = cards.get(card.parent or "", card)
     return EngineFacts(
         context_tokens=card.context_tokens or base.context_tokens,
-        models=tuple(cards),
+        # llama-server takes any name.
+        models=tuple(name for name, one in cards.items() if one.owned_by != "llamacpp"),
         sees_images=card.sees_images,
     )
 
@@ -114,11 +112,7 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
         return facts
     more = facts_in(body, model)
     loaded = {one.model.removesuffix(":latest"): one.context_length for one in about.models}
-    length = (
-        about.default_generation_settings.n_ctx
-        or loaded.get(model.removesuffix(":latest"))
-        or more.context_tokens
-    )
+    here = about.default_generation_settings.n_ctx or loaded.get(model.removesuffix(":latest"))
     sees = more.sees_images
     if about.modalities is not None:
         sees = about.modalities.get("vision", False)
@@ -126,7 +120,7 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
         sees = "vision" in about.capabilities
     return structs.replace(
         facts,
-        context_tokens=facts.context_tokens or length,
+        context_tokens=facts.context_tokens or here or more.context_tokens,
         sees_images=sees if facts.sees_images is None else facts.sees_images,
     )
 

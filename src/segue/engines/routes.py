@@ -34,7 +34,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from segue.engines.upstream import EngineLost
+from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.routing.book import OthersLoad, RouteBook, Visit
 from segue.routing.placement import ReplicaLoad, choose
@@ -328,10 +328,13 @@ class RoutedEngine:
         *,
         parallel_max: int = 0,
         all_down_s: float = ALL_DOWN_S,
+        model: str = "",
     ) -> None:
+        """`model` is what the replicas call it."""
         self._replicas: dict[str, _Replica] = {}
         self._drained: frozenset[str] = frozenset()
         self._all_down_s = all_down_s
+        self._model = model
         self.book = RouteBook()
         # Makes the share of this process in the slots of a replica, where there are other processes.
         self._share: Callable[[str, FairQueue], SlotShare] | None = None
@@ -376,10 +379,14 @@ class RoutedEngine:
     @property
     def facts(self) -> EngineFacts:
         """What holds for all replicas; where they differ, the one with the smallest context."""
-        known = [one.engine.facts for one in self._replicas.values()]
+        known = self.facts_of_each().values()
         facts = min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
         is_poorer = facts.ids_alone and any(one.ids_alone is False for one in known)
         return structs.replace(facts, ids_alone=False) if is_poorer else facts
+
+    def facts_of_each(self) -> dict[str, EngineFacts]:
+        """What each replica says of itself."""
+        return {one.name: one.engine.facts for one in self._replicas.values()}
 
     async def is_ready(self) -> bool:
         """Ask all replicas; one is enough. An answer brings a replica back, silence does not take it away."""
@@ -452,6 +459,9 @@ class RoutedEngine:
                 return
             except ApiError as error:
                 if not self._may_retry(error, replica, failed) or has_pieces:
+                    if isinstance(error, NotServed):
+                        names = replica.engine.facts.models
+                        raise not_served(replica.name, self._model, names) from error
                     raise
             finally:
                 replica.queue.leave()

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -29,6 +29,7 @@ from segue.errors import (
     TooMany,
     Unavailable,
     context_overflow,
+    shown_names,
 )
 from segue.settings import shown_address
 
@@ -346,9 +347,8 @@ def error_for_status(
     log.warning("%s answered with status %d (%s)", engine, status, fault.type or fault.code)
     if status >= 500:
         # An engine may quote the request in it: only where the operator asks for debug lines, and never for clients.
-        log.debug(
-            "%s said: %s", engine, message or body[:MESSAGE_CHARS_MAX].decode(errors="replace")
-        )
+        said = message or body[:MESSAGE_CHARS_MAX].decode(errors="replace")
+        log.debug("%s said: %s", engine, said)
     # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
     is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
     if status in (400, 413, 422) or is_refusal:
@@ -372,6 +372,14 @@ def error_for_status(
     if status in (408, 425, 502, 503, 504):
         return Unavailable("The engine cannot take this request now.", wait_s=wait_s)
     return EngineFailed("The engine had an error.")
+
+
+def not_served(engine: str, model: str, names: Sequence[str]) -> NotServed:
+    """Which model an engine does not know, and which it lists; its address is for the log alone."""
+    listed = shown_names(names) or "no models"
+    problem = f"does not know the model '{model}' or this kind of request. It lists: {listed}."
+    log.warning("engine %s %s", engine, problem)
+    return NotServed(f"The engine {problem}")
 
 
 def _fault(body: bytes) -> _Fault:

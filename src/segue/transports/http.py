@@ -180,9 +180,10 @@ class HttpApp:
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.arguments["id"]
-        model = self._services.runner.models.get(name)
+        models = self._services.runner.models
+        model = models.get(name)
         if model is None:
-            raise model_not_found(name)
+            raise model_not_found(name, models)
         await exchange.answer(200, encode(_model_card(name, model)))
 
     # --- the server itself ---

@@ -47,7 +47,7 @@ def admit(
     create, parent = resolved.create, resolved.parent
     model = resources.models.get(resolved.model)
     if model is None:
-        raise model_not_found(resolved.model)
+        raise model_not_found(resolved.model, resources.models)
     if resolved.head.tool_choice not in ("auto", "none"):
         _refuse_grammar(resolved, model.engine)
     if has_media:

@@ -20,6 +20,11 @@ class FakeChat(Fake):
     # Like OpenAI's newer models.
     wants_completion_limit: bool = False
     owned_by: str = ""
+    # The models that it lists, and whether it refuses all others.
+    names: tuple[str, ...] = ("gpt",)
+    is_strict: bool = False
+    # Of these models it is said that they are adapters of the first.
+    adapters: tuple[str, ...] = ()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -28,14 +33,16 @@ class FakeChat(Fake):
         ]
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": "gpt", "owned_by": self.owned_by}]}
-        )
+        cards: list[Body] = [{"id": name, "owned_by": self.owned_by} for name in self.names]
+        cards += [{"id": name, "parent": self.names[0]} for name in self.adapters]
+        return web.json_response({"object": "list", "data": cards})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self.body_of(request)
         if self.refuses is not None:
             return self.refusal(*self.refuses)
+        if self.is_strict and body["model"] not in (*self.names, *self.adapters):
+            return self.refusal(404, f"model '{body['model']}' not found")
         if self.wants_completion_limit and "max_tokens" in body:
             return self.refusal(
                 400,
