@@ -594,11 +594,17 @@ def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dia
     dialect = dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
     if (mark := unread_call_mark(dialect)) is not None:
         LOG.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
+    if lacks_tools(dialect) and settings.engine != "scripted":
+        LOG.warning("model %s: %s", settings.name, NO_TOOLS)
     return dialect
 
 
 UNREAD = "calls are marked with {}, which Segue does not read: they come back as text"
 UNREAD_ADVICE = "use --engine chat, or name another --dialect or --template"
+NO_TOOLS = (
+    "its chat template has no place for tools: they are described to the model in words of Segue's own, and a model "
+    "that was not trained for tools seldom calls one"
+)
 # To a vLLM that does not take ids alone. The figures: docs/performance.md.
 SCALE_OUT_ADVICE = (
     "start vLLM (0.32 or newer) with --enable-scale-out: it then takes and gives token ids without text, for a"
@@ -609,6 +615,11 @@ SCALE_OUT_ADVICE = (
 def unread_call_mark(dialect: Dialect) -> str | None:
     """The mark of calls in the model's template that Segue cannot read, if there is one."""
     return dialect.unread if isinstance(dialect, TokenDialect) else None
+
+
+def lacks_tools(dialect: Dialect) -> bool:
+    """Whether the model's own chat template has no place for tools."""
+    return isinstance(dialect, TokenDialect) and dialect.lacks_tools
 
 
 def load_vocabulary(path: Path) -> Vocabulary:

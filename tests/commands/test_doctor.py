@@ -13,6 +13,7 @@ import pytest
 from segue.cli import main
 from segue.commands.doctor import Check, compare, examine
 from segue.inside.weights import find_weights
+from segue.models import SCRIPTED_VOCABULARY
 from segue.settings import ModelSettings, load_settings
 from segue.turn.values import EngineFacts
 from segue.vocabularies.load import vocabulary_from_gguf
@@ -123,6 +124,37 @@ async def test_files_that_are_not_a_tokenizer_or_a_model_come_with_the_way_to_ge
     embedded = {"engine": "embedded", "model": [str(tmp_path / "broken.gguf")]}
     found = (await checks(**embedded))["model broken"]
     assert (found.is_ok, "models add" in found.advice) == (False, False)
+
+
+def base_model(folder: Path) -> Path:
+    """The head of a GGUF file without a template, and without the marks of a family."""
+    head = Path(SCRIPTED_VOCABULARY).read_bytes()
+    for name in (b"tokenizer.chat_template", b"<|im_start|>", b"<|im_end|>"):
+        head = head.replace(name, b"?" * len(name))
+    path = folder / "base.gguf"
+    path.write_bytes(head)
+    return path
+
+
+async def test_model_without_a_chat_template_is_not_downloaded_again(tmp_path: Path) -> None:
+    """A base model in a GGUF file that is whole: nothing is wrong with the file."""
+    path = base_model(tmp_path)
+    found = (await checks(engine="embedded", model=[str(path)]))["model base"]
+    assert "base.gguf has no chat template" in found.found
+    assert "looks like a base model" in found.found
+    assert "deepseek" not in found.found
+    assert "--template FILE.jinja" in found.advice
+    assert "download" not in found.advice
+
+
+async def test_template_without_tools_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeVllm(model="m") as engine:
+        flags = {"engine": "vllm", "engine_url": [engine.url], "model": ["m"]}
+        found = await checks(**flags, tokenizer=str(find_weights("smollm2")))
+        assert "no place for tools" in found["tools"].found
+        assert "model m: its chat template has no place for tools" in caplog.text
+        found = await checks(**flags, tokenizer=str(find_weights("smollm2")), dialect="qwen2")
+        assert "tools" not in found
 
 
 async def test_store_that_cannot_be_had_is_named(tmp_path: Path) -> None:

@@ -66,5 +66,22 @@ def test_strange_file_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServerFault):
+    with pytest.raises(ServerFault, match=r"nothing\.gguf cannot be read: No such file"):
         read_gguf(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (b"", "is not a GGUF file"),
+        (b"hello\n", "is not a GGUF file: it does not begin with the letters GGUF"),
+        (WHOLE[:5], "is damaged or not complete"),
+        (WHOLE[:-1], "is damaged or not complete. Download it again"),
+        (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "is a GGUF file of version 1"),
+    ],
+)
+def test_person_reads_what_is_wrong_with_a_file(tmp_path: Path, data: bytes, words: str) -> None:
+    with pytest.raises(ServerFault) as refused:
+        read_gguf(written(tmp_path, data))
+    assert words in str(refused.value)
+    assert "unpack" not in str(refused.value)

@@ -33,11 +33,13 @@ from segue.builders.names import NAMED, is_listed, with_engine_name
 from segue.commands.flags import add_settings
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.models import (
+    NO_TOOLS,
     SCALE_OUT_ADVICE,
     UNREAD,
     UNREAD_ADVICE,
     build_models,
     has_same_vocabulary,
+    lacks_tools,
     unread_call_mark,
 )
 from segue.observe.logs import set_up_logging
@@ -344,6 +346,8 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         yield Check(name, True, f"dialect {dialect}")
         if (mark := unread_call_mark(built.dialect)) is not None:
             yield Check(name, False, UNREAD.format(mark), UNREAD_ADVICE)
+        if lacks_tools(built.dialect) and model.engine != "scripted":
+            yield Check("tools", True, NO_TOOLS)
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 is_up = await built.engine.is_ready()
@@ -452,6 +456,7 @@ REMEDIES = {
         "download the model's tokenizer and give its folder: `hf download NAME tokenizer.json "
         "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR"
     ),
+    "chat template": "use the instruct version of the model, or name its chat template: --template FILE.jinja",
     "template": "name a readable Jinja file with --template, or leave it out",
     "dialect": "leave --dialect out, or name the chat format of this model (docs/dialects.md)",
     "engine_url": "give the URL of the engine server: --engine-url http://127.0.0.1:8000",

@@ -77,7 +77,7 @@ def dialect_for(
                     f"dialect: there is no chat template in {path}. Name a file with --template, "
                     "or another --dialect."
                 )
-            return template_dialect(vocabulary, template)
+            return _told(template_dialect(vocabulary, template), template)
         case _ if text:
             raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
         case _ if name in TEMPLATES:
@@ -101,16 +101,21 @@ def choose(
     if known and not text:
         return TokenDialect(known[0], vocabulary)
     if template is not None:
-        return _by_template(template, candidates, vocabulary)
+        return _told(_by_template(template, candidates, vocabulary), template)
     if (name := name_of(path)) is not None:
         return deepseek_dialect(name, path, vocabulary, values)
     if candidates and candidates[0].is_format_known(path):
         return TokenDialect(candidates[0], vocabulary)
     raise ServerFault(
-        f"{path.name} has no chat template, and its special tokens are those of no known model family. "
-        "Name a file with a chat template with --template, or a dialect with --dialect: deepseek-v3.2 and deepseek-v4 "
-        "are known by the config.json beside the tokenizer, and otherwise only by name."
+        f"chat template: {path.name} has no chat template, and its special tokens are those of no known model family. "
+        "It looks like a base model, which only continues text: the instruct version of a model has a template. "
+        "Use that, or name a template of the same family (--template FILE.jinja) or its chat format (--dialect)."
     )
+
+
+def _told(dialect: TokenDialect, template: ChatTemplate) -> TokenDialect:
+    dialect.lacks_tools = "tools" not in template.text
+    return dialect
 
 
 def _by_template(

@@ -104,6 +104,8 @@ class TokenDialect:
         self.stops = self._bound.stops
         self.unread = family.unread
         self.takes_images = family.takes_images
+        # Whether the model's own template has no place for tools, so that they are described in words of ours.
+        self.lacks_tools = False
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""

@@ -14,6 +14,8 @@ from segue.errors import ServerFault
 
 GgufValue = str | int | float | list[str] | list[int] | list[float] | list[object]
 
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
 # GGUF's numbers for types, as `struct` writes them; 8 is a string, 9 an array.
 SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 STRING = 8
@@ -26,13 +28,27 @@ def read_gguf(path: Path) -> dict[str, GgufValue]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _pairs(data)
-    except (OSError, ValueError, struct.error, KeyError) as wrong:
-        raise ServerFault(f"{path.name} is not a GGUF file that can be read: {wrong}") from wrong
+    except OSError as error:
+        raise ServerFault(f"{path.name} cannot be read: {error.strerror}.") from error
+    except (ValueError, struct.error, KeyError) as error:
+        raise ServerFault(_problem(path)) from error
+
+
+def _problem(path: Path) -> str:
+    """What is wrong with a file whose head cannot be read."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    if not head.startswith(MAGIC):
+        return f"{path.name} is not a GGUF file: it does not begin with the letters GGUF."
+    version = int.from_bytes(head[4:], "little")
+    if len(head) == 8 and version not in VERSIONS:
+        return f"{path.name} is a GGUF file of version {version}. Versions 2 and 3 can be read."
+    return f"{path.name} is a GGUF file that is damaged or not complete. Download it again."
 
 
 def _pairs(data: mmap.mmap) -> dict[str, GgufValue]:
     magic, version, _, pairs = struct.unpack_from("<4sIQQ", data, 0)
-    if magic != b"GGUF" or version not in (2, 3) or pairs > PAIRS_MAX:
+    if magic != MAGIC or version not in VERSIONS or pairs > PAIRS_MAX:
         raise ValueError("unknown magic, version or size")
     found: dict[str, GgufValue] = {}
     at = 24
