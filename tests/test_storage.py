@@ -32,6 +32,12 @@ async def test_unknown_address_is_refused_with_the_choices(address: str) -> None
     assert "secret" not in str(refused.value)
 
 
+async def test_folder_that_is_missing_is_named_and_not_the_file(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"there is no folder .*/no\. Create it: `mkdir -p "):
+        async with open_store(Settings(store=f"sqlite:///{tmp_path}/no/turns.db")):
+            pass
+
+
 async def held(served: Served) -> float:
     return await metric(served, STATE)
 

@@ -346,7 +346,10 @@ HELP = {
         "host": "address to listen on; other than loopback requires API keys",
         "port": "port to listen on; 0: any free port",
         "workers": "number of processes that share port and store",
-        "model": "model to serve: name, GGUF file or auto (the best that fits); none: the engine's only; repeatable",
+        "model": (
+            "model to serve: a name, a GGUF file, or auto (the best that fits into memory); none: the engine's only "
+            "one, or smollm2 inside; repeatable"
+        ),
         "log_level": "lowest level of log lines written",
     },
     "model and engine": {

@@ -64,9 +64,11 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
     try:
         store = await OPENERS[settings.store_kind](settings)
     except ApiError as error:
-        raise Misconfigured(
-            f"store: {settings.shown_store} cannot be opened: {error.__cause__ or error}."
-        ) from error
+        path, why = settings.store_path, str(error.__cause__ or error)
+        if path is not None and not path.absolute().parent.is_dir():
+            folder = path.absolute().parent
+            why = f"there is no folder {folder}. Create it: `mkdir -p {folder}`"
+        raise Misconfigured(f"store: {settings.shown_store} cannot be opened: {why}.") from error
     try:
         await store.maintenance.recover()
         yield store

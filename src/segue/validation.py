@@ -18,6 +18,8 @@ from msgspec import Struct, inspect
 # ("mcp", 0, "command"): the command of the first [[mcp]] table.
 SettingPath = tuple[str | int, ...]
 VALUE_CHARS_MAX = 80
+# What people write, without capitals and signs, for a choice that is called otherwise here.
+CALLED = dict.fromkeys(("ollama", "openai", "lmstudio", "litellm", "openrouter", "gemini"), "chat")
 HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?\Z")
 KEY = re.compile(r"""\s*([\w.\-"']+)\s*=""")
 
@@ -37,7 +39,9 @@ class Misfit(Struct, frozen=True):
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """A question with the name most like a word; nothing if no name is like it."""
-    found = difflib.get_close_matches(word, list(names), n=1)
+    choices = list(names)
+    called = CALLED.get(re.sub(r"[^a-z]", "", word.lower()))
+    found = [called] if called in choices else difflib.get_close_matches(word, choices, n=1)
     return f" Did you mean {found[0]}?" if found else ""
 
 
@@ -69,9 +73,19 @@ def _value_misfits(value: object, kind: object, path: SettingPath) -> Iterator[M
     elif outer is dict and isinstance(value, Mapping):
         for name, item in value.items():
             yield from _value_misfits(item, inner[1], (*path, name))
+    elif isinstance(value, Mapping) and (wanted := expected(kind)).startswith("a list of tables"):
+        yield Misfit(path, f"a table is not {wanted}.{_as_list(value, inner[0], path)}")
     elif not _fits(value, kind):
         hint = nearest(str(value), choices) if (choices := choices_of(kind)) else ""
         yield Misfit(path, f"{shown(value)} is not {expected(kind)}.{hint}")
+
+
+def _as_list(table: Mapping[str, object], kind: object, path: SettingPath) -> str:
+    """How a table would be one of a list: [models.foo] is [[models]] with the name foo."""
+    name, inside = next(iter(table.items()), ("", None))
+    key = "label" if hasattr(kind, "label") else "name"
+    named = f' and {key} = "{name}"' if isinstance(inside, Mapping) else ""
+    return f" Write [[{path[-1]}]]{named}."
 
 
 def _fits(value: object, kind: object) -> bool:
