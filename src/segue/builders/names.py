@@ -18,7 +18,7 @@ from segue.engines.facts import MODELS
 from segue.engines.routes import RoutedEngine
 from segue.engines.upstream import UNREADABLE, Timeouts, Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
-from segue.settings import ModelSettings, Settings, shown_address
+from segue.settings import UNNAMED, ModelSettings, Settings, shown_address
 from segue.turn.seams import Engine
 
 # Engines that are asked for a model by its name. The others have one model, whatever it is called.
@@ -87,7 +87,8 @@ def is_listed(model: str, names: Sequence[str]) -> bool:
 def misnamed(settings: Mapping[str, ModelSettings], engines: Mapping[str, Engine]) -> Iterator[str]:
     """A sentence for each model that a replica of its engine does not list."""
     for name, engine in engines.items():
-        if settings[name].engine not in NAMED or not isinstance(engine, RoutedEngine):
+        is_named = settings[name].engine in NAMED and name != UNNAMED
+        if not is_named or not isinstance(engine, RoutedEngine):
             continue
         for replica, facts in engine.facts_of_each().items():
             if facts.models and not is_listed(name, facts.models):
