@@ -142,6 +142,23 @@ async def test_person_watches_a_rollout_as_it_runs(browser: Browser) -> None:
         assert page.faults == []
 
 
+async def test_conversation_is_one_where_a_turn_of_it_ran_at_another_server(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The second of four turns; the third knows only the name of its chain."""
+    store = f"sqlite:///{tmp_path / 'turns.db'}"
+    async with serving(store=store) as here, serving(store=store) as there:
+        page = await look(browser, here)
+        last: dict[str, Any] = {}
+        for served in (here, there, here, here):
+            body = {"model": MODEL, "input": "x", "previous_response_id": last.get("id")}
+            last = (await fetch(served, "POST", "/v1/responses", body)).json
+
+        await page.until(count("#tree .node", 3))
+        assert (await page.text("#chains")).split("\n")[0] == "all 1"
+        assert "3 turns" in await page.text("#chains")
+
+
 async def test_person_sees_the_pause_for_a_tool_of_the_server(
     browser: Browser, tmp_path: Path
 ) -> None:
