@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
-from segue.dialects.deepseek import TEMPLATES, deepseek_dialect, name_of
+from segue.dialects.deepseek import ROLES, TEMPLATES, deepseek_dialect, name_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.images import placeholder_of
@@ -106,6 +106,11 @@ def choose(
         return deepseek_dialect(name, path, vocabulary, values)
     if candidates and candidates[0].is_format_known(path):
         return TokenDialect(candidates[0], vocabulary)
+    if vocabulary.specials.issuperset(ROLES):
+        raise ServerFault(
+            f"dialect: {path.name} has no chat template. deepseek-v3.2 and deepseek-v4 are known by the config.json "
+            "beside the tokenizer, and otherwise only by name: --dialect. For another model name --template FILE.jinja."
+        )
     raise ServerFault(
         f"chat template: {path.name} has no chat template, and its special tokens are those of no known model family. "
         "It looks like a base model, which only continues text: the instruct version of a model has a template. "
