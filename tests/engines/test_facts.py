@@ -45,6 +45,7 @@ def listed(*cards: dict[str, object]) -> bytes:
         (listed({"id": "m", "architecture": {"input_modalities": ["text", "image"]}}), None, True),
         (listed({"id": "m", "input_modalities": ["text"]}), None, False),
         (listed({"id": "m"}), None, None),
+        (listed({"id": "m", "owned_by": None, "max_model_len": 9}), 9, None),
         (listed({"id": "m", "max_model_len": "many"}), None, None),
         (listed(), None, None),
         (b"<html>", None, None),

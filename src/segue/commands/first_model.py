@@ -34,7 +34,7 @@ def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settin
     is_named = settings.models or (settings.model and settings.model != (AUTO,))
     if is_named or settings.engine != "embedded":
         # With another engine, "auto" is the engine's own name for a model.
-        return asyncio.run(with_engine_name(settings))
+        return asyncio.run(with_engine_name(settings)) if settings.is_unnamed else settings
     chosen = better_model()
     if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
         return replace(settings, model=())

@@ -26,7 +26,7 @@ class _Card(Struct, frozen=True):
     """A model in the list; the length of its context has a name of its own in every product."""
 
     id: str = ""
-    owned_by: str = ""
+    owned_by: str | None = None
     # The model that this one is an adapter of.
     parent: str | None = None
     max_model_len: int | None = None
