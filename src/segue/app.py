@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from segue.accounts.account import Accounts
-from segue.background import in_background
+from segue.background import GiveUp, in_background
 from segue.builders.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.builders.discovery import Discovery
 from segue.builders.drains import Drains
@@ -41,7 +41,7 @@ from segue.routing.chains import Lineages
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, give_out, open_store
 from segue.stores.hashes import KeyHashes
-from segue.stores.maintenance import keep_up
+from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
 from segue.transports.auth import origin_policy
 from segue.transports.http import HttpApp
@@ -104,8 +104,11 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncIterator[App]:
-    """Everything wired and running; what was opened last is closed first."""
+async def open_app(
+    settings: Settings, place: WorkerPlace = ALONE, give_up: GiveUp | None = None
+) -> AsyncIterator[App]:
+    """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
+    fails without which this process cannot go on."""
     memory_bytes = memory_for(settings.memory_bytes_max, settings.workers)
     settings = structs.replace(settings, memory_bytes_max=memory_bytes)
     served = build_models(settings, place.engines)
@@ -116,13 +119,17 @@ async def open_app(settings: Settings, place: WorkerPlace = ALONE) -> AsyncItera
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place) as app:
+        async with _open_server(served, state, hosted, place, give_up) as app:
             yield app
 
 
 @asynccontextmanager
 async def _open_server(
-    served: ServedModels, state: State, hosted: HostedTools, place: WorkerPlace
+    served: ServedModels,
+    state: State,
+    hosted: HostedTools,
+    place: WorkerPlace,
+    give_up: GiveUp | None,
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
@@ -174,15 +181,15 @@ async def _open_server(
         with suppress(TimeoutError):
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
-            in_background(keep_up(store.maintenance, retention, eraser.forget, runner.fenced)),
-            in_background(state.memory.keep_within()),
+            maintained(store.maintenance, retention, eraser.forget, runner.fenced, give_up),
+            in_background("memory_limit", state.memory.keep_within, give_up),
             share_routes(state.cluster, store.shared_limits, lambda: runner.models),
-            _joined(state, upgrades),
-            in_background(QueuedTurns(runner, store.maintenance, store.turns, caller_of).keep()),
-            in_background(reload.close_retired()),
-            in_background(drains.keep()),
+            _joined(state, upgrades, give_up),
+            QueuedTurns(runner, store.maintenance, store.turns, caller_of).taken_over(),
+            reload.closing_retired(),
+            in_background("drain_orders", drains.keep),
             open_slot_states(served, state, eraser),
-            in_background(discovery.keep()),
+            in_background("engine_discovery", discovery.keep),
             state.meter.running(),
         ):
             keys = (store.keys, state.hashes, state.accounts)
@@ -368,17 +375,17 @@ def watch_gauges(
 
 
 @asynccontextmanager
-async def _joined(state: State, upgrades: Upgrades) -> AsyncIterator[None]:
+async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> AsyncIterator[None]:
     """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
     accounts = state.accounts
     if state.cluster is None:
-        async with accounts.kept(upgrades.dismiss):
+        async with accounts.kept(upgrades.dismiss, give_up=give_up):
             yield
         return
     bus = state.cluster.bus
     async with (
         bus.subscribe(KEYS_TOPIC, lambda _: accounts.look()),
-        accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b"")),
+        accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b""), give_up),
         state.cluster.peers.joined(),
     ):
         yield

@@ -45,6 +45,8 @@ UNSENT_BYTES_MAX = 128 * 1024
 # While a thread decodes a large request, the event loop waits this long each time that it has something to do; Python's
 # own choice is ten times as long.
 THREAD_SWITCH_S = 0.0005
+# The exit status of a process that could not go on without one of its background loops.
+BROKEN = 1
 
 
 class UvicornServer(uvicorn.Server):
@@ -151,10 +153,10 @@ def _limit_send_buffer(port: socket.socket) -> None:
         port.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
-async def run_server(settings: Settings, read_settings: ReadSettings) -> None:
-    """Serve until a signal comes, then drain; a second signal ends the grace period."""
+async def run_server(settings: Settings, read_settings: ReadSettings) -> int:
+    """Serve until a signal comes, then drain; a second signal ends the grace period. Returns the exit status."""
     with listen(settings) as port:
-        await serve_on(port, settings, partial(announce, settings), ALONE, read_settings)
+        return await serve_on(port, settings, partial(announce, settings), ALONE, read_settings)
 
 
 async def serve_on(
@@ -163,19 +165,28 @@ async def serve_on(
     on_listening: Callable[[str, list[str]], None],
     place: WorkerPlace = ALONE,
     read_settings: ReadSettings | None = None,
-) -> None:
-    """Serve on this socket, which the caller closes. `on_listening` gets the URL and what the app says of itself. With
-    `read_settings` this process answers its operator itself; a worker answers its parent."""
+) -> int:
+    """Serve on this socket, which the caller closes; returns the exit status. `on_listening` gets the URL and what the
+    app says of itself. With `read_settings` this process answers its operator itself; a worker answers its parent."""
     _limit_send_buffer(port)
     asked, fitting = settings, fit_connections(settings.connections_max)
     settings = structs.replace(settings, connections_max=fitting)
     certificate = open_certificate(settings)
+    signals: asyncio.Queue[None] = asyncio.Queue()
+    status = 0
+
+    def give_up() -> None:
+        nonlocal status
+        if not status:
+            # As the first signal does; a second one would end the grace period.
+            status = BROKEN
+            signals.put_nowait(None)
+
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(open_app(settings, place))
+        app = await stack.enter_async_context(open_app(settings, place, give_up))
         lines = start_lines(app, settings)
         server = build_server(app, settings, lambda url: on_listening(url, lines), certificate)
         loop = asyncio.get_running_loop()
-        signals: asyncio.Queue[None] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signals.put_nowait, None)
         process = ServingProcess(app, certificate, settings.grace_s)
@@ -196,10 +207,11 @@ async def serve_on(
         tune_heap()
         sys.setswitchinterval(THREAD_SWITCH_S)
         async with (
-            in_background(_stop_at_signal(signals, app, server, process)),
-            in_background(keep_trimmed()),
+            in_background("stop", partial(_stop_at_signal, signals, app, server, process)),
+            in_background("memory_trim", keep_trimmed),
         ):
             await server.serve([port])
+    return status
 
 
 async def _stop_at_signal(
@@ -277,13 +289,15 @@ async def operated(operator: Operator, host: str, port: int) -> AsyncIterator[No
             # On a terminal the signal means that the terminal is gone, and ends the server.
             hangup = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
-            await stack.enter_async_context(in_background(operator.reload_at(hangup)))
-        await stack.enter_async_context(in_background(operator.name_model()))
+            await stack.enter_async_context(
+                in_background("reload_signal", partial(operator.reload_at, hangup))
+            )
+        await stack.enter_async_context(in_background("model_name", operator.name_model))
         yield
 
 
 def serve(settings: Settings, read_settings: ReadSettings) -> int:
     """Serve with one process, which can read its settings again; returns the exit status."""
-    uvloop.run(run_server(settings, read_settings))
+    status = uvloop.run(run_server(settings, read_settings))
     log.info("stopped")
-    return 0
+    return status

@@ -36,6 +36,7 @@ from msgspec import Struct
 
 from segue.announce import announce, count
 from segue.app import WorkerPlace
+from segue.background import in_background
 from segue.builders.operator import Member, Operator, ReadSettings
 from segue.cluster.hub import Hub
 from segue.control import give_order
@@ -276,7 +277,8 @@ class Supervisor:
             failed = [worker.failed for worker in workers if worker.failed is not None]
             if not failed and not self._stopping.is_set():
                 announce(self._settings, url, workers[0].lines)
-                await _first(self._stopping.wait(), self._watch(workers))
+                async with in_background("hung_workers", partial(self._watch, workers)):
+                    await self._stopping.wait()
             status = await self._stop(workers)
             return failed[0] if failed else status
 
@@ -401,11 +403,10 @@ def main() -> int:
     set_up_logging(orders.settings)
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     try:
-        uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))
+        return uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))
     except (Misconfigured, ApiError) as error:
         print(f"segue: {error}", file=sys.stderr)
         return MISCONFIGURED
-    return 0
 
 
 def _stop_without_parent() -> None:
@@ -431,10 +432,10 @@ def _report_turns(descriptor: int, lines: bytes = TURN) -> None:
     asyncio.get_running_loop().call_later(TURN_S, _report_turns, descriptor)
 
 
-async def _run_worker(orders: Orders) -> None:
+async def _run_worker(orders: Orders) -> int:
     place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.control, orders.replaced)
     with socket.socket(fileno=orders.port) as port:
-        await serve_on(
+        return await serve_on(
             port,
             orders.settings,
             lambda url, lines: _report_turns(orders.ready, "\n".join(lines).encode()),
@@ -442,7 +443,7 @@ async def _run_worker(orders: Orders) -> None:
         )
 
 
-async def _run_engines(orders: Orders) -> None:
+async def _run_engines(orders: Orders) -> int:
     """Share the embedded engines with the workers until a signal comes."""
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -450,6 +451,7 @@ async def _run_engines(orders: Orders) -> None:
     async with shared_engines(orders.settings, orders.engines):
         _report_ready(orders.ready)
         await stopping.wait()
+    return 0
 
 
 if __name__ == "__main__":

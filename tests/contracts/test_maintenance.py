@@ -8,11 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.stores.maintenance import BATCH
+from segue.background import failures
+from segue.stores import maintenance
+from segue.stores.maintenance import BATCH, maintained
 from segue.turn.values import Conversation, Retention, Turn
 from segue.wire.events import Event
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_chain, make_turn
+from tests.support import until
 
 Open = Callable[[], Awaitable[Stores]]
 
@@ -303,3 +306,42 @@ async def test_swept_turns_are_not_told_one_by_one(open_one: Open) -> None:
     await stores.age(1_000)
     await sweep(stores, turns_s=500)
     assert await stores.maintenance.erasures() == []
+
+
+# --- mistakes of our own -----------------------------------------------------------------------------
+
+
+class FailingSweep:
+    """A store's own upkeep, with a mistake in its sweep."""
+
+    def __init__(self, stores: Stores) -> None:
+        real = stores.maintenance
+        self.recover, self.erasures, self.take_over = real.recover, real.erasures, real.take_over
+        self._beat = real.beat
+        self.beats: list[bool] = []
+
+    async def beat(self) -> bool:
+        self.beats.append(await self._beat())
+        return self.beats[-1]
+
+    async def sweep(self, retention: Retention) -> bool:
+        raise ZeroDivisionError
+
+
+async def test_heartbeat_goes_on_while_the_sweep_fails(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(maintenance, "BEAT_S", 0.005)
+    alive, other = await open_one(), await open_one()
+    await alive.turns.save(make_turn("t", wrote=[], status="in_progress"))
+    upkeep, failed_before = FailingSweep(alive), failures["sweep"]
+
+    async def forget(owner: str, turn_id: str) -> None: ...
+
+    async with maintained(upkeep, Retention(), forget, lambda: None):
+        await until(lambda: failures["sweep"] > failed_before)
+        before = len(upkeep.beats)
+        await until(lambda: len(upkeep.beats) > before + 3)
+        assert all(upkeep.beats)
+        assert await other.maintenance.recover() == 0
+    assert "background loop sweep failed" in caplog.text

@@ -7,14 +7,15 @@ rule of its statements. Its emphasis says where to look: what is rare in all see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import segue.app
 import segue.stores.postgres
+from segue.background import in_background
 from segue.errors import ApiError, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.process import idempotency
@@ -42,24 +43,30 @@ class Removal:
 
 
 def _lease_task(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(segue.app, "keep_up", _keep_up_in_turn))
+    stack.enter_context(patch.object(segue.app, "maintained", _maintained_in_turn))
     stack.enter_context(patch.object(segue.stores.postgres, "BATCH", 1))
     # That it takes long is not what is looked for.
     stack.enter_context(patch.object(checks, "FREE_S", 90.0))
 
 
-async def _keep_up_in_turn(
-    maintenance: Any, retention: Any, on_erased: Any, on_fenced: Callable[[], object]
-) -> None:
+@asynccontextmanager
+async def _maintained_in_turn(
+    maintenance: Any, retention: Any, on_erased: Any, on_fenced: Callable[[], object], give_up: Any
+) -> AsyncIterator[None]:
     """Heartbeat and recovery one after the other, and turn by turn."""
-    while True:
-        await asyncio.sleep(BEAT_S)
-        try:
-            if not await maintenance.beat():
-                on_fenced()
-            await maintenance.recover()
-        except ApiError:
-            continue
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                if not await maintenance.beat():
+                    on_fenced()
+                await maintenance.recover()
+            except ApiError:
+                continue
+
+    async with in_background("lease_heartbeat", keep, give_up):
+        yield
 
 
 # --- fencing ---

@@ -7,7 +7,7 @@ import pytest
 
 from segue.errors import StoreFailed, Unavailable
 from segue.stores import maintenance
-from segue.stores.maintenance import keep_up
+from segue.stores.maintenance import maintained
 from segue.turn.values import Owner, Retention
 from tests.support import until
 
@@ -58,14 +58,9 @@ async def test_loops_survive_a_store_that_is_away(
     for name in ("BEAT_S", "PAUSE_S", "SWEEP_EVERY_S"):
         monkeypatch.setattr(maintenance, name, 0.001)
     troubled = Troubled()
-    task = asyncio.create_task(
-        keep_up(troubled, Retention(turns_s=7), troubled.on_erased, troubled.on_fenced)
-    )
-    async with asyncio.timeout(10):
+    keep = (troubled, Retention(turns_s=7), troubled.on_erased, troubled.on_fenced)
+    async with asyncio.timeout(10), maintained(*keep):
         await troubled.is_done.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
     assert troubled.told == [("ada", "t")], "once"
     assert troubled.fenced == 1
     assert "ended as failed" in caplog.text
@@ -82,10 +77,5 @@ async def test_heartbeat_waits_for_no_recovery(monkeypatch: pytest.MonkeyPatch) 
             return 0
 
     store = Recovering()
-    task = asyncio.create_task(
-        keep_up(store, Retention(turns_s=7), store.on_erased, store.on_fenced)
-    )
-    await until(lambda: store.asked.count("beat") > 5)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with maintained(store, Retention(turns_s=7), store.on_erased, store.on_fenced):
+        await until(lambda: store.asked.count("beat") > 5)

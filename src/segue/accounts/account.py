@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Literal
 
 from msgspec import structs
@@ -26,7 +27,7 @@ from msgspec import structs
 from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota
 from segue.accounts.scopes import OPERATOR, SCOPES
-from segue.background import in_background
+from segue.background import GiveUp, in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.turn.seams import Keys, Quota
@@ -119,12 +120,17 @@ class Accounts:
 
     @asynccontextmanager
     async def kept(
-        self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None = None
+        self,
+        on_revoked: Callable[[Account], None],
+        tell_others: TellOthers | None = None,
+        give_up: GiveUp | None = None,
     ) -> AsyncIterator[None]:
-        """Confirm the accounts regularly while inside. `on_revoked` is called with each account that lost its key, and
-        `tell_others` when this process is the first to notice a change."""
+        """Confirm the accounts regularly while inside. `on_revoked` is called with each account that lost its key,
+        `tell_others` when this process is the first to notice a change, and `give_up` if revoked keys could stay
+        valid."""
         await self._notice_keys()
-        async with in_background(self._keep(on_revoked, tell_others)):
+        keep = partial(self._keep, on_revoked, tell_others)
+        async with in_background("key_revocation", keep, give_up):
             yield
 
     def look(self) -> None:

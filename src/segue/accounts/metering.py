@@ -77,7 +77,7 @@ class Meter:
     async def running(self) -> AsyncIterator[None]:
         """Report to the store every second while inside; give everything back at the end."""
         try:
-            async with in_background(self._keep_reporting()):
+            async with in_background("key_usage_reports", self._keep_reporting):
                 yield
         finally:
             for quota in tuple(self._quotas.values()):

@@ -63,7 +63,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(in_background(metrics.watch_loop()))
+        await stack.enter_async_context(in_background("loop_lag", metrics.watch_loop))
         if settings.otel_endpoint:
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)

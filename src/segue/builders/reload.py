@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from segue.background import in_background
 from segue.builders.discovery import look_up
 from segue.builders.kubernetes import LookupFailed
 from segue.control import EngineStatus, Reloaded
@@ -166,23 +167,28 @@ class Reload:
         self._retired.append(_Retired(frozenset(self._runner.registry.running), closers))
         self._has_retired.set()
 
-    async def close_retired(self) -> None:
-        """Close what was removed, once no turn uses it any more; all of it at the end."""
+    @asynccontextmanager
+    async def closing_retired(self) -> AsyncIterator[None]:
+        """While inside, close what was removed once no turn uses it any more; all of it at the end."""
         try:
-            while True:
-                await self._has_retired.wait()
-                await asyncio.sleep(LOOK_S)
-                running = self._runner.registry.running.keys()
-                for one in tuple(self._retired):
-                    if not one.turns & running:
-                        self._retired.remove(one)
-                        await _close(one.closers)
-                if not self._retired:
-                    self._has_retired.clear()
+            async with in_background("retired_engines", self._close_retired):
+                yield
         finally:
             await self.drop()
             for one in self._retired:
                 await _close(one.closers)
+
+    async def _close_retired(self) -> None:
+        while True:
+            await self._has_retired.wait()
+            await asyncio.sleep(LOOK_S)
+            running = self._runner.registry.running.keys()
+            for one in tuple(self._retired):
+                if not one.turns & running:
+                    self._retired.remove(one)
+                    await _close(one.closers)
+            if not self._retired:
+                self._has_retired.clear()
 
 
 async def _close(closers: list[Closer]) -> None:

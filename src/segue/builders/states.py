@@ -31,5 +31,5 @@ async def open_slot_states(
             await states.restore(state.store.turns)
             eraser.caches.append(states.forget)
             stack.push_async_callback(states.save)
-            await stack.enter_async_context(in_background(states.keep()))
+            await stack.enter_async_context(in_background("embedded_states", states.keep))
         yield

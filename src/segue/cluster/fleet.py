@@ -88,7 +88,7 @@ class Fleet:
         """Report while inside."""
         self._join()
         try:
-            async with in_background(self._keep_reporting()):
+            async with in_background("route_reports", self._keep_reporting):
                 yield
         finally:
             await self._slots.give_back()

@@ -182,7 +182,7 @@ class HubBus:
 async def open_hub_bus(path: str) -> AsyncIterator[HubBus]:
     """A bus over the hub at this path, connected."""
     bus = HubBus(path)
-    async with in_background(bus.work()):
+    async with in_background("hub_connection", bus.work):
         async with asyncio.timeout(ANSWER_S):
             await bus.connected.wait()
         yield bus

@@ -204,7 +204,7 @@ async def open_notify_bus(url: str) -> AsyncIterator[NotifyBus]:
     except FOREIGN as error:
         raise Unavailable("The store cannot be reached at the moment.") from error
     try:
-        async with in_background(bus.work()):
+        async with in_background("notify_connection", bus.work):
             yield bus
     finally:
         bus.disconnect()

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from segue.background import in_background
+from segue.background import cancel_all, in_background, spawn
 from segue.errors import ApiError
 from segue.ids import new_id
 from segue.turn.seams import Bus
@@ -127,13 +127,11 @@ class Peers:
         ):
             await self._publish("all", self._message("beat", is_new=True))
             try:
-                async with in_background(self._send_heartbeats()):
+                async with in_background("cluster_heartbeat", self._send_heartbeats):
                     yield
             finally:
                 await self._publish("all", self._message("bye"))
-                for task in tuple(self._tasks):
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await cancel_all(self._tasks)
 
     # --- sending ---
 
@@ -204,9 +202,9 @@ class Peers:
                 question.take(message.worker, message.body)
         elif message.kind == "beat":
             if message.is_new or not is_known:
-                self._spawn(self._publish(_topic(message.worker), self._message("beat")))
+                spawn(self._publish(_topic(message.worker), self._message("beat")), self._tasks)
         elif len(self._tasks) < HANDLED_MAX:
-            self._spawn(self._handle(message))
+            spawn(self._handle(message), self._tasks)
 
     def _remove(self, worker: str) -> None:
         if self._peers.pop(worker, None) is None:
@@ -228,11 +226,6 @@ class Peers:
             number, subject = message.number, message.subject
             answer = self._message("answer", number=number, subject=subject, body=body)
             await self._publish(_topic(message.worker), answer)
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _topic(worker: str | None) -> str:

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
+from segue.background import run_forever, spawn
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.ids import new_id, tag_of
@@ -122,7 +123,7 @@ class EventForwarder:
         self._waiting += fresh
         self._bytes += sum(len(event.data) for event in fresh)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._forward())
+            self._task = asyncio.create_task(run_forever("event_forwarding", self._forward))
 
     def lose(self) -> None:
         self._on_end(self._topic)
@@ -269,7 +270,7 @@ class RemoteTurns:
                 if (known := self.find(owner, turn_id)) is not None:
                     return known
                 started: asyncio.Future[Running | None] = asyncio.Future()
-                self._spawn(self._follow(ref, started, is_known=is_known))
+                spawn(self._follow(ref, started, is_known=is_known), self._tasks)
                 return await started
         finally:
             if not lock.locked():
@@ -332,7 +333,7 @@ class RemoteTurns:
 
     def _send(self, source: str, topic: str, ref: TurnRef, subject: str) -> None:
         body = _pack(ref) if subject == "cancel" else topic.encode()
-        self._spawn(self._peers.send(subject, body, source))
+        spawn(self._peers.send(subject, body, source), self._tasks)
 
     async def _catch_up(self, remote: RemoteTurn, last: int, events: EventQueue) -> None:
         """Take the events so far first, so that a subscriber that attaches after a number gets none before it."""
@@ -429,8 +430,3 @@ class RemoteTurns:
         forwarder = self._forwarders.pop(topic, None)
         if forwarder is not None:
             forwarder.running.detach(forwarder)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

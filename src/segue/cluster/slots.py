@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from segue.background import run_forever
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.limits import Draw, HeldPlaces, KeyLimits
@@ -92,7 +93,7 @@ class ReplicaShare:
         """A job has to wait, or others are short."""
         self._due.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._settle())
+            self._task = asyncio.create_task(run_forever("engine_slots", self._settle))
 
     def note_short(self, worker: str, shortage: Shortage) -> None:
         """Another process is short."""

@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Certificate:
     @asynccontextmanager
     async def watched(self, every_s: float = LOOK_S) -> AsyncIterator[None]:
         """Load changed files while inside."""
-        async with in_background(self._watch(every_s)):
+        async with in_background("certificate", partial(self._watch, every_s)):
             yield
 
     async def _watch(self, every_s: float) -> None:

@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from typing import Generic, TypeVar
+
+from segue.background import in_background
 
 T = TypeVar("T")
 
@@ -41,7 +43,7 @@ class Batches(Generic[T]):
         self._dropped = 0
         self._has_more = asyncio.Event()
         self._is_ending = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     def add(self, value: T) -> None:
         """Add a value without waiting; a full queue drops it."""
@@ -54,16 +56,15 @@ class Batches(Generic[T]):
         self._has_more.set()
 
     async def __aenter__(self) -> Batches[T]:
-        self._task = asyncio.create_task(self._work())
+        delivery = in_background("delivery", self._work)
+        self._task = await self._stack.enter_async_context(delivery)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._task is not None
         self._is_ending.set()
         self._has_more.set()
         await asyncio.wait([self._task], timeout=DRAIN_S_MAX)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._stack.aclose()
         if self._waiting or self._dropped:
             log.warning("%d %s were lost", len(self._waiting) + self._dropped, self._what)
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from segue import __version__
+from segue.background import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
 from segue.settings import Settings
@@ -143,6 +144,9 @@ class Metrics:
         self._lag = prometheus.Histogram(name, about, registry=self.registry, buckets=LAG_BUCKETS)
         self._lags_s: deque[float] = deque(maxlen=int(60 / LAG_EVERY_S))
         self._replaced = self._counter("workers_replaced", "Workers replaced because they hung")
+        about = "Errors of background loops, which were started again"
+        self._failures = self._counter("background_failures", about, ("loop",))
+        self._failures_counted: dict[str, int] = {}
         self._engine_up = self._gauge("segue_engine_up", "1 if the replica answers", ("replica",))
         about = "Requests that wait for an engine replica"
         self._engine_waiting = self._gauge(ENGINE_WAITING, about, ("replica",))
@@ -255,6 +259,9 @@ class Metrics:
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""
+        for name, count in failures.items():
+            self._failures.labels(name).inc(count - self._failures_counted.get(name, 0))
+        self._failures_counted = dict(failures)
         return prometheus.generate_latest(self.registry)
 
 

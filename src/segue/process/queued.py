@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from segue.background import cancel_all, in_background, spawn
 from segue.errors import ApiError, ServerFault, TryLater
 from segue.turn.plan import Caller
 from segue.turn.seams import Maintenance, Seals, Turns
@@ -78,22 +80,32 @@ class QueuedTurns:
         self._maintenance = maintenance
         self._turns = turns
         self._find_caller = find_caller
+        # Those that were taken over and do not run yet.
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def keep(self) -> None:
-        """Take over queued turns that no process owns, as far as there is room, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                room = 0 if self._runner.is_draining else self._runner.background_room
-                try:
-                    taken = await self._maintenance.take_over(room)
-                except ApiError:
-                    log.warning("queued responses of other processes could not be taken over")
-                    taken = ()
-                if taken:
-                    log.info("%d queued responses were taken over", len(taken))
-                for name in taken:
-                    tasks.create_task(self._run(*name))
-                await asyncio.sleep(TAKE_S)
+    @asynccontextmanager
+    async def taken_over(self) -> AsyncIterator[None]:
+        """Take over queued turns that no process owns while inside."""
+        try:
+            async with in_background("queued_turns", self._keep):
+                yield
+        finally:
+            await cancel_all(self._tasks)
+
+    async def _keep(self) -> None:
+        """Take over as many as there is room for, again and again."""
+        while True:
+            room = 0 if self._runner.is_draining else self._runner.background_room
+            try:
+                taken = await self._maintenance.take_over(room)
+            except ApiError:
+                log.warning("queued responses of other processes could not be taken over")
+                taken = ()
+            if taken:
+                log.info("%d queued responses were taken over", len(taken))
+            for name in taken:
+                spawn(self._run(*name), self._tasks)
+            await asyncio.sleep(TAKE_S)
 
     async def _run(self, owner: Owner, turn_id: str) -> None:
         """Run one as soon as its key has a place for it; one that is refused now ends as failed."""

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
 from msgspec import structs
 
+from segue.background import cancel_all, in_background, spawn
 from segue.errors import ApiError, Fenced, TooMany, Unavailable
 from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
@@ -98,7 +99,7 @@ class Runner:
         self._left: set[str] = set()
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
-        self._worker: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
         self.registry = registry = TurnRegistry(records.log)
         self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._spawn)
         self.find, self.reach, self.look = registry.find, registry.reach, registry.look
@@ -109,17 +110,15 @@ class Runner:
         self.registry.others = others
 
     async def __aenter__(self) -> Runner:
-        self._worker = asyncio.create_task(self.records.afterwards.work())
+        afterwards = in_background("ended_turns", self.records.afterwards.work)
+        await self._stack.enter_async_context(afterwards)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.drain(0)
         await self.records.afterwards.drained()
-        assert self._worker is not None
-        tasks = (self._worker, *self._retries)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
+        await cancel_all(self._retries)
 
     @property
     def models(self) -> Models:
@@ -293,12 +292,9 @@ class Runner:
     def _spawn(
         self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]] | None = None
     ) -> None:
-        """A task of its own: a turn that fails must not end its neighbours, as in a task group. It is kept until it is
-        done, and waited for at shutdown."""
-        kept = self._tasks if tasks is None else tasks
-        task = asyncio.create_task(work)
-        kept.add(task)
-        task.add_done_callback(kept.discard)
+        """A task of its own: a turn that fails must not end its neighbours, as in a task group. It is waited for at
+        shutdown."""
+        spawn(work, self._tasks if tasks is None else tasks)
 
     def log_events(self, running: Running) -> None:
         """Write the events of this turn to the log, from the oldest that is still known."""

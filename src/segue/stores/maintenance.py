@@ -1,17 +1,21 @@
 """When is a store maintained?
 
-In: a `Maintenance`, how long things are kept, and functions that are called with erased turns, and when this process
-was taken for dead. Every few seconds this process writes its heartbeat, which waits for nothing else here; turns of
-dead processes end as failed, and what other processes erased leaves the caches of this one. Every hour what is too old
-is deleted, a few rows at a time, so that no save waits long. What fails is tried again; nothing here ends a server.
+In: a `Maintenance`, how long things are kept, and functions that are called with erased turns, when this process was
+taken for dead, and when it cannot go on. Every few seconds this process writes its heartbeat, which waits for nothing
+else here; turns of dead processes end as failed, and what other processes erased leaves the caches of this one. Every
+hour what is too old is deleted, a few rows at a time, so that no save waits long. A store that is away is tried again;
+a heartbeat that fails by a mistake of ours ends the process, whose turns others would end while they run here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 
+from segue.background import GiveUp, in_background
 from segue.errors import ApiError
 from segue.turn.seams import Maintenance
 from segue.turn.values import Owner, Retention
@@ -35,14 +39,21 @@ OnErased = Callable[[Owner, str], Awaitable[object]]
 OnFenced = Callable[[], object]
 
 
-async def keep_up(
-    maintenance: Maintenance, retention: Retention, on_erased: OnErased, on_fenced: OnFenced
-) -> None:
-    """Maintain the store until cancelled."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(keep_alive(maintenance, on_fenced))
-        group.create_task(keep_current(maintenance, on_erased))
-        group.create_task(keep_tidy(maintenance, retention))
+@asynccontextmanager
+async def maintained(
+    maintenance: Maintenance,
+    retention: Retention,
+    on_erased: OnErased,
+    on_fenced: OnFenced,
+    give_up: GiveUp | None = None,
+) -> AsyncIterator[None]:
+    """Maintain the store while inside: three loops, none of which another can stop."""
+    async with (
+        in_background("lease_heartbeat", partial(keep_alive, maintenance, on_fenced), give_up),
+        in_background("recovery", partial(keep_current, maintenance, on_erased)),
+        in_background("sweep", partial(keep_tidy, maintenance, retention)),
+    ):
+        yield
 
 
 async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:

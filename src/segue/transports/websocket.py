@@ -22,6 +22,7 @@ from time import perf_counter
 from msgspec import UNSET, structs
 
 from segue.accounts.account import Account
+from segue.background import spawn
 from segue.errors import (
     ApiError,
     Conflict,
@@ -463,9 +464,7 @@ class SocketSession:
         asyncio.get_running_loop().call_soon(self._retire if is_last else self._start_waiting)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(work, self._tasks)
 
     # --- steers (docs/protocol.md 6.10) ---
 
