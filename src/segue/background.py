@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -50,10 +50,11 @@ async def run_forever(
             return await loop()
         except (Exception, asyncio.CancelledError) as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                if not isinstance(error, asyncio.CancelledError):
-                    log.exception("background loop %s failed while it was stopped", name)
-                raise
-            # Here a cancel is of something that the loop awaited, and as good as any other error.
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                log.exception("background loop %s failed while it was stopped", name)
+                return
+            # Here a cancel is of something that the loop awaited: an error as any other.
             failures[name] += 1
             if clock() - began_at > RAN_WELL_S:
                 pause_s = PAUSE_S_MIN
@@ -76,7 +77,9 @@ async def in_background(
     try:
         yield task
     finally:
-        await cancel_all((task,))
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def spawn(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -98,7 +101,8 @@ async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel these tasks and wait for them."""
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def off_loop(is_long: bool, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

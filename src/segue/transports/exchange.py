@@ -18,7 +18,15 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from segue.accounts.account import Account
-from segue.errors import ApiError, InvalidRequest, Refused, Unauthenticated, Unavailable, too_large
+from segue.errors import (
+    ApiError,
+    InvalidRequest,
+    Refused,
+    ServerFault,
+    Unauthenticated,
+    Unavailable,
+    too_large,
+)
 from segue.ids import new_id
 from segue.process.afterwards import AccessLine
 from segue.process.intake import Inflow
@@ -290,6 +298,14 @@ def raw_refusal(error: ApiError, headers: Headers = ()) -> bytes:
     phrase = HTTPStatus(error.status).phrase
     lines = [f"HTTP/1.1 {error.status} {phrase}".encode(), *(b"%b: %b" % pair for pair in every)]
     return b"\r\n".join([*lines, b"", body])
+
+
+def answerable(fault: Exception, what: str, request_id: str) -> ApiError:
+    """What the client is told of an error. One that nobody expected is a mistake of ours: the log has its traceback."""
+    if isinstance(fault, ApiError):
+        return fault
+    log.error(what, exc_info=fault, extra={"request_id": request_id})
+    return ServerFault("The server had an error.")
 
 
 @asynccontextmanager

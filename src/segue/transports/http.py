@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from segue.errors import ApiError, NotFound, Refused, ServerFault, model_not_found
+from segue.errors import ApiError, NotFound, Refused, model_not_found
 from segue.ids import current_request
 from segue.transports.auth import bearer
 from segue.transports.conversations import ConversationRoutes
-from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send
+from segue.transports.exchange import ClientGone, Exchange, Receive, Scope, Send, answerable
 from segue.transports.openapi import asyncapi, openapi
 from segue.transports.responses import ResponseRoutes
 from segue.transports.services import Services
@@ -106,11 +106,11 @@ class HttpApp:
             self._services.note_refusal("http", error.code, exchange.request_id)
             log.debug("request refused: %d %s", error.status, error.code)
             await exchange.refuse(error)
-        except Exception:
-            log.exception("request failed")
+        except Exception as fault:
+            error = answerable(fault, "request failed", exchange.request_id)
             if exchange.has_started:
                 raise
-            await exchange.refuse(ServerFault("The server had an error."))
+            await exchange.refuse(error)
         finally:
             exchange.release()
             self._note(exchange)

@@ -23,6 +23,7 @@ from segue.errors import (
 )
 from segue.ids import new_id
 from segue.session.lanes import Lane
+from segue.transports.exchange import answerable
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.plan import Tally
 from segue.turn.running import Running
@@ -78,7 +79,7 @@ class Steering:
         # Ids of steers of this connection that wait for their response to end.
         self._waiting: list[str] = []
 
-    def take(self, frame: SteerFrame, running: Running | None) -> None:
+    def take(self, frame: SteerFrame, running: Running | None, request_id: str) -> None:
         """Hand a steer to its turn, or send it back with the reason."""
         target = frame.previous_response_id
         given = Raw(b"null") if frame.input is UNSET else frame.input
@@ -93,7 +94,8 @@ class Steering:
             steer = Steer(new_id("steer"), given, _items(given, steerable))
             steerable.steer(steer)
             self._waiting.append(steer.id)
-        except ApiError as error:
+        except Exception as fault:
+            error = answerable(fault, "a steer could not be handled", request_id)
             self._refuse(running, target, given, error)
 
     def unapplied(self, running: Running) -> list[HeldSteer]:

@@ -39,7 +39,7 @@ from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
 from segue.process.intake import Inflow
 from segue.session.lanes import Lane, Lanes, Ticket
-from segue.transports.exchange import CLIENT_LEFT
+from segue.transports.exchange import CLIENT_LEFT, answerable
 from segue.transports.reconnect import LostCaches
 from segue.transports.services import Services
 from segue.transports.socket import MessageFault, Socket, SocketClosed
@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 AGE_JITTER = 0.05
 # Turns stop when the outbox is full; errors may take this many times as much before the connection closes.
 UNREAD_TIMES_MAX = 4
-OUR_FAULT = "The server had an error."
 BAD_MESSAGES = {
     "binary": "Binary messages are not supported.",
     "violation": "The frame breaks the rules of WebSocket.",
@@ -234,9 +233,9 @@ class SocketSession:
 
     async def _receive_large(self, text: bytes) -> None:
         try:
-            decoded: Create | str | ApiError = await asyncio.to_thread(codec.decode_frame, text)
-        except ApiError as error:
-            decoded = error
+            decoded: Create | str | Exception = await asyncio.to_thread(codec.decode_frame, text)
+        except Exception as fault:
+            decoded = fault
         self._is_decoding = False
         self._take(text, decoded)
         behind, self._behind = self._behind, []
@@ -245,14 +244,14 @@ class SocketSession:
         if not self._is_decoding:
             self.socket.release()
 
-    def _take(self, text: bytes, decoded: Create | str | ApiError | None = None) -> None:
+    def _take(self, text: bytes, decoded: Create | str | Exception | None = None) -> None:
         """A create joins its lane, a steer or an append goes to its turn, anything else is refused."""
         lane: Lane = None
         try:
             if self._is_dismissed:
                 raise _revoked()
             create = codec.decode_frame(text) if decoded is None else decoded
-            if isinstance(create, ApiError):
+            if isinstance(create, Exception):
                 raise create
             if isinstance(create, str):
                 self._received_other(create, text)
@@ -270,19 +269,15 @@ class SocketSession:
             ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
             if ticket.crosses_lanes and parent_id is not None:
                 ticket.pin = self._near.held(self.owner, parent_id)
-        except ApiError as error:
+            self._start_waiting()
+            if self.inflow.grant:
+                self._count_waiting()
+        except Exception as fault:
+            # A bug must not end the connection, nor leave the frame without an answer.
+            what = "a WebSocket frame could not be handled"
+            error = answerable(fault, what, self.socket.request_id)
             # The lane is echoed also where the frame could not be read as a whole.
             self._refuse(error, codec.decode_envelope(text)[1] if lane is None else lane)
-            return
-        except Exception:
-            # A bug must not end the connection, nor leave the frame without an answer.
-            extra = {"request_id": self.socket.request_id}
-            log.exception("a WebSocket frame could not be handled", extra=extra)
-            self._refuse(ServerFault(OUR_FAULT), lane)
-            return
-        self._start_waiting()
-        if self.inflow.grant:
-            self._count_waiting()
 
     def _new_tally(self, size: int = 0, trace: str = "") -> Tally:
         self._create_count += 1
@@ -308,7 +303,7 @@ class SocketSession:
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
                 self._steering = self._steering or Steering(self._send_to_lane, self._ended)
-                self._steering.take(frame, running)
+                self._steering.take(frame, running, self.socket.request_id)
             case "response.append":
                 self._received_append(codec.decode_append(text), len(text))
             case _:
@@ -388,26 +383,26 @@ class SocketSession:
         """Prepare a turn and let it run; a refusal frees its lane."""
         pending, lane, account = ticket.request, ticket.lane, self.account
         current_request.set(pending.tally.request_id)
-        create, parent_id, parent = pending.create, ticket.parent_id, ticket.pin
         steers: list[HeldSteer] = []
-        if parent_id is not None and parent is None:
-            # This connection, or one that was lost a moment ago, may have the parent in memory.
-            parent = self._near.held(self.owner, parent_id)
-            parent = parent or self._lost.find(self.owner, parent_id)
-        if self._steering is not None and (steers := self._lanes.take_held(ticket)):
-            before = [item for held in steers for item in held.steer.items]
-            create = codec.with_input_before(create, before)
-        caller = Caller(
-            self.owner,
-            self._turns,
-            parent,
-            f"{id(self)}/{lane or ''}",
-            may=account.scopes,
-            quota=account.turn_quota,
-        )
-        subscribe = LaneSubscriber if self._origin is None else LoggedSubscriber
-        subscriber = subscribe(self, ticket)
         try:
+            create, parent_id, parent = pending.create, ticket.parent_id, ticket.pin
+            if parent_id is not None and parent is None:
+                # This connection, or one that was lost a moment ago, may have the parent in memory.
+                parent = self._near.held(self.owner, parent_id)
+                parent = parent or self._lost.find(self.owner, parent_id)
+            if self._steering is not None and (steers := self._lanes.take_held(ticket)):
+                before = [item for held in steers for item in held.steer.items]
+                create = codec.with_input_before(create, before)
+            caller = Caller(
+                self.owner,
+                self._turns,
+                parent,
+                f"{id(self)}/{lane or ''}",
+                may=account.scopes,
+                quota=account.turn_quota,
+            )
+            subscribe = LaneSubscriber if self._origin is None else LoggedSubscriber
+            subscriber = subscribe(self, ticket)
             if create.background:
                 message, name = "'background' belongs to HTTP.", "background"
                 raise InvalidRequest(message, code="unsupported_parameter", param=name)
@@ -418,9 +413,7 @@ class SocketSession:
             runner = self._services.runner
             await runner.begin(create, caller, pending.tally, subscriber, "websocket")
         except Exception as fault:
-            error = fault if isinstance(fault, ApiError) else ServerFault(OUR_FAULT)
-            if error is not fault:
-                log.exception("a turn could not be prepared")
+            error = answerable(fault, "a turn could not be prepared", pending.tally.request_id)
             # The client did not ask for an automatic successor, and may continue the steered response itself.
             self._free(ticket, has_failed=not pending.is_automatic)
             if not pending.is_automatic:
@@ -517,13 +510,14 @@ class SocketSession:
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
             running.check(items, ticket.request.tally)
-        except ApiError as error:
-            self._refuse(error, ticket.lane, ticket.request.tally.request_id)
-            return
-        running.awaited_calls = None
-        self._appends[ticket] = Append(items)
-        self._lanes.resume(ticket)
-        self._start_waiting()
+            running.awaited_calls = None
+            self._appends[ticket] = Append(items)
+            self._lanes.resume(ticket)
+            self._start_waiting()
+        except Exception as fault:
+            request_id = ticket.request.tally.request_id
+            error = answerable(fault, "an append could not be handled", request_id)
+            self._refuse(error, ticket.lane, request_id)
 
     # --- the life of the connection ---
 
