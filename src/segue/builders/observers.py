@@ -58,7 +58,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics, history = state.settings, Metrics(), RecentTurns()
     metrics.note_limits(settings)
-    observers = [metrics.observe, history.observe, UnseenMedia().observe]
+    observers = [metrics.observe, history.observe, UnseenMedia().observe, log_failure]
     # Needed only where a key limits what is kept in memory.
     state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]
@@ -78,6 +78,16 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, history, afterwards, refusals, write_access, audit)
+
+
+def log_failure(turn: EndedTurn) -> None:
+    """A turn that failed is in the log by its ids; one that failed by a mistake of its caller only at `debug`, as every
+    refused request."""
+    if turn.error is not None:
+        level = logging.DEBUG if turn.is_callers_fault else logging.INFO
+        what = (turn.entry.turn_id, turn.outcome, turn.error_status, turn.error)
+        extra = {"request_id": turn.tally.request_id}
+        log.log(level, "turn %s %s: %d %s", *what, extra=extra)
 
 
 class UnseenMedia:

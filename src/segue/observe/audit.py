@@ -56,7 +56,7 @@ class Audit:
             at=round(time.time(), 3),
             event="turn",
             transport=turn.transport,
-            outcome=entry.status,
+            outcome=turn.outcome,
             code=turn.error,
             owner=entry.owner,
             model=entry.model,

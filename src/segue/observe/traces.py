@@ -102,7 +102,7 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "gen_ai.response.id": entry.turn_id,
         "segue.request_id": tally.request_id,
         "segue.transport": turn.transport,
-        "segue.outcome": entry.status,
+        "segue.outcome": turn.outcome,
         "segue.owner_hash": blake2b(entry.owner.encode(), digest_size=8).hexdigest(),
         "error.type": turn.error,
         "segue.state.found_in": tally.found_in,

@@ -53,10 +53,19 @@ class EndedTurn:
     sent_at: float = 0.0
     parent_id: str | None = None
     lane: str = ""
-    # The code of the error, if it failed.
+    # Of the error, if it failed: its code, its status over HTTP, and whether the caller must change something. Not the
+    # error itself: its traceback holds the whole turn.
     error: str | None = None
+    error_status: int = 0
+    is_callers_fault: bool = False
     # The name of its chain: the same at every worker and machine.
     chain: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """The status of the response; `refused` where a mistake of the caller was found after the response had begun,
+        as when the prompt is too long."""
+        return "refused" if self.is_callers_fault else self.entry.status
 
     @property
     def marks(self) -> dict[str, float]:

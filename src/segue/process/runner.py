@@ -19,7 +19,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.background import cancel_all, in_background, spawn
-from segue.errors import ApiError, Fenced, TooMany, Unavailable
+from segue.errors import ApiError, CallerError, Fenced, TooMany, Unavailable
 from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
@@ -498,9 +498,12 @@ def _ended(plan: Plan, running: Running, transport: str, sent_at: float) -> Ende
     if entry is None or entry.status != response.status:
         entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
-    code = response.error.code if response.error else None
-    parent_id = response.previous_response_id
+    parent_id, error = response.previous_response_id, running.error
     # One that failed is not always a turn, but continues its parent's chain.
     named = running.turn or plan.resolved.parent
     chain = (named and named.chain) or plan.id
-    return EndedTurn(entry, plan.tally, transport, sent_at, parent_id, plan.lane, code, chain)
+    place = (transport, sent_at, parent_id, plan.lane)
+    if error is None:
+        return EndedTurn(entry, plan.tally, *place, chain=chain)
+    is_callers = isinstance(error, CallerError)
+    return EndedTurn(entry, plan.tally, *place, error.code, error.status, is_callers, chain)

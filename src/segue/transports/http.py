@@ -103,7 +103,8 @@ class HttpApp:
         except ClientGone:
             exchange.reason = "client_left"
         except ApiError as error:
-            self._services.note_refusal("http", error.code, exchange.request_id)
+            if not exchange.response_id:
+                self._services.note_refusal("http", error.code, exchange.request_id)
             log.debug("request refused: %d %s", error.status, error.code)
             await exchange.refuse(error)
         except Exception as fault:

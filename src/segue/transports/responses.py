@@ -130,6 +130,7 @@ class ResponseRoutes:
         plan = await self._runner.prepare(create, caller, tally, compacts="window")
         subscriber = LastSubscriber()
         running = self._runner.start(plan, self._services.turns, subscriber, "http")
+        exchange.response_id = running.id
         await _wait_for_end(exchange, running, subscriber)
         if running.error is not None:
             raise running.error
