@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 # Store and engines are asked at most this often, whoever wants to know: anybody may, and it is done with our keys.
 PROBE_S = 1.0
+# How long a page of metrics waits for their answers, and else has those of the last time: of a worker whose page is not
+# there within two seconds all figures would be missing from the page of its server.
+PAGE_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class HealthCheck:
         self._runner = runner
         self._probe: asyncio.Task[dict[str, bool]] | None = None
         self._probe_at = 0.0
+        # What was last answered.
+        self._checks: dict[str, bool] = {}
         # What each engine answered when it was first asked.
         self.met: dict[str, bool] = {}
         # What is wrong with the names of models, as the engines list them.
@@ -182,7 +187,8 @@ class HealthCheck:
             if problem not in before:
                 log.warning("%s", problem)
         names = ("store", *(f"engine:{name}" for name in models))
-        return dict(zip(names, answers, strict=True))
+        self._checks = dict(zip(names, answers, strict=True))
+        return self._checks
 
     def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
         """Each replica where there are several, else what the engine last answered."""
@@ -209,8 +215,11 @@ class HealthCheck:
         return together([own, *others.values()])
 
     async def _write_own_metrics(self) -> bytes:
-        await self._observers.afterwards.drained()
-        rows = self.replicas(await self.check())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PAGE_S_MAX):
+                await self._observers.afterwards.drained()
+                await self.check()
+        rows = self.replicas(self._checks)
         metrics = self._observers.metrics
         for model in self._models.values():
             if isinstance(model.engine, RoutedEngine):

@@ -36,7 +36,7 @@ from msgspec import Struct, structs
 
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
-from segue.routing.book import OthersLoad, RouteBook, Visit
+from segue.routing.book import NO_LOAD, OthersLoad, RouteBook, Visit
 from segue.routing.placement import ReplicaLoad, choose
 from segue.turn.seams import Engine
 from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Moved, Piece
@@ -219,25 +219,27 @@ class _Replica:
         """How many jobs it may have at once, of all processes."""
         return self._slots or self.engine.facts.slots or PARALLEL_MAX
 
-    async def enter(self, job: Job, now: float) -> None:
+    async def enter(self, job: Job, now: float, book: RouteBook) -> None:
         """Wait for a slot."""
         self._fit_queue()
         if self.queue.is_free or now < self._logged_at + WAITING_LOG_S:
             await self.queue.enter(job.owner, job.lane, job.lineage.priority)
             return
-        timer = asyncio.get_running_loop().call_later(WAITING_S, self._log_waiting)
+        timer = asyncio.get_running_loop().call_later(WAITING_S, self._log_waiting, book)
         try:
             await self.queue.enter(job.owner, job.lane, job.lineage.priority)
         finally:
             timer.cancel()
 
-    def _log_waiting(self) -> None:
+    def _log_waiting(self, book: RouteBook) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._logged_at + WAITING_LOG_S:
             self._logged_at = now
+            # Those of all processes, as far as they have said: so the figures are those of the metrics.
+            others, queue = book.others.get(self.name, NO_LOAD), self.queue
             log.warning(
                 "engine %s is full: %d requests run and %d wait, one of them for %g s (see engine_parallel)",
-                self.name, self.queue.running, self.queue.waiting, WAITING_S,
+                self.name, queue.running + others.running, queue.waiting + others.waiting, WAITING_S,
             )  # fmt: skip
 
     def set_slots(self, slots: int) -> None:
@@ -309,9 +311,7 @@ class _Replica:
         if self.failures:
             log.info("engine %s works again", self.name)
             self.recovered_at = time.time()
-        self.failures = 0
-        self.errors = 0
-        self.down_until = 0.0
+        self.failures, self.errors, self.down_until = 0, 0, 0.0
 
     def _pause_s(self) -> float:
         """Twice as long each time, and not the same for all processes that wait."""
@@ -493,7 +493,7 @@ class RoutedEngine:
                 await replica.engine.is_ready()
             failures = replica.failures
             try:
-                await replica.enter(job, now)
+                await replica.enter(job, now, self.book)
             except BaseException:
                 visit.end(now)
                 raise
