@@ -108,10 +108,10 @@ class HttpApp:
             log.debug("request refused: %d %s", error.status, error.code)
             await exchange.refuse(error)
         except Exception as fault:
-            error = answerable(fault, "request failed", exchange.request_id)
+            answer = answerable(fault, "request failed", exchange.request_id)
             if exchange.has_started:
                 raise
-            await exchange.refuse(error)
+            await exchange.refuse(answer)
         finally:
             exchange.release()
             self._note(exchange)
