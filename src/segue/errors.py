@@ -6,7 +6,7 @@
       TryLater          the same request may succeed later (wait_s)
         TooMany Unavailable
       ServerFault       we must change something
-        EngineFailed StoreFailed Fenced
+        EngineFailed StoreFailed Outdated Fenced
 
 Two places turn an error into an answer for the client: the transport around `prepare` (a status or an error event), and
 the turn loop (a failed response). Elsewhere an error is caught only to retry, to fall back, to release what is held, or
@@ -149,6 +149,10 @@ class EngineFailed(ServerFault):
 
 class StoreFailed(ServerFault):
     """The store refused a write that it should have accepted."""
+
+
+class Outdated(StoreFailed):
+    """A newer version has changed the store, so that this one can no longer use it."""
 
 
 class Fenced(ServerFault):

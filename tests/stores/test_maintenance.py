@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from segue.errors import StoreFailed, Unavailable
+from segue.errors import Outdated, StoreFailed, Unavailable
 from segue.stores import maintenance
 from segue.stores.maintenance import maintained
 from segue.turn.values import Owner, Retention
@@ -79,3 +79,14 @@ async def test_heartbeat_waits_for_no_recovery(monkeypatch: pytest.MonkeyPatch) 
     store = Recovering()
     async with maintained(store, Retention(turns_s=7), store.on_erased, store.on_fenced):
         await until(lambda: store.asked.count("beat") > 5)
+
+
+async def test_process_whose_store_needs_a_newer_version_gives_up() -> None:
+    class Replaced(Troubled):
+        async def beat(self) -> bool:
+            raise Outdated("written by a newer Segue")
+
+    replaced, gave_up = Replaced(), asyncio.Event()
+    keep = (replaced, Retention(turns_s=7), replaced.on_erased, replaced.on_fenced)
+    async with asyncio.timeout(10), maintained(*keep, gave_up.set):
+        await gave_up.wait()

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from segue.background import GiveUp, in_background
-from segue.errors import ApiError
+from segue.errors import ApiError, Outdated
 from segue.turn.seams import Maintenance
 from segue.turn.values import Owner, Retention
 
@@ -65,6 +65,9 @@ async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:
                     "this process was paused for longer than its lease: others have ended its responses"
                 )
                 on_fenced()
+        except Outdated:
+            # It stood still for so long that a version started that it cannot work beside: it has no lease any more.
+            raise
         except ApiError:
             log.exception("the heartbeat could not be written; trying again in %s s", BEAT_S)
         await asyncio.sleep(BEAT_S)

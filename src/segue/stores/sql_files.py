@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
-from segue.errors import StoreFailed
+from segue.errors import Outdated, StoreFailed
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,9 @@ def load_migrations(backend: str) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def newer_database(needed: Abilities, known: Abilities) -> StoreFailed:
+def newer_database(needed: Abilities, known: Abilities) -> Outdated:
     """The refusal of a database whose rows this version could not read."""
-    return StoreFailed(
+    return Outdated(
         f"this database was written by a newer Segue (it needs schema {needed.schema} and row format {needed.rows}; "
         f"this one knows {known.schema} and {known.rows}). Start that version again, or restore the "
         "backup from before the upgrade"
