@@ -70,7 +70,10 @@ async def test_server_is_found_by_its_address(path: Path) -> None:
         assert find_control("segue.example.org", 8080) is None
 
 
-def test_folder_that_others_may_enter_is_not_used(path: Path) -> None:
-    path.parent.chmod(0o755)
-    with pytest.raises(PermissionError, match="not a private folder"):
-        control_path("127.0.0.1", 8080)
+async def test_folder_that_others_may_enter_is_not_used(path: Path) -> None:
+    async with open_control(path, {}):
+        path.parent.chmod(0o755)
+        with pytest.raises(PermissionError, match="not a private folder"):
+            control_path("127.0.0.1", 8080)
+        # Nor does a command send an order there.
+        assert find_control("127.0.0.1", 8080) is None

@@ -162,8 +162,7 @@ def control_path(host: str, port: int) -> Path:
     """The socket of a server with this address; its folder is made, and is safe."""
     folder = _own_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_private(folder):
         raise PermissionError(f"{folder} is not a private folder of this user")
     return folder / f"{host}-{port}"
 
@@ -171,13 +170,24 @@ def control_path(host: str, port: int) -> Path:
 def find_control(host: str, port: int) -> Path | None:
     """The socket of the server that listens there; on this machine, perhaps on all addresses."""
     hosts = (host, *NEAR_HOSTS) if is_loopback(host) else (host,)
-    folders = (_own_folder(), SERVICE_FOLDER)
+    own = _own_folder()
+    # In a temporary folder another user may have made it, and would get the orders.
+    folders = (own, SERVICE_FOLDER) if _is_private(own) else (SERVICE_FOLDER,)
     paths = [folder / f"{name}-{port}" for folder in folders for name in hosts]
     for path in paths:
         with suppress(OSError):
             if path.is_socket():
                 return path
     return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is this user's, and nobody else may enter it."""
+    with suppress(OSError):
+        found = folder.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        return is_own and not found.st_mode & 0o077
+    return False
 
 
 def _own_folder() -> Path:

@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from segue.errors import Unavailable
 from segue.process.intake import Intake
+from segue.wire.items import ITEM_BYTES
 
 log = logging.getLogger(__name__)
 
 LOOK_S, RETRY_S = 1.0, 5
+# Nor do two looks lie further apart than the arrival of this part of the limit.
+LOOK_PART = 32
+# How often what a client sends is in memory: as it came, as the bytes of its items, and as their values.
+SENT_COST = 3
 # Where the system does not say how much memory there is.
 ASSUMED_BYTES = 4 * 1024**3
 # What may be held by default of the memory that there is: the program, the model and the system need the rest.
@@ -53,6 +58,11 @@ def resident_bytes() -> int:
 def memory_for(wanted: int, workers: int) -> int:
     """What each of so many workers may hold, if all may hold this much; 0: by the memory that there is."""
     return (wanted or machine_bytes() // PART) // workers
+
+
+def sent_bytes(size: int, items: int) -> int:
+    """What so many bytes with so many items hold once they are decoded."""
+    return SENT_COST * size + ITEM_BYTES * items
 
 
 class Writer(Protocol):
@@ -91,6 +101,9 @@ class Memory:
         self.unread = Unread(bytes_max // 16)
         # Whether the limit is reached although the caches are empty.
         self.is_full = False
+        # What the requests hold that are being prepared, and what came since the last look.
+        self._preparing_bytes = 0
+        self._unseen_bytes = 0
         # What each part holds now.
         self.parts: Mapping[str, Callable[[], int]] = {}
         self._caches: Sequence[Callable[[int], None]] = ()
@@ -101,7 +114,7 @@ class Memory:
         """From now on these are the parts. Each of `caches` gives up so many bytes, as far as it has them."""
         self.parts = {
             **parts,
-            "inbound": lambda: self.intake.bytes,
+            "inbound": lambda: self.intake.bytes + self._preparing_bytes,
             "unread": lambda: self.unread.bytes,
         }
         self._caches = caches
@@ -111,13 +124,28 @@ class Memory:
         """What all of them hold."""
         return sum(read() for read in self.parts.values())
 
-    def check(self) -> None:
-        """Refuse a new turn while the limit is reached."""
+    def check(self, size: int = 0) -> None:
+        """Refuse what would hold so much more while the limit is reached. Where much has come since the last look, look
+        again now: a second is long enough to send many times the limit."""
+        self._unseen_bytes += size
+        if self._unseen_bytes * LOOK_PART > self.bytes_max:
+            self.look()
         if self.is_full:
             raise Unavailable("The server has reached its memory limit.", wait_s=RETRY_S)
 
+    @contextmanager
+    def preparing(self, size: int) -> Iterator[None]:
+        """What is prepared inside holds so much; refused while the limit is reached."""
+        self.check(size)
+        self._preparing_bytes += size
+        try:
+            yield
+        finally:
+            self._preparing_bytes -= size
+
     def look(self) -> None:
         """Shrink what is above the limit."""
+        self._unseen_bytes = 0
         for shrink in self._caches:
             if (excess := self.bytes - self.bytes_max) <= 0:
                 break

@@ -36,6 +36,7 @@ from segue.turn.seams import Turns
 from segue.turn.values import JobStarted, Messages, Owner, Prompt, Warm
 from segue.wire.cache import CacheReport, EngineReason, LossReason, MaybeDiagnostics
 from segue.wire.codec import LARGE_BYTES
+from segue.wire.items import ITEM_BYTES
 from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
@@ -288,7 +289,8 @@ class ReuseWatch:
         if record is None or new.prompt is None:
             return
         record.known = new
-        record.known_bytes = ITEM_COST * plan.tally.bytes_received + TOKEN_COST * new.tokens
+        sent = ITEM_COST * plan.tally.bytes_received + ITEM_BYTES * len(new.items)
+        record.known_bytes = sent + TOKEN_COST * new.tokens
         self._count(owner, record.known_bytes)
         recent = self._recent.setdefault(owner, OrderedDict())
         recent[plan.id] = None

@@ -26,14 +26,14 @@ from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
-from segue.process.memory import Memory
+from segue.process.memory import Memory, sent_bytes
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
 from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
-from segue.turn.commit import commit, entry_of
+from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compact import CompactionKind
 from segue.turn.compose import count
 from segue.turn.decide import End
@@ -186,8 +186,10 @@ class Runner:
         compacts: CompactionKind | None = None,
     ) -> Plan:
         _refuse_if(self.is_draining)
-        self.memory.check()
-        plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
+        items = len(create.input) if isinstance(create.input, list) else 1
+        size = sent_bytes(tally.bytes_received, items)
+        with self.memory.preparing(size):
+            plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
         try:
             _refuse_if(self.is_draining)
         except Unavailable:
@@ -279,6 +281,7 @@ class Runner:
         )
         running.check = partial(_check_later, plan.model, conversation is not None)
         running.input_bytes = plan.tally.bytes_received
+        running.input_bytes += weigh_turn(_given(plan), plan.resolved)
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
         if subscriber is not None:
@@ -461,9 +464,12 @@ class Runner:
 
 
 def _unanswered(plan: Plan, response: Response) -> Turn:
-    """A turn to which nothing was answered yet."""
-    given = (*plan.resolved.earlier, Round(plan.resolved.given))
-    return commit(plan, response, given, plan.resolved.open_calls)
+    """A turn to which nothing was answered yet. What it holds in memory is counted as that of a running turn."""
+    return replace(commit(plan, response, _given(plan), plan.resolved.open_calls), bytes=0)
+
+
+def _given(plan: Plan) -> tuple[Round, ...]:
+    return (*plan.resolved.earlier, Round(plan.resolved.given))
 
 
 def _refuse_if(is_draining: bool) -> None:

@@ -39,6 +39,8 @@ class SseSubscriber:
         self._bytes_max = bytes_max
         self._chunks: list[bytes] = []
         self._bytes = 0
+        # What was taken and is not written yet.
+        self._taken_bytes = 0
         self._wake = asyncio.Event()
         self._running: Running | None = None
 
@@ -51,7 +53,7 @@ class SseSubscriber:
 
     @property
     def unread_bytes(self) -> int:
-        return self._bytes
+        return self._bytes + self._taken_bytes
 
     def deliver(self, events: Sequence[Event]) -> None:
         chunks = [sse(event) for event in events]
@@ -79,13 +81,17 @@ class SseSubscriber:
         self._unread.writers.discard(self)
 
     async def take(self) -> bytes:
-        """Everything that is ready, as one write of whole events."""
+        """Everything that is ready, as one write of whole events. Until the next call the connection may not have
+        taken it."""
+        self._taken_bytes = 0
+        self.close()
         await self._wake.wait()
         self._wake.clear()
         data = b"".join(self._chunks)
         self._chunks.clear()
-        self._bytes = 0
-        self.close()
+        self._bytes, self._taken_bytes = 0, len(data)
+        if self._taken_bytes <= UNREAD_BYTES_MIN:
+            self.close()
         self.is_over = self._is_ended
         if self._running is not None:
             self._running.wake()

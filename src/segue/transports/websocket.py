@@ -38,6 +38,7 @@ from segue.ids import current_request
 from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
 from segue.process.intake import Inflow
+from segue.process.memory import sent_bytes
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.transports.exchange import CLIENT_LEFT, answerable
 from segue.transports.reconnect import LostCaches
@@ -498,20 +499,22 @@ class SocketSession:
         if subscriber is None:
             raise response_not_found(frame.response_id)
         subscriber.ticket.request.tally.bytes_received += size
-        self._spawn(self._append(subscriber, frame))
+        self._spawn(self._append(subscriber, frame, sent_bytes(size, len(frame.input))))
 
-    async def _append(self, subscriber: LaneSubscriber, frame: AppendFrame) -> None:
-        """Give a waiting rollout the outputs of its calls; on an error it goes on waiting."""
+    async def _append(self, subscriber: LaneSubscriber, frame: AppendFrame, size: int) -> None:
+        """Give a waiting rollout the outputs of its calls, which hold `size` bytes; on an error it goes on waiting."""
         running, ticket = subscriber.running, subscriber.ticket
         try:
-            items = await decode_items(frame.input, ticket.request.tally)
-            _check_append(running, items)
-            items = await self._services.runner.read(items)
+            with self._services.memory.preparing(size):
+                items = await decode_items(frame.input, ticket.request.tally)
+                _check_append(running, items)
+                items = await self._services.runner.read(items)
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
             running.check(items, ticket.request.tally)
             running.awaited_calls = None
-            self._appends[ticket] = Append(items)
+            running.input_bytes += size
+            self._appends[ticket] = Append(items, size)
             self._lanes.resume(ticket)
             self._start_waiting()
         except Exception as fault:

@@ -8,12 +8,12 @@ from segue.lineage import NO_LINEAGE, Lineage
 from segue.turn.plan import Plan, Resolved
 from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.effects import apply_effects
-from segue.wire.items import Call, Item
+from segue.wire.items import Call, Item, weigh
 from segue.wire.kinds import call_of, is_hosted_result
 from segue.wire.response import ENDED, NO_USAGE, Response
 
-# What a node and each of its items cost beside their payload: the objects themselves.
-NODE_BYTES, ITEM_BYTES = 2_000, 500
+# What a node costs beside its items: the objects themselves.
+NODE_BYTES = 2_000
 
 
 def commit(
@@ -50,7 +50,7 @@ def commit(
         route=route,
         passed=passed,
         holds_key=bool(plan.key) and not response.background,
-        bytes=_measure(rounds, resolved, plan.tally.tokens_tokenized),
+        bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized),
         usage=entry_of(plan.owner, response, is_hosted=resolved.is_hosted),
     )
 
@@ -73,14 +73,12 @@ def warm_after(
     return Warm(fingerprint, head, prompt, route)
 
 
-def _measure(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int) -> int:
-    """What this turn adds: the bytes of items and their typed form, whose text is as long, or longer where it is not
-    ASCII; and four for every id, kept and joined.
+def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int = 0) -> int:
+    """What this turn adds: its items, and four bytes for every id, kept and joined.
 
     Tools and instructions count where they are not the parent's very own.
     """
-    raws = [item.raw for one in rounds for item in (*one.given, *one.wrote)]
-    text = sum(ITEM_BYTES + len(raw) * (2 if raw.isascii() else 3) for raw in raws)
+    text = weigh(item for one in rounds for item in (*one.given, *one.wrote))
     head, parent = resolved.head, resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:
         text += 3 * len(head.tools.raw) + 2 * len(head.instructions or "")

@@ -254,6 +254,7 @@ class TurnLoop:
         plan = self.plan
         may_truncate = plan.resolved.create.truncation == "auto"
         composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
+        self.running.hold((), composed.rendered.tokens_tokenized)
         self.first_composed = self.first_composed or composed
         if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
             if await self._compact() is None:
@@ -275,6 +276,8 @@ class TurnLoop:
             is_fresh=self.is_fresh,
         )
         self.rounds.append(last)
+        # Ids are kept, and joined to the prompt of the next round.
+        self.running.hold(last.wrote, 2 * self.sampled)
         self.open_calls = self.open_calls | calls_in(last.wrote)
 
     def _go_on(self, items: tuple[Item, ...]) -> None:
@@ -282,6 +285,7 @@ class TurnLoop:
         scene = self.scene
         head, effects = _unforced(scene.head, items), apply_effects(scene.effects, items)
         self.scene = scene.after(self.rounds[-1], self._warm(), head, items, effects)
+        self.running.hold(items)
         self.given, self.is_fresh = items, False
         self.items_before = len(self.assembler.items)
 
@@ -464,7 +468,9 @@ class TurnLoop:
             self.plan = await self.hosted.begin(self._may_begin)
         except ApiError as error:
             return error
+        sent = set(map(id, self.given))
         self.given = self.plan.resolved.given
+        self.running.hold([item for item in self.given if id(item) not in sent])
         # What our own tools have done before the model speaks was given to it.
         self.items_before = len(self.assembler.items)
         return None

@@ -18,12 +18,14 @@ from segue.turn.assemble import Assembler
 from segue.turn.plan import Tally
 from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import TERMINAL, Event, EventRing
-from segue.wire.items import Call, Item, Required
+from segue.wire.items import Call, Item, Required, weigh
 from segue.wire.kinds import required_by
 from segue.wire.response import Response
 
 # Clients send a few; at the limit the first ones win.
 INBOX_MAX = 64
+# What a token id takes in memory.
+ID_BYTES = 4
 
 
 class Subscriber(Protocol):
@@ -85,7 +87,7 @@ class Running:
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
-        # The size of its request.
+        # What its request and the items and ids of its rounds hold in memory.
         self.input_bytes = 0
         self._subscribers: list[Subscriber] = []
         # One long answer with its reasoning; beyond it a late subscriber asks the store.
@@ -100,8 +102,7 @@ class Running:
     @property
     def required(self) -> list[Required]:
         """What the client has to send for the calls of this turn."""
-        values = (item.value for item in self.assembler.items)
-        return [one for value in values if (one := required_by(value)) is not None]
+        return [one for item in self.assembler.items if (one := required_by(item.value))]
 
     @property
     def response(self) -> Response:
@@ -120,10 +121,8 @@ class Running:
 
     @property
     def bytes(self) -> int:
-        """What its input, its events and its saved turn hold in memory."""
-        return (
-            self.input_bytes + self._ring.bytes + (self.turn.bytes if self.turn is not None else 0)
-        )
+        """What its rounds and its events hold in memory."""
+        return self._ring.bytes + (self.input_bytes if self.turn is None else self.turn.bytes)
 
     @property
     def is_background(self) -> bool:
@@ -143,18 +142,14 @@ class Running:
     @property
     def is_stalled(self) -> bool:
         """Whether the buffers of all its subscribers are full."""
-        return bool(self._subscribers) and all(
-            subscriber.is_full for subscriber in self._subscribers
-        )
+        return bool(self._subscribers) and all(one.is_full for one in self._subscribers)
 
     def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
         """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
         if self._ring.oldest > after + 1 or after > self._ring.last:
             return False
         missed = self._ring.after(after)
-        # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
         self._subscribe(subscriber)
-        subscriber.attached(self)
         if missed:
             subscriber.deliver(missed)
         return True
@@ -175,7 +170,6 @@ class Running:
         last = written[-1].number
         if self._ring.oldest > last + 1:
             return False
-        subscriber.attached(self)
         self._subscribe(subscriber)
         subscriber.deliver([*written, *self._ring.after(last)])
         return True
@@ -183,12 +177,13 @@ class Running:
     def attach_to_rest(self, subscriber: Subscriber) -> None:
         """Send what is still to come; the terminal event, if it has come already."""
         last = [event for event in self._ring.after(self._ring.last - 1) if event.is_terminal]
-        subscriber.attached(self)
         self._subscribe(subscriber)
         if last:
             subscriber.deliver(last)
 
     def _subscribe(self, subscriber: Subscriber) -> None:
+        subscriber.attached(self)
+        # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
         if not self.is_ended:
             self._subscribers.append(subscriber)
 
@@ -217,6 +212,10 @@ class Running:
         for subscriber in self._subscribers:
             subscriber.lose()
         self._subscribers.clear()
+
+    def hold(self, items: Sequence[Item], ids: int = 0) -> None:
+        """It was given these items, or has written them; and these are so many more token ids."""
+        self.input_bytes += weigh(items) + ID_BYTES * ids
 
     def release(self) -> None:
         """The turn is over and kept for its events alone: free the rest."""
@@ -250,8 +249,7 @@ class Running:
         """Put a notice into the inbox. It interrupts what the turn waits for, a steer only at a safe boundary."""
         if len(self.inbox) < INBOX_MAX:
             self.inbox.append(notice)
-        is_steer = isinstance(notice, Steer)
-        if not is_steer or (self._heeds_steers and self.assembler.is_at_boundary):
+        if not isinstance(notice, Steer) or (self._heeds_steers and self.assembler.is_at_boundary):
             self._interrupt()
 
     def steer(self, steer: Steer) -> None:
@@ -274,7 +272,8 @@ class Running:
         return [one for one in self.inbox if isinstance(one, Steer)]
 
     def take_append(self) -> None:
-        """The appended items have been given to the model."""
+        """The appended items are given to the model, and count from now on as all others do."""
+        self.input_bytes -= sum(one.bytes for one in self.inbox if isinstance(one, Append))
         self.inbox = deque(one for one in self.inbox if not isinstance(one, Append))
 
     @asynccontextmanager

@@ -116,8 +116,7 @@ class Messages:
             if node.data:
                 found.append(node.data)
             node = node.before
-        found.reverse()
-        return found
+        return found[::-1]
 
 
 NO_MESSAGES = Messages(None, b"", 0)
@@ -692,9 +691,10 @@ class Steer(Struct, frozen=True):
 
 
 class Append(Struct, frozen=True):
-    """What a waiting rollout was asked for, already paired with its calls."""
+    """What a waiting rollout was asked for, already paired with its calls, and what that holds in memory."""
 
     items: tuple[Item, ...]
+    bytes: int = 0
 
 
 class Blocked(Struct, frozen=True):

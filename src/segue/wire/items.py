@@ -7,6 +7,7 @@ Nothing here decides what a turn does with an item (docs/protocol.md 3).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -410,6 +411,17 @@ class Item(Struct, frozen=True, gc=False):
 
     raw: bytes
     value: ItemValue
+
+
+# What an item costs beside its bytes: the objects themselves.
+ITEM_BYTES = 500
+
+
+def weigh(items: Iterable[Item]) -> int:
+    """What these items hold in memory: their bytes, and a typed form whose text is as long, or longer where it is not
+    ASCII."""
+    raws = [item.raw for item in items]
+    return sum(ITEM_BYTES + len(raw) * (2 if raw.isascii() else 3) for raw in raws)
 
 
 class Call(NamedTuple):
