@@ -55,6 +55,27 @@ def test_new_turns_are_refused_while_the_limit_is_reached_with_empty_caches() ->
     assert memory.intake.pool.bytes_max > 0
 
 
+def test_much_that_comes_between_two_looks_is_seen_at_once() -> None:
+    memory, running = Memory(100 * MIB), Part(0)
+    memory.watch({"running": lambda: running.bytes}, ())
+    memory.intake.wake_soon = lambda: None  # type: ignore[method-assign]  # there is no loop here
+    memory.check(MIB)
+    running.bytes = 200 * MIB
+    # So little is not worth a look.
+    memory.check(MIB)
+    with pytest.raises(Unavailable):
+        memory.check(2 * MIB)
+
+
+def test_request_counts_while_it_is_prepared() -> None:
+    memory = Memory(100 * MIB)
+    memory.watch({}, ())
+    with pytest.raises(KeyError), memory.preparing(MIB):
+        assert memory.bytes == MIB
+        raise KeyError
+    assert memory.bytes == 0
+
+
 def test_unread_answers_share_a_limit() -> None:
     unread = Unread(8 * MIB)
     assert unread.share == 8 * MIB

@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from segue.readers.text_reader import TextReader
+from segue.wire.items import ITEM_BYTES
 from tests.support import MODEL, WAIT_S, Served, fetch, metric, serving, wire
 
 MIB = 1024 * 1024
 # So that a few bodies are all that may be on their way.
-LITTLE = {"memory_bytes_max": 64 * MIB, "body_bytes_max": 4 * MIB}
+LITTLE = {"memory_bytes_max": 128 * MIB, "body_bytes_max": 4 * MIB}
 TEXT = "word " * (MIB // 2)
 BODY = json.dumps({"model": MODEL, "input": TEXT, "store": False, "max_output_tokens": 1}).encode()
 INBOUND = 'segue_memory_bytes{part="inbound"}'
@@ -94,6 +95,23 @@ async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() ->
         memory.bytes_max = MIB
         memory.look()
         assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
+
+
+async def test_queued_turn_counts_once_as_one_that_runs() -> None:
+    async with serving(**LITTLE, tps=0.001) as served:
+        queued = {"model": MODEL, "input": "word " * 1_000, "background": True}
+        assert (await post(served, json.dumps(queued).encode()))[0] == 200
+        assert await metric(served, 'segue_memory_bytes{part="running"}') > 3 * 5_000
+        assert await metric(served, 'segue_memory_bytes{part="stored"}') < 5_000
+
+
+async def test_prompt_of_many_short_items_counts_each_of_them() -> None:
+    given = [{"role": "user", "content": "a"}] * 2_000
+    asked = json.dumps({"model": MODEL, "input": given, "store": False}).encode()
+    async with serving(**LITTLE, render_cache_bytes_max=0) as served:
+        assert (await post(served, asked))[0] == 200
+        kept = await metric(served, 'segue_memory_bytes{part="prompts"}')
+        assert kept > len(given) * ITEM_BYTES
 
 
 def readers() -> list[object]:

@@ -42,7 +42,7 @@ from segue.turn.values import (
 )
 from segue.wire.codec import decode_create, decode_item
 from segue.wire.events import Event
-from segue.wire.items import HostedOutput, Item
+from segue.wire.items import HostedOutput, Item, weigh
 from tests.support import until
 
 OWNER = "ada"
@@ -53,6 +53,7 @@ def text(*words: str) -> list[Piece]:
     return [Deltas((Delta(text=word),)) for word in words]
 
 
+MIB = 1024 * 1024
 CALL: list[Piece] = [
     Deltas((Delta(call_index=0, call_name="weather"),)),
     Deltas((Delta(call_index=0, call_arguments="{}"),)),
@@ -320,6 +321,8 @@ async def test_output_of_a_hosted_tool_is_another_round_of_the_same_turn() -> No
     assert isinstance(second.scene.given[0].value, HostedOutput)
     assert [len(one.wrote) for one in played.turn.rounds] == [1, 1]
     assert played.response.usage is not None
+    made = [*(item for one in played.turn.rounds for item in one.wrote), *second.scene.given]
+    assert played.running.input_bytes >= weigh(made)
 
 
 async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
@@ -331,10 +334,14 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
     assert played.ear.types[-1] == "done"
     (call_id,) = played.running.awaited_calls or ()
     output = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
-    played.running.notify(Append((decode_item(json.dumps(output).encode(), "input[0]"),)))
+    item, before = decode_item(json.dumps(output).encode(), "input[0]"), played.running.input_bytes
+    played.running.input_bytes += MIB
+    played.running.notify(Append((item,), MIB))
     await running
 
     assert played.response.status == "completed"
+    # What was appended counts once: as what came, and then as an item.
+    assert before + weigh([item]) < played.running.input_bytes < MIB
     assert [len(one.given) for one in played.turn.rounds] == [1, 1]
     assert not played.turn.open_calls
 

@@ -81,10 +81,10 @@ class SseSubscriber:
         self._unread.writers.discard(self)
 
     async def take(self) -> bytes:
-        """Everything that is ready, as one write of whole events. Until the next call the connection may not have
-        taken it."""
+        """Everything that is ready, as one write of whole events; it is written when this is called again."""
         self._taken_bytes = 0
-        self.close()
+        if self._bytes <= UNREAD_BYTES_MIN:
+            self.close()
         await self._wake.wait()
         self._wake.clear()
         data = b"".join(self._chunks)

@@ -1,0 +1,172 @@
+"""Does the limit of all memory hold? A server of its own is filled in each of the ways in which clients can make it
+hold more, until it refuses; what it counts is compared with what the system counts.
+
+What is admitted may still grow, and what the C library has freed is not given back at once: that is the margin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.test_connections import narrow_socket
+from tests.support import MODEL, Answer, ServedProcess, Wire, fetch, metric, served_process, wire
+
+MIB = 1024 * 1024
+LIMIT_BYTES, STEP_BYTES = 48 * MIB, 2_000_000
+# What the system counts more than before, at most, in limits and in what the server counts.
+GROWN_MAX = 2.0
+# The limit must be reached by so many steps.
+STEPS_MAX = 1_000
+PARTS = r'^segue_memory_bytes\{part="\w+"\} (\S+)$'
+RESIDENT = "process_resident_memory_bytes"
+FULL = "The server has reached its memory limit."
+# While the limit is reached, only the oldest message is read on; others that wait for a lane are refused.
+REFUSALS = (FULL, "Too many bytes of requests wait in this server. Please retry.")
+
+CALLS = {"turns": [{"calls": [{"name": "f", "arguments": {}}]}]}
+LONG = {"turns": [{"text": "x", "pad_tokens": 100_000}]}
+TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+LANES = 16
+
+# Until the server refuses, in steps of about so many bytes; what has to stay open is opened there.
+Fill = Callable[[ServedProcess, AsyncExitStack, int], Awaitable[None]]
+
+
+@contextmanager
+def limited(
+    tmp_path: Path, limit_bytes: int, script: object, flags: tuple[str, ...]
+) -> Iterator[ServedProcess]:
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps(script))
+    more = ("--store", "memory", "--grace-s", "0", "--memory-bytes-max", str(limit_bytes), *flags)
+    with served_process("--script", str(path), *more, cwd=tmp_path) as served:
+        yield served
+
+
+async def counted(served: ServedProcess) -> float:
+    page = (await fetch(served, "GET", "/metrics")).body.decode()
+    return sum(map(float, re.findall(PARTS, page, re.MULTILINE)))
+
+
+async def until_stop(socket: Wire) -> dict[str, Any]:
+    """The stop of a rollout for its tools, or the refusal."""
+    while (event := await socket.next())["type"] not in ("response.done", "error"):
+        pass
+    return event
+
+
+def picture(size: int) -> list[dict[str, Any]]:
+    return [{"type": "input_image", "image_url": "data:image/png;base64," + "A" * size}]
+
+
+async def fill_by_appends(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    socket = await open.enter_async_context(wire(served))
+    await socket.create(input="x", tools=TOOLS, rollout=True, store=False)
+    done = await until_stop(socket)
+    for _ in range(STEPS_MAX):
+        (call,) = done["required_input"]
+        output = {"type": "function_call_output", "call_id": call["call_id"]}
+        append = {"type": "response.append", "response_id": done["response_id"]}
+        await socket.send({**append, "input": [{**output, "output": picture(size)}]})
+        event = await until_stop(socket)
+        if event["type"] == "error":
+            assert (event["status"], event["error"]["message"]) == (503, FULL)
+            return
+        done = event
+    pytest.fail("no append was refused")
+
+
+async def fill_by_pictures(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    await fill_by_rollouts(served, open, [{"role": "user", "content": picture(size)}])
+
+
+async def fill_by_short_messages(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    await fill_by_rollouts(served, open, [{"role": "user", "content": "a"}] * (size // 100))
+
+
+async def fill_by_rollouts(served: ServedProcess, open: AsyncExitStack, given: object) -> None:
+    """Each waits for its client, so that others can begin."""
+    for number in range(STEPS_MAX):
+        if number % LANES == 0:
+            socket = await open.enter_async_context(wire(served))
+        asked = {"input": given, "tools": TOOLS, "rollout": True, "store": False}
+        await socket.create(stream_id=str(number % LANES), **asked)
+        event = await until_stop(socket)
+        if event["type"] == "error":
+            assert event["error"]["message"] in REFUSALS
+            return
+    pytest.fail("no rollout was refused")
+
+
+async def post(served: ServedProcess, **fields: Any) -> Answer:
+    return await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields})
+
+
+async def fill_by_queued_turns(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    given = [{"role": "user", "content": picture(size)}]
+    for _ in range(STEPS_MAX):
+        answer = await post(served, background=True, input=given)
+        if answer.status != 200:
+            assert (answer.status, answer.json["error"]["message"]) == (503, FULL)
+            assert answer.headers["retry-after"]
+            return
+    pytest.fail("no response in the background was refused")
+
+
+async def fill_by_unread_streams(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    words = "the " * (size // 40)
+    asked = {"model": MODEL, "input": "x", "instructions": words, "stream": True}
+    body = json.dumps(asked).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    for _ in range(STEPS_MAX):
+        reader = open.enter_context(narrow_socket(served.port))
+        await loop.sock_sendall(reader, head % len(body) + body)
+        if (await post(served, input="x", store=False, max_output_tokens=16)).status == 503:
+            break
+    else:
+        pytest.fail("no turn was refused beside streams that nobody reads")
+    # Those that were admitted go on until nothing more may wait for their clients.
+    before = 0.0
+    while (now := await metric(served, "segue_state_bytes")) != before:
+        before = now
+        for _ in range(20):
+            await metric(served, "segue_unread_bytes")
+
+
+FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
+    "appends": (fill_by_appends, CALLS, ()),
+    "pictures": (fill_by_pictures, CALLS, ()),
+    "short messages": (fill_by_short_messages, CALLS, ()),
+    "queued turns": (fill_by_queued_turns, CALLS, ("--tps", "0.001")),
+    "unread streams": (fill_by_unread_streams, LONG, ("--write-s-max", "300")),
+}
+
+
+async def check_limit(tmp_path: Path, way: str, limit_bytes: int, step_bytes: int) -> None:
+    """A server that may hold this much holds not much more, and no more than it knows of."""
+    fill, script, flags = FILLS[way]
+    async with AsyncExitStack() as open:
+        served = open.enter_context(limited(tmp_path, limit_bytes, script, flags))
+        before = await metric(served, RESIDENT)
+        if not before:
+            pytest.skip("the system does not say how much memory a process has")
+        await fill(served, open, step_bytes)
+        grown, held = await metric(served, RESIDENT) - before, await counted(served)
+        figures = f"{way}: {grown / MIB:.0f} MiB grown, {held / MIB:.0f} MiB counted"
+        print(figures)
+        assert grown < GROWN_MAX * limit_bytes, figures
+        assert grown < GROWN_MAX * held, figures
+
+
+@pytest.mark.parametrize("way", FILLS)
+async def test_server_holds_no_more_than_its_limit(tmp_path: Path, way: str) -> None:
+    await check_limit(tmp_path, way, LIMIT_BYTES, STEP_BYTES)
