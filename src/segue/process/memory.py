@@ -2,7 +2,8 @@
 
 In: the parts that hold memory, each with its own limit and its own count. Once a second they are added up. Above the
 limit of all, caches shrink, those first that cost least to fill again; if that is not enough, only the oldest message
-is read on, and new turns are refused. Counted is what the parts know of: not the program, not the model.
+is read on, and new turns and what is appended to running ones are refused. Counted is what the parts know of: not the
+program, not the model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from segue.wire.items import ITEM_BYTES
 log = logging.getLogger(__name__)
 
 LOOK_S, RETRY_S = 1.0, 5
-# Nor do two looks lie further apart than the arrival of this part of the limit.
+# A look is due as well once this part of the limit has come since the last one.
 LOOK_PART = 32
 # How often what a client sends is in memory: as it came, as the bytes of its items, and as their values.
 SENT_COST = 3
