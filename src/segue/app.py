@@ -358,7 +358,9 @@ def watch_gauges(
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
         "prompts": lambda: state.render_cache.bytes + state.reuse.bytes,
-        "running": lambda: sum(running.bytes for running in registry.running.values()),
+        "running": lambda: (
+            sum(running.bytes for running in registry.running.values()) + state.budget.dropped.bytes
+        ),
         "ended": lambda: registry.ended_bytes,
         "engines": lambda: served.bytes,
         "files": lambda: hosted.bytes,

@@ -106,6 +106,25 @@ async def fill_by_rollouts(served: ServedProcess, open: AsyncExitStack, given: o
     pytest.fail("no rollout was refused")
 
 
+async def fill_by_histories(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Rollouts that are short themselves and stand on histories, which their connections may forget."""
+    given = [{"role": "user", "content": picture(size)}]
+    for _ in range(STEPS_MAX):
+        socket = await open.enter_async_context(wire(served))
+        parent: dict[str, Any] = {}
+        for _ in range(4):
+            event = await socket.turn(input=given, generate=False, store=False, **parent)
+            if event["type"] == "error":
+                assert event["error"]["message"] in REFUSALS
+                return
+            parent = {"previous_response_id": event["response"]["id"]}
+        await socket.create(input="x", tools=TOOLS, rollout=True, store=False, **parent)
+        event = await until_stop(socket)
+        if event["type"] == "error":
+            return
+    pytest.fail("no turn was refused beside histories that are in use")
+
+
 async def post(served: ServedProcess, **fields: Any) -> Answer:
     return await fetch(served, "POST", "/v1/responses", {"model": MODEL, **fields})
 
@@ -145,6 +164,7 @@ async def fill_by_unread_streams(served: ServedProcess, open: AsyncExitStack, si
 FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "appends": (fill_by_appends, CALLS, ()),
     "pictures": (fill_by_pictures, CALLS, ()),
+    "histories": (fill_by_histories, CALLS, ()),
     "short messages": (fill_by_short_messages, CALLS, ()),
     "queued turns": (fill_by_queued_turns, CALLS, ("--tps", "0.001")),
     "unread streams": (fill_by_unread_streams, LONG, ("--write-s-max", "300")),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.stores.memory_turns import SLOT_BYTES, MemoryTurns
+from segue.stores.memory_turns import SLOT_BYTES, Budget, MemoryTurns
 from segue.turn.values import NO_TOKENS, Head, Turn, Warm
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
@@ -84,6 +84,38 @@ async def test_evicted_turns_are_freed() -> None:
     await turns.save(make_turn("b"))
     gc.collect()
     assert ids() is None
+
+
+async def test_dropped_history_counts_as_long_as_a_running_turn_stands_on_it() -> None:
+    turns = MemoryTurns(PLENTY)
+    parent: Turn | None = make_chain(10)[-1]
+    await turns.save(parent)
+    turns.shrink(5 * NODE)
+    assert (turns.bytes, turns.dropped.bytes) == (5 * NODE, 5 * 1_000)
+    # Its child brings it back.
+    await turns.save(make_turn("child", parent))
+    assert (turns.bytes, turns.dropped.bytes) == (11 * NODE, 0)
+    turns.leave()
+    assert turns.dropped.bytes == 0, "what comes later is not counted any more"
+
+
+async def test_dropped_turn_does_not_count_while_another_cache_holds_it_or_once_it_is_free() -> (
+    None
+):
+    budget = Budget(PLENTY)
+    caches = [MemoryTurns(PLENTY), MemoryTurns(PLENTY)]
+    parent: Turn | None = make_turn("parent")
+    for cache in caches:
+        budget.enter(cache, "ada", None)
+        await cache.save(parent)
+    caches[0].shrink(NODE)
+    assert budget.dropped.bytes == 0
+    caches[1].leave()
+    assert budget.dropped.bytes == 1_000
+    del cache, caches
+    assert budget.dropped.bytes == 1_000
+    parent = None
+    assert (budget.dropped.bytes, parent) == (0, None)
 
 
 async def test_forgotten_turn_is_not_found_and_its_child_goes_on() -> None:
@@ -198,3 +230,7 @@ def check(turns: MemoryTurns, bytes_max: int) -> None:
             assert above.turn is parent
             assert slot.turn.id in above.children
         assert slot.is_named or slot.children
+    dropped = turns.dropped
+    assert set(dropped._caches) == {id(slot.turn) for slot in slots.values()}
+    assert set(dropped._caches).isdisjoint(dropped._used)
+    assert dropped.bytes == sum(turn.bytes for one in dropped._used.values() if (turn := one()))

@@ -81,6 +81,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     hashes = KeyHashes(ring)
     await check_ring(store.keys, hashes, settings)
     budget = Budget(settings.connections_state_bytes_max)
+    store.state.dropped = budget.dropped
     meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
     render_cache = RenderCache(settings.render_cache_bytes_max)

@@ -15,7 +15,7 @@ owners share the budget, only owners that hold more than an equal share lose lea
 that opened it. Above a key's own limit its caches shrink; above the limit of all, the caches of keys
 that hold more than the limit divided by the number of keys, the least recently used cache first. So no
 key loses anything because another one holds too much. A turn that was dropped is answered with
-`previous_response_not_found`, never with less history.
+`previous_response_not_found`, never with less history. What running turns still use of it goes on counting.
 
 A slot that is not *named* is held for its descendants only and is not found: it was forgotten, or
 it came along as the unstored ancestor of a turn saved here.
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import count
+from weakref import ref
 
 from segue.turn.seams import Turns
 from segue.turn.values import Owner, Turn
@@ -86,13 +87,17 @@ class MemoryTurns:
         self._ticks = count()
         # Shared with other caches.
         self.budget: Budget | None = None
+        self.dropped = DroppedTurns()
         # What was deleted here, so that a turn that still runs after it does not bring it back.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
 
     def leave(self) -> None:
-        """The cache is no longer used: what it holds stops counting."""
+        """The cache is no longer used: what it holds stops counting, unless it is used elsewhere."""
         if self.budget is not None:
             self.budget.leave(self)
+        for slot in self._slots.values():
+            self.dropped.leave(slot.turn)
+        self.dropped = DroppedTurns()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
         return self.held(owner, turn_id)
@@ -238,6 +243,9 @@ class MemoryTurns:
         before = self._slots.get((owner, turn.id))
         size = SLOT_BYTES + turn.bytes
         self._slots[owner, turn.id] = _Slot(turn, is_named, size)
+        self.dropped.enter(turn)
+        if before is not None:
+            self.dropped.leave(before.turn)
         self._count(owner, size - (0 if before is None else before.bytes))
         leaves = self._leaves.setdefault(owner, OrderedDict())
         leaves[turn.id] = next(self._ticks)
@@ -259,6 +267,7 @@ class MemoryTurns:
         tick = leaves.pop(turn_id, 0)
         while (slot := self._slots.pop((owner, turn_id), None)) is not None:
             self._count(owner, -slot.bytes)
+            self.dropped.leave(slot.turn)
             above_id = slot.turn.parent_id or ""
             above = self._slots.get((owner, above_id))
             if above is None:
@@ -282,13 +291,45 @@ class MemoryTurns:
         while below:
             turn_id, parent = below.pop()
             child = self._slots[owner, turn_id]
+            self.dropped.leave(child.turn)
             child.turn = replace(child.turn, parent=parent, is_whole=False, warm=None)
+            self.dropped.enter(child.turn)
             below.extend((grandchild, child.turn) for grandchild in child.children)
 
 
 def _below(bytes_max: int) -> int:
     """What is left once this limit was reached."""
     return bytes_max - min(bytes_max // SLACK_PART, SLACK_BYTES_MAX)
+
+
+class DroppedTurns:
+    """Turns that no cache holds any more and that are in use all the same: a running turn stands on its history."""
+
+    def __init__(self) -> None:
+        # How much they hold.
+        self.bytes = 0
+        # By identity: in how many caches a turn is, and those that are in none.
+        self._caches: dict[int, int] = {}
+        self._used: dict[int, ref[Turn]] = {}
+
+    def enter(self, turn: Turn) -> None:
+        """One more cache holds this turn."""
+        self._caches[id(turn)] = self._caches.get(id(turn), 0) + 1
+        self._end(id(turn), turn.bytes)
+
+    def leave(self, turn: Turn) -> None:
+        """One cache less holds this turn; without any it counts until nothing uses it."""
+        key, size = id(turn), turn.bytes
+        left = self._caches.pop(key, 0) - 1
+        if left > 0:
+            self._caches[key] = left
+        elif key not in self._used:
+            self.bytes += size
+            self._used[key] = ref(turn, lambda _: self._end(key, size))
+
+    def _end(self, key: int, size: int) -> None:
+        if self._used.pop(key, None) is not None:
+            self.bytes -= size
 
 
 @dataclass(slots=True)
@@ -308,6 +349,7 @@ class Budget:
     def __init__(self, bytes_max: int) -> None:
         # How much they hold.
         self.bytes = 0
+        self.dropped = DroppedTurns()
         self._bytes_max = bytes_max
         self._by_key: Counter[str] = Counter()
         self._shares: dict[MemoryTurns, _Share] = {}
@@ -319,7 +361,7 @@ class Budget:
 
     def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
-        cache.budget = self
+        cache.budget, cache.dropped = self, self.dropped
         self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
 
     def leave(self, cache: MemoryTurns) -> None:

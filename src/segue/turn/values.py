@@ -233,7 +233,7 @@ class Unfinished:
         return _lineage(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Turn:
     """A finished turn: a commit that others may name as their parent.
 
