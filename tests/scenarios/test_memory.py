@@ -21,6 +21,8 @@ LITTLE = {"memory_bytes_max": 128 * MIB, "body_bytes_max": 4 * MIB}
 TEXT = "word " * (MIB // 2)
 BODY = json.dumps({"model": MODEL, "input": TEXT, "store": False, "max_output_tokens": 1}).encode()
 INBOUND = 'segue_memory_bytes{part="inbound"}'
+RUNNING = 'segue_memory_bytes{part="running"}'
+STORED = 'segue_memory_bytes{part="stored"}'
 
 
 @asynccontextmanager
@@ -101,8 +103,22 @@ async def test_queued_turn_counts_once_as_one_that_runs() -> None:
     async with serving(**LITTLE, tps=0.001) as served:
         queued = {"model": MODEL, "input": "word " * 1_000, "background": True}
         assert (await post(served, json.dumps(queued).encode()))[0] == 200
-        assert await metric(served, 'segue_memory_bytes{part="running"}') > 3 * 5_000
-        assert await metric(served, 'segue_memory_bytes{part="stored"}') < 5_000
+        assert await metric(served, RUNNING) > 3 * 5_000
+        assert await metric(served, STORED) < 5_000
+
+
+async def test_stored_history_counts_while_a_turn_stands_on_it_that_the_cache_has_dropped() -> None:
+    async with serving(**LITTLE, tps=0.001) as served:
+        first = {"model": MODEL, "input": "word " * 2_000, "generate": False}
+        _, response = await post(served, json.dumps(first).encode())
+        child = {"input": "x", "previous_response_id": response["id"], "background": True}
+        assert (await post(served, json.dumps(child).encode()))[0] == 200
+        assert await metric(served, RUNNING) < 20_000
+        memory = served.app.memory
+        memory.bytes_max = 0
+        memory.look()
+        assert await metric(served, STORED) == 0
+        assert await metric(served, RUNNING) > 20_000
 
 
 async def test_prompt_of_many_short_items_counts_each_of_them() -> None:
