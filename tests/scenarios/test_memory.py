@@ -101,9 +101,13 @@ async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() ->
 
 async def test_queued_turn_counts_once_as_one_that_runs() -> None:
     async with serving(**LITTLE, tps=0.001) as served:
-        queued = {"model": MODEL, "input": "word " * 1_000, "background": True}
+        words = "word " * 20_000
+        queued = {"model": MODEL, "input": words, "background": True}
         assert (await post(served, json.dumps(queued).encode()))[0] == 200
-        assert await metric(served, RUNNING) > 3 * 5_000
+        async with asyncio.timeout(WAIT_S):
+            # The request as it came, as bytes and as a value; and once it is rendered, its token ids.
+            while await metric(served, RUNNING) < 3 * len(words) + 4 * 20_000:
+                pass
         assert await metric(served, STORED) < 5_000
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
@@ -40,7 +41,7 @@ from segue.turn.values import (
     Turn,
     Unfinished,
 )
-from segue.wire.codec import decode_create, decode_item
+from segue.wire.codec import decode_create, decode_item, user_message
 from segue.wire.events import Event
 from segue.wire.items import HostedOutput, Item, weigh
 from tests.support import until
@@ -323,6 +324,20 @@ async def test_output_of_a_hosted_tool_is_another_round_of_the_same_turn() -> No
     assert played.response.usage is not None
     made = [*(item for one in played.turn.rounds for item in one.wrote), *second.scene.given]
     assert played.running.input_bytes >= weigh(made)
+
+
+class Reading(Echoing):
+    """Hosted tools that give the model more than the client sent."""
+
+    async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
+        given = (*self.plan.resolved.given, user_message("page " * MIB))
+        return replace(self.plan, resolved=structs.replace(self.plan.resolved, given=given))
+
+
+async def test_what_hosted_tools_give_before_the_model_speaks_counts() -> None:
+    played = await play([*text("Hi."), Finish("stop")], [Finish("stop")], hosted=Reading())
+    # As bytes, as a value, and in the messages.
+    assert 3 * 5 * MIB < played.running.input_bytes < 4 * 5 * MIB
 
 
 async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:

@@ -40,7 +40,7 @@ from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
-from segue.turn.running import Running
+from segue.turn.running import ID_BYTES, Running
 from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
 from segue.turn.values import (
     NO_IDS,
@@ -254,7 +254,9 @@ class TurnLoop:
         plan = self.plan
         may_truncate = plan.resolved.create.truncation == "auto"
         composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
-        self.running.hold((), composed.rendered.tokens_tokenized)
+        # Of messages these are bytes.
+        size = ID_BYTES if isinstance(composed.prompt, Tokens) else 1
+        self.running.input_bytes += size * composed.rendered.tokens_tokenized
         self.first_composed = self.first_composed or composed
         if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
             if await self._compact() is None:

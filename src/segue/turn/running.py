@@ -148,9 +148,8 @@ class Running:
         """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
         if self._ring.oldest > after + 1 or after > self._ring.last:
             return False
-        missed = self._ring.after(after)
         self._subscribe(subscriber)
-        if missed:
+        if missed := self._ring.after(after):
             subscriber.deliver(missed)
         return True
 
