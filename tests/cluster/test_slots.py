@@ -15,8 +15,8 @@ from segue.cluster import slots
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.cluster.slots import ReplicaShare, SharedSlots
-from segue.engines.routes import FairQueue
 from segue.limits import Draw, Grant, HeldPlaces, share_out
+from segue.routing.fair_queue import FairQueue
 from segue.settings import Settings
 from segue.storage import open_store
 from segue.turn.seams import SharedLimits

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from segue.engines.routes import FairQueue, ReplicaHealth, RoutedEngine
+from segue.engines.routes import ReplicaHealth, RoutedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.lineage import Lineage
+from segue.routing.fair_queue import FairQueue
 from segue.turn.seams import Engine
 from segue.turn.values import (
     EngineFacts,

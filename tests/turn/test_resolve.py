@@ -111,7 +111,7 @@ def test_unchanged_tools_are_taken_from_the_parent() -> None:
 
     assert second.tool_decodes == 0
     assert second.head.tools is first.head.tools
-    assert bind(parent, tools=[F, F]).tool_decodes == 1
+    assert bind(parent, tools=[F, {**F, "name": "g"}]).tool_decodes == 1
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "in_progress", "queued"])

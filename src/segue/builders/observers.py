@@ -224,5 +224,6 @@ class HealthCheck:
         for model in self._models.values():
             if isinstance(model.engine, RoutedEngine):
                 metrics.count_choices(model.engine.book.take_choices().items())
+                metrics.count_corrected(model.engine.book.take_corrected().items())
         metrics.note_engines(rows)
         return metrics.write()

@@ -26,11 +26,12 @@ from segue.dialects.roles import JsonObject, RoleRule, place
 from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
-from segue.readers.offers import call_in
+from segue.readers.offers import call_of, callable_offers
 from segue.turn import values
 from segue.wire import items as wire
+from segue.wire.effects import Effects
 from segue.wire.kinds import call_id_of, is_output
-from segue.wire.tools import plain_name
+from segue.wire.tools import PlainNames, Tools
 
 # A change of this file that changes what is written needs a new number.
 VERSION = "messages4"
@@ -57,6 +58,8 @@ class MessageForm(Struct, frozen=True):
     signs_calls: bool = False
     # Whether pictures are sent; otherwise they are described in words.
     sees_images: bool = True
+    # Names of tools that are written otherwise than by themselves, because another tool would be called so too.
+    respelled: frozenset[tuple[str, str]] = frozenset()
 
 
 def _roles(**changed: object) -> Callable[[MessageForm], MessageForm]:
@@ -108,6 +111,8 @@ class MessagesDialect:
         self.fingerprint = VERSION
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
+        # Of the tools that were last asked for: agents send the same ones each turn.
+        self._names: tuple[Tools, Effects, PlainNames] | None = None
 
     def render(self, scene: values.Scene) -> values.Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
@@ -115,10 +120,18 @@ class MessagesDialect:
 
     def form_for(self, scene: values.Scene) -> MessageForm:
         """The form in which this scene is written."""
-        form = self.form
-        if scene.sees_images or not form.sees_images:
+        form, respelled = self.form, self.names(scene).respelled
+        sees_images = scene.sees_images and form.sees_images
+        if sees_images == form.sees_images and not respelled:
             return form
-        return structs.replace(form, sees_images=False)
+        return structs.replace(form, sees_images=sees_images, respelled=respelled)
+
+    def names(self, scene: values.Scene) -> PlainNames:
+        """What the tools of this scene are called."""
+        tools, effects, known = scene.head.tools, scene.effects, self._names
+        if known is None or known[0] is not tools or known[1] is not effects:
+            known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
+        return known[2]
 
     def render_as(self, scene: values.Scene, form: MessageForm) -> values.Rendered:
         """The messages in this form."""
@@ -126,7 +139,8 @@ class MessagesDialect:
         rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
         given = (item.value for row in rows for item in row)
         answered = {call_id_of(value) for value in given if is_output(value)}
-        messages = [one for row in rows for one in _messages(row, form, answered)]
+        names = self.names(scene)
+        messages = [one for row in rows for one in _messages(row, form, answered, names)]
         if warm is None and scene.head.instructions is not None:
             messages.insert(0, _message("system", scene.head.instructions))
         # More instructions may follow at the beginning, and belong into the same message.
@@ -155,7 +169,8 @@ class MessagesDialect:
     def adopt(self, form: MessageForm, scene: values.Scene) -> None:
         """Write in this form from now on; it was found for a scene that may have had no place for pictures."""
         sees_images = form.sees_images or not scene.sees_images
-        self.form = structs.replace(form, sees_images=self.form.sees_images and sees_images)
+        sees_images = self.form.sees_images and sees_images
+        self.form = structs.replace(form, sees_images=sees_images, respelled=frozenset())
 
     def hear(self, name: str) -> None:
         """The endpoint sends its thoughts under this name: so they go back."""
@@ -167,7 +182,7 @@ class MessagesDialect:
         return values.NO_IDS
 
     def reader(self, scene: values.Scene) -> MessagesReader:
-        return MessagesReader(scene)
+        return MessagesReader(scene, self.names(scene))
 
     def _last_warm(
         self, scene: values.Scene, form: MessageForm
@@ -197,7 +212,7 @@ class MessagesDialect:
 
 
 def _messages(
-    items: Sequence[wire.Item], form: MessageForm, answered: Container[str]
+    items: Sequence[wire.Item], form: MessageForm, answered: Container[str], names: PlainNames
 ) -> Iterator[JsonObject]:
     """These items as messages."""
     spoken: list[Part] = []
@@ -215,7 +230,7 @@ def _messages(
         is_spoken = part.kind in ("think", "talk") or (part.kind == "call" and part.call_id)
         is_same_turn = is_spoken and spoken and (spoken[-1].kind, part.kind) in MODEL_TURN
         if spoken and not is_same_turn:
-            yield _assistant(spoken, form)
+            yield _assistant(spoken, form, names)
             spoken = []
         if is_spoken:
             spoken.append(part)
@@ -223,7 +238,7 @@ def _messages(
         yield _other(item, part, form)
         pictures += _pictures(item, form) if part.call_id else []
     if spoken:
-        yield _assistant(spoken, form)
+        yield _assistant(spoken, form, names)
     if pictures:
         yield _shown(pictures)
 
@@ -319,10 +334,10 @@ def _image(part: wire.InputImage) -> JsonObject:
     return image
 
 
-def _assistant(parts: Sequence[Part], form: MessageForm) -> JsonObject:
+def _assistant(parts: Sequence[Part], form: MessageForm, names: PlainNames) -> JsonObject:
     """One model turn: its reasoning, its text and its calls."""
     text = "".join(part.text for part in parts if part.kind == "talk")
-    calls = [_call(part) for part in parts if part.kind == "call"]
+    calls = [_call(part, names) for part in parts if part.kind == "call"]
     message: JsonObject = {"role": "assistant", "content": text if text or not calls else None}
     thoughts = "\n\n".join(part.text for part in parts if part.kind == "think")
     if thoughts or form.needs_thoughts:
@@ -351,11 +366,11 @@ def _thoughts(thoughts: str, text: str, form: MessageForm) -> JsonObject:
             return {}
 
 
-def _call(part: Part) -> JsonObject:
+def _call(part: Part, names: PlainNames) -> JsonObject:
     """Endpoints decode arguments: arguments that are no object are put into an object."""
     bare = part.text.strip()
     arguments = bare if is_object(bare) else dumps({"arguments": part.text}) if bare else "{}"
-    function = {"name": plain_name(part.name), "arguments": arguments}
+    function = {"name": names.name(part.name), "arguments": arguments}
     return {"id": part.call_id, "type": "function", "function": function}
 
 
@@ -371,8 +386,9 @@ class MessagesReader:
     Blank text opens nothing: templates leave newlines between a thought and a call. There are no ids to keep.
     """
 
-    def __init__(self, scene: values.Scene) -> None:
+    def __init__(self, scene: values.Scene, names: PlainNames) -> None:
         self._scene = scene
+        self._names = names
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
         self._blank = ""
         self._blank_logprobs: tuple[wire.Logprob, ...] = ()
@@ -434,7 +450,7 @@ class MessagesReader:
                 raise EngineFailed("The engine mixed the arguments of two calls.")
             if not name:
                 raise EngineFailed("The engine sent arguments for a call without a name.")
-            opened = call_in(self._scene, name, plain_name)
+            opened = call_of(self._scene, self._names.offer(name), name)
             if opened is None:
                 raise EngineFailed("The engine called a tool that it was not allowed to call.")
             self._begin(opened)

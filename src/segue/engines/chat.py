@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -50,7 +50,7 @@ from segue.turn.values import (
 from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName, template_values
-from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers, plain_name
+from segue.wire.tools import CustomTool, Offer, PlainNames, Tools, chosen_offers, forced_offers
 
 log = logging.getLogger(__name__)
 
@@ -220,6 +220,9 @@ class MessageWriter(Protocol[F]):
     def hear(self, name: str) -> None:
         """Thoughts come under this name."""
 
+    def names(self, scene: Scene) -> PlainNames:
+        """What the tools of this scene are called."""
+
 
 class ChatEngine(Generic[F]):
     """An `Engine` for messages; `model` is the endpoint's name for it."""
@@ -353,8 +356,9 @@ class ChatEngine(Generic[F]):
             log.warning("engine %s refuses the field %s: it is not sent any more", engine, name)
         self._left_out |= left_out
         if form != known:
-            log.warning("engine %s: messages are now written as %s", engine, form)
             self._writer.adopt(form, job.scene)
+            form = self._writer.form
+            log.warning("engine %s: messages are now written as %s", engine, form)
         return stream
 
     async def count_tokens(self, scene: Scene) -> int | None:
@@ -416,7 +420,7 @@ class ChatEngine(Generic[F]):
         if head.text.verbosity is not None:
             settings["verbosity"] = head.text.verbosity
         if _allowed(scene):
-            settings["tool_choice"] = _choice(scene)
+            settings["tool_choice"] = _choice(scene, self._writer.names(scene))
             if not head.parallel_tool_calls:
                 settings["parallel_tool_calls"] = False
         return {name: value for name, value in settings.items() if name not in left_out}
@@ -431,13 +435,12 @@ class ChatEngine(Generic[F]):
 
     def _tools_of(self, scene: Scene, offers: tuple[Offer, ...]) -> bytes:
         """Agents send the same tools each turn: they are translated once, if all of them are allowed."""
-        tools, effects = scene.head.tools, scene.effects
+        tools, effects, names = scene.head.tools, scene.effects, self._writer.names(scene)
         if len(offers) != len(tools.offers) + len(effects.offers):
-            return msgspec.json.encode([_function(offer) for offer in offers])
+            return _functions(offers, names)
         known = self._tools
         if known is None or known[0] is not tools or known[1] is not effects:
-            translated = msgspec.json.encode([_function(offer) for offer in offers])
-            self._tools = known = (tools, effects, translated)
+            self._tools = known = (tools, effects, _functions(offers, names))
         return known[2]
 
 
@@ -497,7 +500,7 @@ def _allowed(scene: Scene) -> tuple[Offer, ...]:
     return scene.offers + chosen_offers([choice], scene.deferred)
 
 
-def _choice(scene: Scene) -> object:
+def _choice(scene: Scene, names: PlainNames) -> object:
     choice = scene.head.tool_choice
     if not isinstance(choice, ToolChoiceName):
         return choice
@@ -506,21 +509,26 @@ def _choice(scene: Scene) -> object:
     forced = forced_offers(choice, _allowed(scene))
     if not forced:
         return "auto"
-    return {"type": "function", "function": {"name": plain_name(forced[0].qualified_name)}}
+    return {"type": "function", "function": {"name": names.name(forced[0].qualified_name)}}
 
 
 def _must_call(scene: Scene) -> bool:
     """Whether the answer must contain a call. Some endpoints accept this `tool_choice` and ignore it."""
-    choice = scene.head.tool_choice
-    if isinstance(choice, ToolChoiceName):
-        return _choice(scene) != "auto" and bool(_allowed(scene))
-    return choice == "required" and bool(scene.offers)
+    return bool(forced_offers(scene.head.tool_choice, _allowed(scene)))
 
 
-def _function(offer: Offer) -> dict[str, object]:
+def _functions(offers: Iterable[Offer], names: PlainNames) -> bytes:
+    """The tools; of two that request and items bring under one name the first, which is the one that is called."""
+    by_name: dict[str, Offer] = {}
+    for offer in offers:
+        by_name.setdefault(names.name(offer.qualified_name), offer)
+    return msgspec.json.encode([_function(offer, name) for name, offer in by_name.items()])
+
+
+def _function(offer: Offer, name: str) -> dict[str, object]:
     """A tool as a chat function; a custom tool is a function that takes a single string."""
     tool = offer.tool
-    function: dict[str, object] = {"name": plain_name(offer.qualified_name)}
+    function: dict[str, object] = {"name": name}
     if isinstance(tool.description, str):
         function["description"] = tool.description
     if isinstance(tool, CustomTool):

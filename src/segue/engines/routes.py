@@ -1,8 +1,7 @@
 """Which replica of an engine takes a job?
 
 `routing/placement.py` chooses, from what a `RouteBook` knows of replicas and chains. Each replica
-runs a limited number of jobs; the others wait in a queue in front of it that is fair between owners, and for each owner
-between its lanes, so that a hundred jobs of one owner do not delay the one job of another.
+runs a limited number of jobs; the others wait in a fair queue in front of it (`routing/fair_queue.py`).
 
 A replica that cannot be reached, breaks off, or returns only errors is not used for a while, longer each time:
 
@@ -26,7 +25,6 @@ import math
 import random
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Protocol
@@ -37,6 +35,8 @@ from msgspec import Struct, structs
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.routing.book import NO_LOAD, OthersLoad, RouteBook, Visit
+from segue.routing.counts import C, plausible
+from segue.routing.fair_queue import FairQueue
 from segue.routing.placement import ReplicaLoad, choose
 from segue.turn.seams import Engine
 from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Moved, Piece
@@ -58,10 +58,6 @@ PARALLEL_MAX = 256
 WAITING_S, WAITING_LOG_S = 1.0, 60.0
 # How long a replica is left alone at most because it asks for that (`Retry-After`).
 RETRY_AFTER_S_MAX = 60.0
-# Jobs that wait for one replica. At one job a second this is already minutes of waiting.
-WAITING_MAX = 1024
-# So many slots in a row go to jobs of the highest priority, then one to a job of a lower one.
-PRIORITY_SLOTS = 4
 
 ALL_DRAINED = "All engines of this model are drained by the operator. Please retry later."
 
@@ -84,100 +80,6 @@ class SlotShare(Protocol):
 
     def look(self) -> None:
         """A job has to wait."""
-
-
-class _Waiting:
-    """Jobs of one priority that wait: they go round between owners, and for each owner between its lanes."""
-
-    def __init__(self) -> None:
-        # By owner, then by lane. The first owner, and its first lane, get the next slot.
-        self.owners: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
-
-    def add(self, owner: str, lane: str, slot: asyncio.Future[None]) -> None:
-        self.owners.setdefault(owner, {}).setdefault(lane, deque()).append(slot)
-
-    def next(self) -> asyncio.Future[None]:
-        """The first job of the first lane of the first owner; lane and owner go to the end of their queues."""
-        owner = next(iter(self.owners))
-        lanes = self.owners.pop(owner)
-        lane = next(iter(lanes))
-        slots = lanes.pop(lane)
-        slot = slots.popleft()
-        if slots:
-            lanes[lane] = slots
-        if lanes:
-            self.owners[owner] = lanes
-        return slot
-
-
-class FairQueue:
-    """A limited number of slots, for jobs of a higher priority first; jobs of lower ones get every fifth slot."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.running = 0
-        self.waiting = 0
-        # Called when a job has to wait.
-        self.on_wait: Callable[[], None] = lambda: None
-        # By priority.
-        self._waiting: dict[int, _Waiting] = {}
-        # How many slots in a row went to the highest priority while others waited, and how often another had its turn.
-        self._in_a_row = 0
-        self._turns_of_others = 0
-
-    @property
-    def is_free(self) -> bool:
-        return self.running < self.slots
-
-    def resize(self, slots: int) -> None:
-        """So many slots from now on; jobs that wait get those that are new."""
-        self.slots = slots
-        while self._waiting and self.is_free:
-            self.running += 1
-            self.leave()
-
-    async def enter(self, owner: str, lane: str, priority: int = 0) -> None:
-        """Wait for a slot."""
-        if self.is_free:
-            self.running += 1
-            return
-        if self.waiting >= WAITING_MAX:
-            raise Unavailable("Too many requests wait for this model. Please retry later.")
-        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(priority, _Waiting()).add(owner, lane, slot)
-        self.waiting += 1
-        self.on_wait()
-        try:
-            await slot
-        except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled():
-                self.leave()
-            raise
-        finally:
-            self.waiting -= 1
-
-    def leave(self) -> None:
-        """Give the slot to the next job, if one waits and there are not fewer slots now."""
-        while self._waiting and self.running <= self.slots:
-            slot = self._next()
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self.running -= 1
-
-    def _next(self) -> asyncio.Future[None]:
-        highest, *others = sorted(self._waiting, reverse=True)
-        chosen, self._in_a_row = highest, self._in_a_row + 1
-        if not others:
-            self._in_a_row = 0
-        elif self._in_a_row > PRIORITY_SLOTS:
-            chosen = others[self._turns_of_others % len(others)]
-            self._in_a_row, self._turns_of_others = 0, self._turns_of_others + 1
-        waiting = self._waiting[chosen]
-        slot = waiting.next()
-        if not waiting.owners:
-            del self._waiting[chosen]
-        return slot
 
 
 class _Replica:
@@ -205,6 +107,8 @@ class _Replica:
         self.is_drained = False
         # When it last answered again after a failure, by the wall clock.
         self.recovered_at = 0.0
+        # Whether it has reported counts that cannot be.
+        self.has_miscounted = False
 
     @property
     def usable_at(self) -> float:
@@ -444,6 +348,7 @@ class RoutedEngine:
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, JobStarted | Finish):
+                            piece = self._checked(job, piece, replica)
                             visit.cached_tokens = piece.cached_tokens
                         if isinstance(piece, JobStarted):
                             yield msgspec.structs.replace(
@@ -468,6 +373,20 @@ class RoutedEngine:
                 visit.end(clock())
                 if visit.found_little and replica.recovered_at:
                     self.book.note_forgot(replica.name, replica.recovered_at)
+
+    def _checked(self, job: Job, said: C, replica: _Replica) -> C:
+        """What a replica says of its job, with counts that can be true."""
+        found = plausible(job, said)
+        if found is not said:
+            self.book.corrected[replica.name] += 1
+            if not replica.has_miscounted:
+                replica.has_miscounted = True
+                log.warning(
+                    "engine %s reports token counts that cannot be true: Segue's own are used "
+                    "(logged once, see segue_engine_counts_corrected_total)",
+                    replica.name,
+                )
+        return found
 
     async def _enter(
         self, job: Job, failed: set[_Replica], give_up_at: float

@@ -154,6 +154,8 @@ class Metrics:
         self._engine_running = self._gauge(ENGINE_RUNNING, about, ("replica",))
         about = "Jobs sent to an engine replica, by why it was chosen"
         self._choices = self._counter("engine_choices", about, ("replica", "reason"))
+        about = "Jobs whose token counts, as the engine replica reports them, cannot be true"
+        self._corrected = self._counter("engine_counts_corrected", about, ("replica",))
         about = "Lookups of engine replicas that failed (engine_discovery)"
         self._lookups_failed = self._counter("engine_discovery_failures", about, ("model",))
         about = "1 if the operator has taken the replica out of service"
@@ -256,6 +258,11 @@ class Metrics:
         """How often each replica was chosen since this was last counted, and why."""
         for labels, count in choices:
             self._choices.labels(*labels).inc(count)
+
+    def count_corrected(self, corrected: Iterable[tuple[str, int]]) -> None:
+        """How often each replica reported counts that cannot be, since this was last counted."""
+        for replica, count in corrected:
+            self._corrected.labels(replica).inc(count)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

@@ -7,7 +7,7 @@ patches and the search for tools are functions too. Tools that items have brough
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,14 @@ from msgspec import UNSET, Raw
 
 from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
-from segue.wire.tools import FunctionTool, Offer, allowed_offers, forced_offers, offers_of
+from segue.wire.tools import (
+    FunctionTool,
+    Offer,
+    allowed_offers,
+    forced_offers,
+    offer_named,
+    offers_of,
+)
 
 OBJECT: dict[str, object] = {"type": "object"}
 
@@ -59,36 +66,33 @@ def added_by(item: Item) -> tuple[Offer, ...]:
             return ()
 
 
-def offer_in(
-    scene: Scene, name: str, spelled: Callable[[str], str] = lambda name: name
-) -> Offer | None:
-    """The tool of this name: of the request, or else what items have brought, or else a deferred tool.
-
-    `spelled` is how the family writes a name.
-    """
+def callable_offers(scene: Scene) -> tuple[Offer, ...]:
+    """The tools of the request, then what items have brought, then deferred tools: of two with the same name the
+    first is called."""
     tools, effects = scene.head.tools, scene.effects
     # A tool of a remote server that a search has loaded is a copy: the original is called.
-    remote = (offer for offer in tools.deferred if offer.builtin == "mcp")
-    later = effects.offers + tools.deferred + effects.deferred
-    for offer in (*tools.offers, *remote, *later):
-        if spelled(offer.qualified_name) == name:
-            return offer
-    return None
+    remote = tuple(offer for offer in tools.deferred if offer.builtin == "mcp")
+    return tools.offers + remote + effects.offers + tools.deferred + effects.deferred
 
 
-def call_in(
-    scene: Scene,
-    name: str,
-    spelled: Callable[[str], str] = lambda name: name,
-    *,
-    is_known: bool = False,
+def offer_in(scene: Scene, name: str) -> Offer | None:
+    """The tool of this name."""
+    return offer_named(callable_offers(scene), name)
+
+
+def call_in(scene: Scene, name: str, *, is_known: bool = False) -> ItemOpened | None:
+    """The call of the tool of this name as it begins; None: `tool_choice` does not let the model call it."""
+    return call_of(scene, offer_in(scene, name), name, is_known=is_known)
+
+
+def call_of(
+    scene: Scene, offer: Offer | None, name: str, *, is_known: bool = False
 ) -> ItemOpened | None:
     """The call of this tool as it begins; None: `tool_choice` does not let the model call it.
 
     An unknown tool may be called where the choice names no tool, unless the tool must be known (`is_known`): that is a
     function call by its whole name.
     """
-    offer = offer_in(scene, name, spelled)
     choice = scene.head.tool_choice
     if offer is None:
         is_allowed = not is_known and choice in ("auto", "required")

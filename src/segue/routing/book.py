@@ -45,6 +45,8 @@ class RouteBook:
         self.paces: dict[str, Pace] = {}
         # How often each replica was chosen, and why.
         self.choices: Counter[Choice] = Counter()
+        # How often each replica reported counts that cannot be.
+        self.corrected: Counter[str] = Counter()
         self._hints: OrderedDict[str, str] = OrderedDict()
         # When a replica came back without what it had read before, by the wall clock.
         self.forgot: dict[str, float] = {}
@@ -118,6 +120,11 @@ class RouteBook:
     def take_choices(self) -> Counter[Choice]:
         """Those since the last time."""
         taken, self.choices = self.choices, Counter()
+        return taken
+
+    def take_corrected(self) -> Counter[str]:
+        """Those since the last time."""
+        taken, self.corrected = self.corrected, Counter()
         return taken
 
     def note_hint(self, chain: str, name: str, *, is_own: bool = False) -> None:

@@ -447,7 +447,7 @@ class TurnLoop:
             read = structs.replace(started, cached_tokens=finish.cached_tokens)
             self.first_read = (composed, read)
         before, details = self.usage, self.usage.input_tokens_details
-        cached = finish.cached_tokens or 0
+        cached = min(finish.cached_tokens or 0, given)
         # An engine with a prefix cache keeps in it what it has computed.
         written = 0 if finish.cached_tokens is None else max(0, given - cached)
         reasoning = before.output_tokens_details.reasoning_tokens + (finish.reasoning_tokens or 0)

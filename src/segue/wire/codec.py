@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest
+from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest, cut_name
 from segue.wire import items, requests, tools
 from segue.wire.events import (
     Completed,
@@ -445,6 +445,11 @@ def _checked_tools(
     _check_count(value.tools, f"{path}.tools")
     for index, tool in enumerate(value.tools):
         _check_parameters(tool, f"{path}.tools[{index}]")
+        # What a search has found may be tools of MCP servers, whose names are their own.
+        if isinstance(value, items.AdditionalTools):
+            _check_name(tool, f"{path}.tools[{index}]")
+    if isinstance(value, items.AdditionalTools):
+        tools.check_names(tools.offers_of(value.tools, is_loaded=True), f"{path}.tools")
     if not any(isinstance(tool, McpTool) for tool in value.tools):
         return data
     fields = _object.decode(data)
@@ -480,6 +485,7 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     key = _digest(data) if any(isinstance(one, McpTool) for one in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
     offers, deferred = tools.offers_of(definitions), tools.deferred_of(definitions)
+    tools.check_names((*offers, *deferred))
     return Tools(key, definitions, echo, offers, deferred), True
 
 
@@ -525,12 +531,27 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
     peek = _decode(_peek, raw, path)
     if peek.type in TOOL_TYPES:
         tool = _decode(_tool, raw, path)
+        _check_name(tool, path)
         _check_parameters(tool, path)
         _check_readable(raw, path)
         return tool
     if peek.type is None:
         raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")
     raise _unknown("a tool", peek.type, path)
+
+
+def _check_name(tool: ToolDefinition, path: str) -> None:
+    """Names that a client gives are plain; with dots one could read like a tool in a namespace."""
+    is_named = isinstance(tool, tools.FunctionTool | tools.CustomTool | tools.NamespaceTool)
+    if is_named and not tools.FUNCTION_NAME.fullmatch(tool.name):
+        message = f"It must have 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_' and '-'."
+        raise InvalidRequest(
+            f"Invalid '{path}.name': '{cut_name(tool.name)}'. {message}",
+            code="invalid_value",
+            param=f"{path}.name",
+        )
+    for index, inner in enumerate(tool.tools if isinstance(tool, tools.NamespaceTool) else ()):
+        _check_name(inner, f"{path}.tools[{index}]")
 
 
 def _check_parameters(tool: ToolDefinition, path: str) -> None:

@@ -24,7 +24,15 @@ from segue.wire.items import (
     RemoteTool,
     WebSearchCall,
 )
-from segue.wire.tools import FunctionTool, McpTool, Offer, ToolDefinition, Tools, ToolSearchTool
+from segue.wire.tools import (
+    FunctionTool,
+    McpTool,
+    Offer,
+    ToolDefinition,
+    Tools,
+    ToolSearchTool,
+    check_names,
+)
 from segue.wire.web import words_of_action
 
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
@@ -129,6 +137,7 @@ def with_listed(tools: Tools, listed: Sequence[McpListTools]) -> Tools:
         return tools
     has_search = any(isinstance(one, ToolSearchTool) for one in tools.known)
     later = [one for one in offers if has_search and one.tool.defer_loading is True]
+    check_names((*_own(tools.offers), *_own(tools.deferred), *offers))
     return structs.replace(
         tools,
         offers=(*_own(tools.offers), *(one for one in offers if one not in later)),
@@ -142,7 +151,7 @@ def _own(offers: Sequence[Offer]) -> list[Offer]:
 
 
 def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
-    remote = [_tool.decode(raw) for raw in listed.tools]
+    remote = {one.name: one for one in map(_tool.decode, listed.tools)}
     return [
         Offer(
             FunctionTool(
@@ -157,7 +166,7 @@ def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
             execution="server",
             needs_approval=needs_approval(definition, one),
         )
-        for one in remote
+        for one in remote.values()
         if is_allowed(definition, one)
     ]
 

@@ -7,17 +7,24 @@ form, so that the next turn compares bytes and decodes only what differs (docs/p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from hashlib import blake2b
 from typing import Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.errors import InvalidRequest, cut_name
 from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
 
 # What chat endpoints allow in the name of a function.
 PLAIN_NAME_MAX = 64
 _NOT_PLAIN = re.compile(r"[^a-zA-Z0-9_-]")
+# What the contract allows in the name of a function, but for its length: agents put the name of a plugin and of an MCP
+# server before that of a tool, and are past 64 characters then (MCP itself allows 128).
+TOOL_NAME_CHARS_MAX = 128
+FUNCTION_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{TOOL_NAME_CHARS_MAX}}}")
 
 Execution = Literal["server", "client"]
 # Built-in tools of the contract that the model sees as functions; each has a type of call item of its own.
@@ -408,7 +415,62 @@ def _findable(tool: ToolDefinition) -> str:
 
 def plain_name(qualified_name: str) -> str:
     """A name for chat endpoints, which know no dots: `fs.read` is `fs__read` to them."""
-    return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__"))[:PLAIN_NAME_MAX]
+    return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__"))[:PLAIN_NAME_MAX] or "_"
+
+
+class PlainNames:
+    """What each tool is called at a chat endpoint, and which tool is meant by a name there: one by each.
+
+    A name that has to be changed or cut, and is then like that of another tool, ends in a digest of itself.
+    """
+
+    def __init__(self, offers: Iterable[Offer]) -> None:
+        """Of two tools with the same qualified name the first is called."""
+        by_name: dict[str, Offer] = {}
+        for offer in offers:
+            by_name.setdefault(offer.qualified_name, offer)
+        self._names = {name: plain_name(name) for name in by_name}
+        wanted = Counter(self._names.values())
+        clashing = [
+            name for name, plain in self._names.items() if name != plain and wanted[plain] > 1
+        ]
+        taken = {*wanted}
+        for name in clashing:
+            self._names[name] = _digest_name(name, taken)
+            taken.add(self._names[name])
+        # The names that would be called otherwise without the other tools.
+        self.respelled = frozenset((name, self._names[name]) for name in clashing)
+        self._offers = {plain: by_name[name] for name, plain in self._names.items()}
+
+    def name(self, qualified_name: str) -> str:
+        """What this tool is called, which may be one of the history that is not offered any more."""
+        known = self._names.get(qualified_name)
+        if known is not None:
+            return known
+        plain = plain_name(qualified_name)
+        return plain if plain not in self._offers else _digest_name(qualified_name, self._offers)
+
+    def offer(self, name: str) -> Offer | None:
+        """The tool that is called so."""
+        return self._offers.get(name)
+
+
+def _digest_name(qualified_name: str, taken: Container[str]) -> str:
+    """A plain name that no other tool has."""
+    plain, digest = plain_name(qualified_name), blake2b(qualified_name.encode(), digest_size=4)
+    while (name := f"{plain[: PLAIN_NAME_MAX - 9]}_{digest.hexdigest()}") in taken:
+        digest.update(b"again")
+    return name
+
+
+def check_names(offers: Sequence[Offer], param: str = "tools") -> None:
+    """Refuse two tools that the model would call by one name: nobody could say which of them it means."""
+    names = [offer.qualified_name for offer in offers]
+    if len(names) != len(set(names)):
+        name, _ = Counter(names).most_common(1)[0]
+        raise InvalidRequest(
+            f"Two tools have the same name: '{cut_name(name)}'.", code="invalid_value", param=param
+        )
 
 
 def offer_named(offers: Sequence[Offer], qualified_name: str) -> Offer | None:

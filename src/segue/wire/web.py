@@ -19,6 +19,7 @@ from segue.wire.tools import (
     WebFilters,
     WebSearch,
     WebSearchTool,
+    check_names,
     described,
     parameters_of,
 )
@@ -68,6 +69,7 @@ def with_web(tools: Tools, *, is_on: bool) -> Tools:
         return tools
     others = [one for one in tools.offers if one.builtin != "web_search"]
     offers = (*others, *WEB_OFFERS) if has_web else tuple(others)
+    check_names((*offers, *tools.deferred))
     return structs.replace(tools, offers=offers, has_web=has_web)
 
 
