@@ -58,6 +58,9 @@ PATH = "/v1/chat/completions"
 SAMPLING = SamplingFields()
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
+# An endpoint that ignores its limit is cut off far beyond it: how many tokens there are in an event only it knows, but
+# even one that sends letter by letter has fewer events for each token than this.
+EVENTS_PER_TOKEN_MAX, EVENTS_MIN = 16, 256
 # Of a function without parameters.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
@@ -157,9 +160,13 @@ class _Logprobs(Struct, frozen=True):
 
 
 class _Choice(Struct, frozen=True):
+    index: int | None = None
     delta: _Delta | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
+
+
+NO_CHOICE = _Choice()
 
 
 class _InputDetails(Struct, frozen=True):
@@ -181,7 +188,8 @@ class _Usage(Struct, frozen=True):
 
 class _Event(Struct, frozen=True):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    # Read at the end: what an endpoint counts must not cost its answer.
+    usage: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
 
@@ -195,6 +203,7 @@ class _Tokenized(Struct, frozen=True):
 
 
 _event = msgspec.json.Decoder(_Event)
+_usage = msgspec.json.Decoder(_Usage | None)
 _tokenized = msgspec.json.Decoder(_Tokenized)
 
 
@@ -314,7 +323,7 @@ class ChatEngine(Generic[F]):
             return
         with closing(stream):
             while not answer.is_over and await stream.read(answer.read):
-                stream.is_over = answer.is_over
+                stream.is_over = answer.is_over and not answer.is_cut
                 if answer.deltas:
                     yield answer.take()
                 if answer.error is not None:
@@ -559,7 +568,9 @@ class _Answer:
         self._is_warm_up = job.output_tokens_max == 0
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
-        self._usage = _Usage()
+        self._usage: bytes = b"null"
+        limit = job.output_tokens_max
+        self._events_left = None if limit is None else limit * EVENTS_PER_TOKEN_MAX + EVENTS_MIN
         self._calls = _Calls()
         self._marks = _ThinkMarks()
         # Under which name thoughts have come, if any have.
@@ -569,9 +580,16 @@ class _Answer:
         # What went wrong; what was sent before it counts.
         self.error: ApiError | None = None
         self.is_over = False
+        # Whether it goes on though it is over for us: far beyond the limit.
+        self.is_cut = False
 
     def read(self, events: list[bytes]) -> bool:
         """Add what came together; whether there is something to yield, because the turn did not take it."""
+        if self._events_left is not None:
+            self._events_left -= len(events)
+            if self._events_left < 0:
+                self.is_over = self.is_cut = True
+                return True
         for data in events:
             if data == DONE:
                 self.is_over = True
@@ -599,10 +617,15 @@ class _Answer:
             return unreadable(error)
         if event.error is not UNSET and bytes(event.error) != b"null":
             return error_in_stream(event.error)
-        self._usage = event.usage or self._usage
-        if event.choices:
+        if event.usage is not UNSET and bytes(event.usage) != b"null":
+            self._usage = bytes(event.usage)
+        # After its reason there is nothing more to say.
+        if event.choices and self._reason is None:
             choice = event.choices[0]
-            self._reason = choice.finish_reason or self._reason
+            if choice.index:
+                # There is one answer: others are not ours.
+                choice = next((one for one in event.choices if not one.index), NO_CHOICE)
+            self._reason = choice.finish_reason or None
             delta = choice.delta
             if delta is None or self._is_warm_up:
                 return None
@@ -639,23 +662,30 @@ class _Answer:
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""
-        if self._reason is None:
+        reason = "length" if self.is_cut else self._reason
+        if reason is None:
             raise stream.broke_off()
-        if self._reason == "stop" and self._must_call:
+        if reason == "stop" and self._must_call:
             raise ServerFault("The engine did not call a tool, though it had to.")
-        if self._reason == "content_filter":
-            raise ServerFault("The engine's own content filter ended the answer.")
-        usage = self._usage
+        usage = _read_usage(self._usage)
         inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
         cached = inputs.cached_tokens if inputs else None
         cached = usage.prompt_cache_hit_tokens if cached is None else cached
         return Finish(
-            "length" if self._reason == "length" else "stop",
+            reason if reason == "length" or reason == "content_filter" else "stop",
             cached_tokens=cached,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             reasoning_tokens=outputs.reasoning_tokens if outputs else None,
         )
+
+
+def _read_usage(data: bytes) -> _Usage:
+    """What it counted; a count that cannot be read is one that cannot be."""
+    try:
+        return _usage.decode(data) or _Usage()
+    except UNREADABLE:
+        return _Usage(prompt_tokens=-1, completion_tokens=-1)
 
 
 def _thought(delta: _Delta) -> tuple[str, str]:

@@ -22,6 +22,8 @@ import httptools
 
 # How much may be unread before the engine is slowed down.
 UNREAD_BYTES_MAX = 256 * 1024
+# So much is used at once, a few milliseconds; then others have their time.
+USED_BYTES_MAX = 32 * 1024
 # Status line and headers of a response.
 HEAD_BYTES_MAX = 64 * 1024
 
@@ -46,6 +48,8 @@ class HttpResponse:
         self._context: Context
         self._unread: list[bytes] = []
         self.unread_bytes = 0
+        # Whether more has arrived than is used at once.
+        self._has_more = False
         self.status = 0
         self.content_type = self.retry_after = ""
 
@@ -62,7 +66,11 @@ class HttpResponse:
 
     async def read_until(self, use: Callable[[bytes], bool]) -> None:
         """Give the body to `use` as it arrives, until that says it is enough, or to the end."""
-        while not (self._unread and use(self._take())):
+        while True:
+            if self._has_more:
+                await asyncio.sleep(0)
+            if self._unread and use(self._take()):
+                return
             if self._unread:
                 continue
             if self._error is not None:
@@ -86,14 +94,18 @@ class HttpResponse:
         except Exception as error:
             self.arrived.set_exception(error)
             return
-        if is_enough or self._connection is None:
+        if is_enough or self._has_more or self._connection is None:
             self.arrived.set_result(is_enough)
 
     def _take(self) -> bytes:
         data = b"".join(self._unread) if len(self._unread) > 1 else self._unread[0]
         self._unread.clear()
-        self.unread_bytes = 0
-        if self._connection is not None and self._connection.is_paused:
+        self._has_more = len(data) > USED_BYTES_MAX
+        if self._has_more:
+            self._unread.append(data[USED_BYTES_MAX:])
+            data = data[:USED_BYTES_MAX]
+        self.unread_bytes -= len(data)
+        if self._connection is not None and self._connection.is_paused and not self._has_more:
             self._connection.resume()
         return data
 

@@ -33,6 +33,7 @@ from segue.engines.token_engine import (
     TokenCodec,
     TokenLikelihood,
     TokenRequest,
+    check_ids,
     images_of,
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
@@ -153,6 +154,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
 
 def _ids(event: _Event, answer: TokenAnswer) -> list[int]:
     """The ids of an event: one, or all of a character that took several."""
+    check_ids(event.tokens)
     count = event.tokens_predicted - answer.count
     if answer.hidden_tokens is None or not event.tokens or count <= len(event.tokens):
         return event.tokens

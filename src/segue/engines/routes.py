@@ -35,7 +35,6 @@ from msgspec import Struct, structs
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.routing.book import NO_LOAD, OthersLoad, RouteBook, Visit
-from segue.routing.counts import C, plausible
 from segue.routing.fair_queue import FairQueue
 from segue.routing.placement import ReplicaLoad, choose
 from segue.turn.seams import Engine
@@ -107,8 +106,6 @@ class _Replica:
         self.is_drained = False
         # When it last answered again after a failure, by the wall clock.
         self.recovered_at = 0.0
-        # Whether it has reported counts that cannot be.
-        self.has_miscounted = False
 
     @property
     def usable_at(self) -> float:
@@ -348,7 +345,7 @@ class RoutedEngine:
                 async with aclosing(replica.engine.sample(job)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, JobStarted | Finish):
-                            piece = self._checked(job, piece, replica)
+                            piece = self.book.checked(job, piece, replica.name)
                             visit.cached_tokens = piece.cached_tokens
                         if isinstance(piece, JobStarted):
                             yield msgspec.structs.replace(
@@ -373,20 +370,6 @@ class RoutedEngine:
                 visit.end(clock())
                 if visit.found_little and replica.recovered_at:
                     self.book.note_forgot(replica.name, replica.recovered_at)
-
-    def _checked(self, job: Job, said: C, replica: _Replica) -> C:
-        """What a replica says of its job, with counts that can be true."""
-        found = plausible(job, said)
-        if found is not said:
-            self.book.corrected[replica.name] += 1
-            if not replica.has_miscounted:
-                replica.has_miscounted = True
-                log.warning(
-                    "engine %s reports token counts that cannot be true: Segue's own are used "
-                    "(logged once, see segue_engine_counts_corrected_total)",
-                    replica.name,
-                )
-        return found
 
     async def _enter(
         self, job: Job, failed: set[_Replica], give_up_at: float

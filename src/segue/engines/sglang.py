@@ -123,7 +123,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     answer.start(meta.cached_tokens)
     answer.input_tokens = meta.prompt_tokens
     count = meta.completion_tokens - answer.count
-    if count > 0:
+    if count > 0 and answer.reason is None:
         # The new ids are the last ones of the list, whether it holds all or only the new ones.
         ids = event.output_ids[-count:]
         answer.count += len(ids)
@@ -134,7 +134,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     if reason.type == "abort":
         body = msgspec.json.encode({"message": reason.message or ""})
         raise error_for_status(reason.status_code or 503, body)
-    answer.reason = "stop" if reason.type == "stop" else "length"
+    answer.reason = answer.reason or ("stop" if reason.type == "stop" else "length")
     answer.cached_tokens = meta.cached_tokens
 
 

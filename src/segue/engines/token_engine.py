@@ -13,10 +13,11 @@ fields of a request that choose how to sample, and the order of logprobs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +62,10 @@ DONE = b"[DONE]"
 BYTES_MAX = 256 * 1024 * 1024
 # A shorter chunk is written faster than it is looked up and cached.
 CACHED_IDS_MIN = 32
+# No vocabulary has as many: the largest have some 260,000 words, and engines add a few rows.
+ID_MAX = 2**24 - 1
+# So many ids are read at once, a few milliseconds; then other turns have their time.
+PIECE_IDS_MAX = 2_048
 
 
 class TokenRequest(Struct, frozen=True):
@@ -127,15 +132,16 @@ class TokenAnswer:
     # Not yet taken.
     ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob | None] = ()
-    # How many tokens the server has reported by now, for codecs that need it.
+    # How many tokens the server has reported by now, for codecs that need it; and how many were added here.
     count: int = 0
+    sampled: int = 0
     last_id: int | None = None
     started: JobStarted | None = None
     # None where the server does not say.
     cached_tokens: int | None = None
     # How many tokens the prompt has, images included.
     input_tokens: int | None = None
-    reason: Literal["stop", "length"] | None = None
+    reason: Literal["stop", "length", "content_filter"] | None = None
     # The server still reads the prompt: the first token may take as long as before.
     is_reading_prompt: bool = False
     # No more events are needed.
@@ -146,14 +152,17 @@ class TokenAnswer:
     error: ApiError | None = None
 
     def take(self) -> Ids:
-        """What was not yet taken."""
-        piece = Ids(self.ids, self.logprobs)
-        self.ids = self.logprobs = ()
+        """What was not yet taken, but no more than is read at once."""
+        most = PIECE_IDS_MAX
+        piece = Ids(self.ids[:most], self.logprobs[:most])
+        self.ids, self.logprobs = self.ids[most:], self.logprobs[most:]
         return piece
 
     def is_taken(self) -> bool:
         """Whether the turn takes what there is at once."""
-        if self.job.take is None or not self.job.take(Ids(self.ids, self.logprobs)):
+        if self.job.take is None or len(self.ids) > PIECE_IDS_MAX:
+            return False
+        if not self.job.take(Ids(self.ids, self.logprobs)):
             return False
         self.ids = self.logprobs = ()
         return True
@@ -168,6 +177,17 @@ class TokenAnswer:
         """Add sampled ids. `logprobs` count only where the job wants them; the last ids may have none."""
         if not ids:
             return
+        check_ids(ids)
+        self.sampled += len(ids)
+        limit = self.job.output_tokens_max
+        if limit is not None and self.sampled > max(limit, 1):
+            # The server does not keep to the limit.
+            kept = len(ids) - (self.sampled - max(limit, 1))
+            self.reason = "stop" if ids[kept] in self.job.stops else "length"
+            self.is_over = self.is_still_sampling = True
+            ids = ids[:kept]
+            if not ids:
+                return
         self.last_id = ids[-1]
         # The one token of a warm-up is sampled only because servers refuse to sample none.
         if self.job.output_tokens_max == 0:
@@ -176,6 +196,12 @@ class TokenAnswer:
         if self.job.sampling.wants_logprobs:
             known = [*self.logprobs, *logprobs[: len(ids)]]
             self.logprobs = known + [None] * (len(self.ids) - len(known))
+
+
+def check_ids(ids: Collection[int]) -> None:
+    """Refuse ids that no vocabulary has: they could be neither read nor kept."""
+    if ids and not 0 <= min(ids) <= max(ids) <= ID_MAX:
+        raise EngineFailed("The engine sent a token id that no vocabulary has.")
 
 
 class TokenEngine(Generic[S, E]):
@@ -234,15 +260,17 @@ class TokenEngine(Generic[S, E]):
                 if answer.started is not None and not has_started:
                     has_started = True
                     yield answer.started
-                if answer.ids:
+                while answer.ids:
                     yield answer.take()
+                    if answer.ids:
+                        await asyncio.sleep(0)
                 if answer.error is not None:
                     raise answer.error
             if answer.reason is None:
                 raise stream.broke_off()
             is_stop = answer.reason == "stop" or answer.last_id in job.stops
             given = answer.input_tokens if images_of(job) else None
-            yield Finish("stop" if is_stop else "length", answer.cached_tokens, given)
+            yield Finish("stop" if is_stop else answer.reason, answer.cached_tokens, given)
         except ContextRefused as error:
             news = learned(self.facts, error)
             if news is None or answer.last_id is not None:
@@ -263,7 +291,8 @@ class TokenEngine(Generic[S, E]):
         finally:
             if stream is not None:
                 stream.close()
-            if request is not None and request.abort is not None and answer.reason is None:
+            is_running = answer.reason is None or answer.is_still_sampling
+            if request is not None and request.abort is not None and is_running:
                 with suppress(ApiError):
                     await self._upstream.call("POST", *request.abort)
         if is_refused:
@@ -446,6 +475,7 @@ def token_logprob(
     """
     if logprob is None:
         return None
-    count = sampling.top_logprobs
-    likeliest = sorted(dict(top).items(), key=lambda pair: -pair[1])[:count] if count else ()
+    by_id, count = dict(top), sampling.top_logprobs
+    check_ids(by_id)
+    likeliest = sorted(by_id.items(), key=lambda pair: -pair[1])[:count] if count else ()
     return TokenLogprob(logprob, tuple(likeliest))

@@ -314,8 +314,8 @@ class _Refusal(Struct):
 
 
 _refusal = msgspec.json.Decoder(_Refusal)
-# What a decoder raises.
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+# What a decoder raises, and what reads the decoded values: numbers and lengths that do not fit together.
+UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 _CONTEXT = re.compile(
     r"context[ _](?:length|size|window)|maximum (?:input|model) length|exceed_context_size"
     r"|longer than the (?:maximum )?model|input (?:is|length).*too long|max_model_len",

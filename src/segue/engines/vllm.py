@@ -69,6 +69,7 @@ class _Logprobs(Struct, frozen=True):
 class VllmChoice(Struct, frozen=True):
     """What was sampled together."""
 
+    index: int = 0
     # Null in a chunk that only ends; left out by a server that does not know `return_token_ids`.
     token_ids: list[int] | None = None
     text: str | None = None
@@ -261,6 +262,9 @@ def read_choice(
     choice: VllmChoice, token_ids: list[int] | None, stop: int | str | None, answer: TokenAnswer
 ) -> None:
     """Add what was sampled; `stop` is the id of the stop that ended it, where that is known."""
+    if choice.index or answer.reason is not None:
+        # There is one answer, and nothing of it after its end.
+        return
     ids = token_ids or []
     if isinstance(stop, int) and stop in answer.job.stops and token_ids is not None:
         ids = ids if stop == (ids[-1] if ids else answer.last_id) else [*ids, stop]
@@ -269,8 +273,8 @@ def read_choice(
     match choice.finish_reason:
         case None:
             pass
-        case "stop" | "length" as reason:
-            answer.reason = reason
+        case "stop" | "length" | "content_filter" as reason:
+            answer.reason = answer.reason or reason
         case _:
             raise EngineFailed("The engine gave the request up.")
 

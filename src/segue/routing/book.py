@@ -8,15 +8,19 @@ know. Nothing here is durable, and nothing durable depends on it.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 
 from msgspec import Struct
 
+from segue.routing.counts import C, plausible
 from segue.routing.measures import Pace, Work
 from segue.routing.placement import Asked, Choice, ReplicaLoad
 from segue.turn.values import Head, Job, Messages, Prompt, Turn
+
+log = logging.getLogger(__name__)
 
 # About 200 bytes each; the longest unused go first.
 HINTS_MAX = 50_000
@@ -45,8 +49,9 @@ class RouteBook:
         self.paces: dict[str, Pace] = {}
         # How often each replica was chosen, and why.
         self.choices: Counter[Choice] = Counter()
-        # How often each replica reported counts that cannot be.
+        # How often each replica reported counts that cannot be true.
         self.corrected: Counter[str] = Counter()
+        self._miscounting: set[str] = set()
         self._hints: OrderedDict[str, str] = OrderedDict()
         # When a replica came back without what it had read before, by the wall clock.
         self.forgot: dict[str, float] = {}
@@ -121,6 +126,19 @@ class RouteBook:
         """Those since the last time."""
         taken, self.choices = self.choices, Counter()
         return taken
+
+    def checked(self, job: Job, said: C, name: str) -> C:
+        """What this replica says of the job, with counts that can be true."""
+        found = plausible(job, said)
+        if found is not said:
+            self.corrected[name] += 1
+            if name not in self._miscounting and len(self._miscounting) < REPLICAS_MAX:
+                self._miscounting.add(name)
+                log.warning(
+                    "engine %s reports token counts that cannot be true: Segue's own are used (logged once)",
+                    name,
+                )
+        return found
 
     def take_corrected(self) -> Counter[str]:
         """Those since the last time."""

@@ -10,6 +10,7 @@ outweighs a guard, a guard outweighs a shutdown, and all of them outweigh what t
                         too long
     any way             the process goes away            ends, failed
     any way             the answer was blocked           ends, incomplete: content_filter
+    by the engine's own content filter                   ends, incomplete: content_filter
     broken off          a steer waits                    ends, incomplete: steered
     broken off          nothing explains it              ends, failed
     at its length                                        ends, incomplete: max_output_tokens
@@ -75,14 +76,14 @@ def decide(
         return End("failed", error=blocked.error)
     if any(isinstance(one, Drain) for one in inbox):
         return End("failed", error=ServerFault("The server is shutting down. Please retry."))
-    if any(isinstance(one, Filtered) for one in inbox):
+    is_filtered = any(isinstance(one, Filtered) for one in inbox)
+    if is_filtered or (finish is not None and finish.reason == "content_filter"):
         return End("incomplete", reason="content_filter")
     if finish is None and any(isinstance(one, Steer) for one in inbox):
         return End("incomplete", reason="steered")
     if finish is None:
-        return End(
-            "failed", error=EngineFailed("The engine broke off in the middle of a response.")
-        )
+        error = EngineFailed("The engine broke off in the middle of a response.")
+        return End("failed", error=error)
     if finish.reason == "length":
         return End("incomplete", reason="max_output_tokens")
     if answers and any(isinstance(one, Steer) for one in inbox):

@@ -222,7 +222,7 @@ class TurnLoop:
             error = ServerFault(PROBLEM)
         parsed: list[Parsed] = []
         if reader is not None:
-            is_cut = self.finish is None or self.finish.reason == "length"
+            is_cut = self.finish is None or self.finish.reason != "stop"
             parsed = reader.close(is_cut=is_cut)
         if filters or self.gate is not None:
             parsed = await self._close_filters(filters, parsed, error)

@@ -528,7 +528,7 @@ class JobStarted(Struct, frozen=True):
 class Finish(Struct, frozen=True):
     """The engine's last word: why it stopped, and how much of the prompt it did not have to compute."""
 
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "content_filter"]
     # None where the engine does not say.
     cached_tokens: int | None = None
     # What the engine itself counted; None where we know better, because the ids are ours.

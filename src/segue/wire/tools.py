@@ -415,13 +415,18 @@ def _findable(tool: ToolDefinition) -> str:
 
 def plain_name(qualified_name: str) -> str:
     """A name for chat endpoints, which know no dots: `fs.read` is `fs__read` to them."""
-    return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__"))[:PLAIN_NAME_MAX] or "_"
+    return _plain(qualified_name)[:PLAIN_NAME_MAX]
+
+
+def _plain(qualified_name: str) -> str:
+    return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__")) or "_"
 
 
 class PlainNames:
     """What each tool is called at a chat endpoint, and which tool is meant by a name there: one by each.
 
-    A name that has to be changed or cut, and is then like that of another tool, ends in a digest of itself.
+    A name that has to be changed or cut, and is then like that of another tool, gets a digest of itself: at its end, or
+    of a long one in place of its middle, because the end tells a model most.
     """
 
     def __init__(self, offers: Iterable[Offer]) -> None:
@@ -457,8 +462,11 @@ class PlainNames:
 
 def _digest_name(qualified_name: str, taken: Container[str]) -> str:
     """A plain name that no other tool has."""
-    plain, digest = plain_name(qualified_name), blake2b(qualified_name.encode(), digest_size=4)
-    while (name := f"{plain[: PLAIN_NAME_MAX - 9]}_{digest.hexdigest()}") in taken:
+    plain, digest = _plain(qualified_name), blake2b(qualified_name.encode(), digest_size=4)
+    begin, end = plain, ""
+    if len(plain) > PLAIN_NAME_MAX - 9:
+        begin, end = plain[:10], f"_{plain[-(PLAIN_NAME_MAX - 20) :]}"
+    while (name := f"{begin}_{digest.hexdigest()}{end}") in taken:
         digest.update(b"again")
     return name
 
