@@ -36,6 +36,7 @@ from segue.turn.values import (
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item
 from segue.wire.response import Response
+from segue.wire.tools import Builtin, FunctionTool, Offer, Tools
 from tests.contracts.dialect import (
     HEADS,
     OFFERING,
@@ -477,3 +478,74 @@ def test_item_that_is_open_at_a_cut_is_cut() -> None:
 def test_calls_that_cannot_be_told_apart_are_a_failure(deltas: list[Delta]) -> None:
     with pytest.raises(EngineFailed):
         read(*deltas)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+GITHUB = "github_enterprise_production_readonly"
+LISTING, DELETING = (
+    FunctionTool(name=f"get_pull_request_reviews_{what}") for what in ("list", "delete_all")
+)
+
+
+def offering(*offers: Offer, given: tuple[Item, ...] = ()) -> Scene:
+    return Scene(Head(tools=Tools(offers=offers)), None, given)
+
+
+@pytest.mark.parametrize("builtin", [None, "mcp"])
+def test_call_of_a_tool_is_never_read_as_the_call_of_another(builtin: Builtin | None) -> None:
+    """For a tool of an MCP server the server itself would run the other one."""
+    offers = [Offer(tool, GITHUB, builtin=builtin) for tool in (LISTING, DELETING)]
+    for scene in (offering(*offers), offering(*offers[::-1])):
+        for offer in offers:
+            name = DIALECT.names(scene).name(offer.qualified_name)
+            opened = read(Delta(call_index=0, call_name=name, call_arguments="{}"), scene=scene)[0]
+            assert isinstance(opened, ItemOpened)
+            assert (opened.name, opened.namespace) == (offer.tool.name, GITHUB)
+            assert opened.kind == offer.kind
+
+
+def test_history_has_the_names_under_which_tools_are_offered() -> None:
+    offers = [Offer(tool, GITHUB) for tool in (LISTING, DELETING)]
+    calls = [
+        item(
+            "function_call",
+            call_id=f"c{n}",
+            name=one.tool.name,
+            namespace=one.namespace,
+            arguments="{}",
+        )
+        for n, one in enumerate(offers)
+    ]
+    scene = offering(*offers, given=(message("user", "Go"), *calls))
+    said = cast("list[dict[str, dict[str, str]]]", written(DIALECT.render(scene))[1]["tool_calls"])
+
+    names = DIALECT.names(scene)
+    assert [one["function"]["name"] for one in said] == [
+        names.name(offer.qualified_name) for offer in offers
+    ]
+
+
+def test_name_that_is_shared_from_now_on_is_written_again_in_the_history() -> None:
+    """Until then it has the spelling of always; the tool that comes later would be called so too."""
+    first, later = (
+        Offer(FunctionTool(name="read"), "files"),
+        Offer(FunctionTool(name="files__read")),
+    )
+    asked = (message("user", "Go"),)
+    called = {"name": "read", "namespace": "files", "arguments": "{}"}
+    wrote = (item("function_call", call_id="c", **called),)
+    scene = offering(first, given=asked)
+    rendered = DIALECT.render(scene)
+    warm = warm_after(DIALECT.fingerprint, scene.head, rendered, Round(asked, wrote))
+    past = Unfinished(None, (Round(asked, wrote),), warm)
+    given = (item("function_call_output", call_id="c", output="bees"),)
+
+    same = Scene(scene.head, past, given)
+    assert DIALECT.render(same).tokens_reused == rendered.context.length
+    assert b'"files__read"' in b"".join(DIALECT.render(same).prompt.chunks())
+    both = Scene(Head(tools=Tools(offers=(later, first))), past, given)
+    found = b"".join(DIALECT.render(both).prompt.chunks())
+    assert DIALECT.render(both).tokens_reused == 0
+    assert b'"files__read"' not in found
+    assert DIALECT.names(both).name("files.read").encode() in found

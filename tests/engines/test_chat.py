@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.dialects.messages import MessageForm, MessagesDialect
-from segue.engines.chat import ChatEngine, _ThinkMarks
+from segue.engines.chat import EVENTS_MIN, EVENTS_PER_TOKEN_MAX, ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
 from segue.turn.values import (
     Delta,
@@ -37,8 +37,9 @@ from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 from tests.contracts.turns import said
-from tests.engines.asking import WAIT_S, finish_of, heard, upstream
+from tests.engines.asking import WAIT_S, Played, finish_of, heard, upstream
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
+from tests.engines.fakes.server import DONE, event
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 
 DIALECT = MessagesDialect()
@@ -173,6 +174,43 @@ async def test_tools_that_items_bring_stand_behind_those_of_the_request(
     assert sent["tool_choice"] == wanted
 
 
+async def test_tools_that_would_be_called_alike_are_offered_and_chosen_by_names_of_their_own() -> (
+    None
+):
+    github = "github_enterprise_production_readonly"
+    both = [FunctionTool(name=f"get_pull_request_reviews_{one}") for one in ("list", "delete_all")]
+    tools = tools_of(
+        NamespaceTool(name=github, tools=[*both]),
+        FunctionTool(name="files__read"),
+        NamespaceTool(name="files", tools=[FunctionTool(name="read")]),
+    )
+    for number, namespace, name in (
+        (0, github, both[0].name),
+        (1, github, both[1].name),
+        (2, None, "files__read"),
+        (3, "files", "read"),
+    ):
+        choice = ToolChoiceName(type="function", name=name, namespace=namespace)
+        sent = await sent_for(job(Head(tools=tools, tool_choice=choice)))
+        names = [one["function"]["name"] for one in cast("list[Any]", sent["tools"])]
+        assert len(set(names)) == 4
+        assert sent["tool_choice"] == {"type": "function", "function": {"name": names[number]}}
+
+
+async def test_tool_that_request_and_item_bring_is_offered_once() -> None:
+    tool = {"type": "function", "name": "weather"}
+    added = json.dumps({"type": "additional_tools", "tools": [tool]}).encode()
+    effects = apply_effects(NO_EFFECTS, [decode_item(added, "input[0]")])
+    asked = job(Head(tools=TOOLS))
+    scene = msgspec.structs.replace(asked.scene, effects=effects)
+
+    sent = await sent_for(msgspec.structs.replace(asked, scene=scene))
+
+    functions = [one["function"] for one in cast("list[Any]", sent["tools"])]
+    assert [one["name"] for one in functions] == ["weather", "patch", "fs__read"]
+    assert functions[0]["description"] == "Tells it."
+
+
 async def test_settings_that_items_bring_are_handed_on() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     update = {
@@ -272,6 +310,10 @@ async def heard_from(*events: dict[str, object], has_done: bool = True) -> list[
     fake = FakeChat(events=list(events), has_done=has_done)
     async with fake, upstream(fake.url) as address:
         return one_by_one(await heard(ChatEngine(address, "gpt", MessagesDialect()), job()))
+
+
+def text_of(deltas: Sequence[object]) -> str:
+    return "".join(one.text for one in deltas if isinstance(one, Delta))
 
 
 def one_by_one(pieces: Sequence[Piece]) -> list[object]:
@@ -403,13 +445,59 @@ async def test_answer_may_end_without_the_word_done() -> None:
     [
         [delta(content="a")],
         [delta(content="a"), {"error": {"message": "died", "code": 500}}],
-        [delta(content="a"), end("content_filter")],
         [delta(content=5)],
     ],
 )
 async def test_answer_that_breaks_off_is_a_failure(events: list[dict[str, object]]) -> None:
     with pytest.raises(ServerFault):
         await heard_from(*events)
+
+
+async def test_answer_that_the_endpoints_own_filter_ends_says_so() -> None:
+    pieces = await heard_from(delta(content="a"), end("content_filter"), usage(3, 1))
+    assert pieces[-1] == Finish("content_filter", 0, 3, 1, 0)
+
+
+async def test_only_the_first_answer_is_read() -> None:
+    """Of two in one event it is the one with the index 0, wherever it stands."""
+    one, other = {"index": 1, "delta": {"content": "ONE"}}, {"index": 0, "delta": {"content": "Z"}}
+    pieces = await heard_from({"choices": [one, other]}, {"choices": [one]}, end())
+    assert text_of(pieces) == "Z"
+
+
+async def test_what_comes_after_the_end_is_dropped() -> None:
+    late = delta(content=" LATE")
+    pieces = await heard_from(delta(content="a"), end("length"), late, end(), usage(3, 1))
+    assert text_of(pieces) == "a"
+    assert pieces[-1] == Finish("length", 0, 3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [{"prompt_tokens": 3.5}, {"completion_tokens": "7"}, {"prompt_tokens_details": []}, 5, [], "x"],
+)
+async def test_count_that_cannot_be_read_costs_no_answer(counted: object) -> None:
+    pieces = await heard_from(delta(content="a"), end(), {"choices": [], "usage": counted})
+    assert text_of(pieces) == "a"
+    finish = pieces[-1]
+    assert isinstance(finish, Finish)
+    # No count is negative: whoever looks at it next knows that it cannot be true.
+    assert (finish.reason, finish.input_tokens, finish.output_tokens) == ("stop", -1, -1)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 20])
+async def test_endpoint_that_ignores_its_limit_is_cut_off_far_beyond_it(limit: int) -> None:
+    """How many tokens are in an event only the endpoint knows: what it may send is more than that can be."""
+    most = limit * EVENTS_PER_TOKEN_MAX + EVENTS_MIN
+    engine = ChatEngine(Played([event(delta(content="a"))] * (most + 100)), "gpt", DIALECT)
+    engine._is_own = True
+    pieces = await heard(engine, job(output_tokens_max=limit))
+    assert finish_of(pieces) == Finish("length")
+    assert len(text_of(one_by_one(pieces))) == (most if limit else 0)
+
+    whole = Played([event(delta(content="a"))] * (most - 2) + [event(end()), DONE])
+    pieces = await heard(ChatEngine(whole, "gpt", DIALECT), job(output_tokens_max=limit))
+    assert finish_of(pieces).reason == ("stop" if limit else "length")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from segue.engines.client import (
     HEAD_BYTES_MAX,
     UNREAD_BYTES_MAX,
+    USED_BYTES_MAX,
     ConnectionBroken,
     HttpClient,
     HttpConnection,
@@ -104,6 +105,16 @@ class Transport(asyncio.Transport):
     """A connection to nobody."""
 
     is_aborted = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reading_paused: list[bool] = []
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused.append(True)
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused.append(False)
 
     def writelines(self, list_of_data: object) -> None:
         pass
@@ -282,3 +293,44 @@ async def test_nobody_there_is_an_ordinary_error() -> None:
     await server.wait_closed()
     with pytest.raises(ConnectionRefusedError):
         await HttpClient(f"http://127.0.0.1:{port}", {}, 1.0).send("GET", "/", b"", 5.0)
+
+
+@pytest.mark.parametrize("is_enough", [False, True])
+async def test_burst_is_used_with_pauses(is_enough: bool) -> None:
+    """An engine or a proxy that sends much at once does not hold up everybody else, however it is read."""
+    body = b"".join(b"%d" % n * USED_BYTES_MAX for n in range(10)) + b"!"
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    passes, used = 0, list[tuple[int, bytes]]()
+
+    async def other() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    def use(data: bytes) -> bool:
+        used.append((passes, data))
+        return is_enough
+
+    client, transport = HttpClient("http://127.0.0.1:1", {}, 60.0), Transport()
+    connection = HttpConnection(client)
+    connection.connection_made(transport)
+    beside = asyncio.create_task(other())
+    sending = asyncio.ensure_future(connection.send(b"", b""))
+    await asyncio.sleep(0)
+    connection.data_received(head)
+    response = await sending
+    reading = asyncio.ensure_future(response.read_until(use))
+    await asyncio.sleep(0)
+    # As by a loop that reads its full buffer several times before it does anything else.
+    for at in range(0, len(body), 100_000):
+        connection.data_received(body[at : at + 100_000])
+    await reading
+    while sum(len(data) for _, data in used) < len(body):
+        await response.read_until(use)
+    beside.cancel()
+    assert b"".join(data for _, data in used) == body
+    assert max(len(data) for _, data in used) <= USED_BYTES_MAX
+    when = [at for at, _ in used]
+    assert when == sorted(set(when))
+    assert transport.is_reading_paused == [True, False]

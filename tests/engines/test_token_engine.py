@@ -19,6 +19,7 @@ from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import (
     CACHED_IDS_MIN,
+    PIECE_IDS_MAX,
     SamplingFields,
     TokenAnswer,
     TokenCodec,
@@ -68,7 +69,7 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
 def _read(found: _Event, answer: TokenAnswer) -> None:
     answer.add(found.new, [TokenLogprob(-id / 8) for id in found.new])
     if found.end:
-        answer.reason, answer.is_over = "length", True
+        answer.reason, answer.is_over = answer.reason or "length", True
 
 
 SHORTEST = TokenCodec(no_preparation, _request, _event, _read)
@@ -270,6 +271,91 @@ async def test_what_came_before_an_error_counts() -> None:
     found = await outcome("shortest", [raw], JOB)
     assert found.ids == [7]
     assert found.error is EngineFailed
+
+
+# --- what engines must not say -----------------------------------------------------------------------
+
+# The JSON of an id, and of several, in each kind of server's own event.
+SAYING = {
+    "shortest": '{"new":[%s]}',
+    "vllm": '{"choices":[{"index":0,"text":"","token_ids":[%s]}]}',
+    "dynamo": '{"choices":[{"text":"so"}],"nvext":{"completion_token_ids":[%s]}}',
+    "sglang": '{"output_ids":[%s],"meta_info":{"completion_tokens":1}}',
+    "llamacpp": '{"content":"so","tokens":[%s],"tokens_predicted":1}',
+    "likeliest of vllm": '{"choices":[{"token_ids":[7],"logprobs":{"token_logprobs":[-1.0],'
+    '"top_logprobs":[{"token_id:%s":-1.0}]}}]}',
+    "likeliest of llamacpp": '{"tokens":[7],"tokens_predicted":1,"completion_probabilities":'
+    '[{"id":7,"logprob":-1.0,"top_logprobs":[{"id":%s,"logprob":-1.0}]}]}',
+}  # fmt: skip
+NO_IDS_AT_ALL = [
+    *("-1", "-2147483649", "16777216", "2147483648", "4294967295", "4294967296", "8589934592"),
+    *("1099511627776", "9223372036854775808", "1" + "0" * 30, "1" + "0" * 5_000),
+    *("1.5", "1e3", "1e400", "true", "false", "null", "x", "[]", "[5]", "{}", "NaN", "[[[["),
+]
+
+
+@pytest.mark.parametrize("bad", NO_IDS_AT_ALL, ids=lambda bad: bad[:24])
+@pytest.mark.parametrize("kind", SAYING)
+async def test_id_that_is_none_is_a_failure_of_the_engine(kind: str, bad: str) -> None:
+    name = kind.rpartition(" ")[2]
+    said = b"data: " + (SAYING[kind] % bad).encode() + b"\n\n"
+    wanted = job(tokens([1]), sampling=Sampling(wants_logprobs=True, top_logprobs=2))
+    found = await outcome(name, [said, STREAMS[name]], wanted)
+
+    assert found.error is EngineFailed
+    assert all(0 <= id < 2**24 for id in found.ids)
+
+
+async def test_logprobs_that_do_not_fit_the_ids_are_a_failure_of_the_engine() -> None:
+    logprobs = {"token_logprobs": [-1.0], "top_logprobs": [None, None]}
+    said = event({"choices": [{"token_ids": [7], "logprobs": logprobs}]})
+    found = await outcome("vllm", [said], JOB)
+    assert found.error is EngineFailed
+
+
+@pytest.mark.parametrize("limit", range(5))
+@pytest.mark.parametrize("name", STREAMS)
+async def test_engine_that_ignores_the_limit_is_cut_off_there(name: str, limit: int) -> None:
+    """Whether its ids come one by one or all in one event, and whatever it says of its end."""
+    found = await outcome(name, [STREAMS[name]], job(tokens([1]), limit))
+
+    assert found.ids == [7, 8, STOP][:limit]
+    assert found.finish is not None
+    assert found.finish.reason == ("stop" if limit >= 3 else "length")
+
+
+async def test_job_that_is_cut_off_at_its_limit_is_stopped_at_the_engine() -> None:
+    played = Played([event({"new": [7, 8, 9]}), event({"new": [10], "end": True})])
+    pieces = [piece async for piece in engine("shortest", played).sample(job(tokens([1]), 2))]
+
+    assert pieces == [Ids([7, 8]), Finish("length")]
+    assert played.sent[-1] == ("/abort", b'{"all":true}')
+
+
+async def test_many_ids_in_one_event_are_read_with_pauses() -> None:
+    """Whoever else waits has its time between two pieces."""
+    ids, passes, seen = [*range(PIECE_IDS_MAX)] * 3 + [5], 0, list[int]()
+
+    async def other() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    wanted = job(tokens([1]), None, take=lambda piece: pytest.fail("more than is read at once"))
+    played = Played([event({"new": ids}), event({"end": True})])
+    told: list[int] = []
+    async with aclosing(engine("shortest", played).sample(wanted)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Ids):
+                told += piece.ids
+                assert len(piece.ids) <= PIECE_IDS_MAX
+                seen.append(passes)
+    beside.cancel()
+    assert told == ids
+    assert len(seen) == 4
+    assert seen == sorted(set(seen))
 
 
 def test_sampling_fields_are_the_same_for_all_but_for_what_a_server_is_known_to_need() -> None:

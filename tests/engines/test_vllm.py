@@ -15,6 +15,7 @@ from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,
     STOP,
+    Played,
     Promise,
     finish_of,
     heard,
@@ -25,6 +26,7 @@ from tests.engines.asking import (
     tokens,
     upstream,
 )
+from tests.engines.fakes.server import DONE, event
 from tests.engines.fakes.thread import remote
 from tests.engines.fakes.vllm import FakeVllm, logprob
 
@@ -240,3 +242,14 @@ async def test_priority_is_sent_where_it_is_taken_and_the_chain_always(is_scaled
         for _ in range(2):
             assert ids_of(await heard(engine, job(tokens([1]), lineage=urgent))) == [7, 8, 9]
         assert [one.get("priority") for one in fake.requests[before:]] == [-1, None, None]
+
+
+async def test_only_the_first_answer_is_read_and_nothing_after_its_end() -> None:
+    one, other = {"index": 1, "token_ids": [9]}, {"index": 0, "token_ids": [7]}
+    last = {"index": 0, "token_ids": [8], "finish_reason": "content_filter"}
+    late = {"index": 0, "token_ids": [9], "finish_reason": "stop"}
+    said = [event({"choices": choices}) for choices in ([one, other], [one], [last], [late])]
+    pieces = await heard(TokenEngine(VLLM, Played([*said, DONE]), "fake"), job(tokens([1])))
+
+    assert ids_of(pieces) == [7, 8]
+    assert finish_of(pieces).reason == "content_filter"

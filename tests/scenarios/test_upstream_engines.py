@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
@@ -22,13 +24,15 @@ from segue.turn.plan import Judge, Model, Resources
 from segue.turn.seams import Dialect, Engine
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
-from tests.engines.asking import STOP, assistant, reply, upstream
+from tests.engines.asking import STOP, Played, assistant, reply, upstream
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
+from tests.engines.fakes.server import event
 from tests.engines.fakes.vllm import FakeVllm
 from tests.pipeline import BUDGET, OWNER, RecordingEngine, Stage
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 CONTEXT_TOKENS = 10_000
+REVIEWS = "get_pull_request_reviews"
 
 
 @asynccontextmanager
@@ -208,3 +212,94 @@ async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
                 assert details["cached_tokens"] == prompt + sampled
             # The first turn goes to either.
             assert (one.requests == []) != (other.requests == [])
+
+
+def namespaced(namespace: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "namespace", "name": namespace, "tools": tools}
+
+
+async def test_call_of_a_tool_is_delivered_as_the_call_of_that_tool() -> None:
+    """Chat endpoints know only the first 64 characters of a name, and no dots: both tools would be called alike."""
+    fake, dialect = FakeChat(), MessagesDialect()
+    pairs = [
+        [
+            namespaced(
+                "github_enterprise_production_readonly", f"{REVIEWS}_list", f"{REVIEWS}_delete"
+            )
+        ],
+        [namespaced("files", "read"), {"type": "function", "name": "files__read"}],
+    ]
+    async with (
+        fake,
+        upstream(fake.url) as address,
+        staged(ChatEngine(address, "gpt", dialect), dialect) as stage,
+    ):
+        for tools in pairs:
+            for number in range(2):
+                fake.events = [end()]
+                told = await stage.turn(input="Go", tools=tools)
+                offered = fake.requests[-1]["tools"]
+                name = offered[number]["function"]["name"]
+                called = [{"index": 0, "function": {"name": name, "arguments": "{}"}}]
+                fake.events = [delta(tool_calls=called), end("tool_calls")]
+                told = await stage.turn(input="Go", tools=tools)
+                (call,) = told.response["output"]
+                meant = [
+                    (tool.get("name") if "tools" in tool else None, inner["name"])
+                    for tool in tools
+                    for inner in tool.get("tools", [tool])
+                ][number]
+                assert (call.get("namespace"), call["name"]) == meant
+
+                await stage.turn(
+                    previous_response_id=told.response["id"], input=output(call, "x"), tools=tools
+                )
+                (again,) = fake.requests[-1]["messages"][1]["tool_calls"]
+                assert again["function"]["name"] == name
+
+
+async def test_answer_that_the_engines_own_filter_ends_is_incomplete() -> None:
+    fake, dialect = (
+        FakeChat(events=[delta(content="Well,"), end("content_filter")]),
+        MessagesDialect(),
+    )
+    async with (
+        fake,
+        upstream(fake.url) as address,
+        staged(ChatEngine(address, "gpt", dialect), dialect) as stage,
+    ):
+        told = await stage.turn(input="Go")
+    assert told.response["status"] == "incomplete"
+    assert told.response["incomplete_details"] == {"reason": "content_filter"}
+    assert told.response["output"][0]["content"][0]["text"] == "Well,"
+    assert told.response["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("count", [-3, 2**63 - 1, 10**30])
+async def test_engine_that_miscounts_costs_no_answer(count: int) -> None:
+    """What it says is stored, added up and charged: our own count is."""
+    fake, dialect = FakeChat(events=[delta(content="A"), delta(content=" bee")]), MessagesDialect()
+    fake.events += [end(), usage(count, count, cached=count, reasoning=count)]
+    async with (
+        fake,
+        upstream(fake.url) as address,
+        staged(RoutedEngine({"one": ChatEngine(address, "gpt", dialect)}), dialect) as stage,
+    ):
+        told = await stage.turn(input="Go")
+    assert told.response["status"] == "completed"
+    counted = told.response["usage"]
+    assert (counted["output_tokens"], counted["total_tokens"]) == (2, counted["input_tokens"] + 2)
+    assert 0 < counted["input_tokens"] < 100
+    assert 0 <= counted["input_tokens_details"]["cached_tokens"] <= counted["input_tokens"]
+
+
+async def test_engine_that_goes_on_is_stopped_at_the_clients_limit() -> None:
+    """A vLLM, or what stands before it, that loses `max_tokens`."""
+    ids = chatml().write([assistant("bees and " * 50)]).tolist()
+    said = [event({"choices": [{"index": 0, "text": "", "token_ids": ids[:-1]}]})] * 20
+    async with staged(TokenEngine(VLLM, Played(said), "fake"), chatml()) as stage:
+        told = await stage.turn(input="Go", max_output_tokens=50)
+    assert told.response["status"] == "incomplete"
+    assert told.response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told.response["usage"]["output_tokens"] == 50

@@ -18,6 +18,7 @@ FINISHES = [Finish("stop"), Finish("length"), None]
     [
         (Finish("stop"), "completed", None),
         (Finish("length"), "incomplete", "max_output_tokens"),
+        (Finish("content_filter"), "incomplete", "content_filter"),
         (None, "failed", None),
     ],
 )

@@ -164,3 +164,26 @@ def test_call_that_a_client_sends_back_is_followed_by_what_was_said(
     assert with_outputs([item]) == (item, as_item(HostedOutput(call_id=made_in, output=words)))
     other = as_item(McpListTools(id="l", server_label="s", tools=[]))
     assert with_outputs([other]) == (other,)
+
+
+def test_tool_of_a_server_that_is_called_like_another_is_refused() -> None:
+    own = {"type": "namespace", "name": "own", "tools": [{"type": "function", "name": "read"}]}
+    found = tools(own)
+    with pytest.raises(InvalidRequest, match=r"Two tools have the same name: 'own.read'"):
+        offered(found)
+
+    dotted = {"type": "mcp", "server_label": "own.a"}
+    found = tools(dotted)
+    listed = [
+        listing("mcpl_1", servers_of(found)["own"], [RemoteTool("a.b")]),
+        listing("mcpl_2", servers_of(found)["own.a"], [RemoteTool("b")]),
+    ]
+    with pytest.raises(InvalidRequest, match=r"Two tools have the same name: 'own.a.b'"):
+        with_listed(found, listed)
+
+
+def test_server_that_lists_a_tool_twice_offers_it_once() -> None:
+    found = tools()
+    listed = listing("mcpl_1", servers_of(found)["own"], [READ, WRITE, READ])
+
+    assert [one.tool.name for one in with_listed(found, [listed]).offers] == ["read", "write"]

@@ -18,6 +18,7 @@ from segue.wire.web import (
     domains_of,
     read_action,
     read_definition,
+    with_web,
 )
 
 
@@ -90,3 +91,12 @@ def test_filter_that_cannot_be_understood_is_refused_with_the_request(
     """It would otherwise be a filter that lets everything through."""
     with pytest.raises(InvalidRequest):
         decode_tools(json.dumps([{"type": "web_search", **wrong}]).encode(), None)
+
+
+def test_tool_that_is_called_like_a_function_of_the_search_is_refused() -> None:
+    web = {"type": "namespace", "name": "web", "tools": [{"type": "function", "name": "search"}]}
+    found, _ = decode_tools(json.dumps([web, {"type": "web_search"}]).encode(), None)
+
+    assert with_web(found, is_on=False) is found
+    with pytest.raises(InvalidRequest, match=r"Two tools have the same name: 'web.search'"):
+        with_web(found, is_on=True)

@@ -181,11 +181,9 @@ class TokenAnswer:
         self.sampled += len(ids)
         limit = self.job.output_tokens_max
         if limit is not None and self.sampled > max(limit, 1):
-            # The server does not keep to the limit.
-            kept = len(ids) - (self.sampled - max(limit, 1))
-            self.reason = "stop" if ids[kept] in self.job.stops else "length"
-            self.is_over = self.is_still_sampling = True
-            ids = ids[:kept]
+            # The server does not keep to the limit. A warm-up has one token.
+            ids = ids[: max(limit, 1) - self.sampled]
+            self.reason, self.is_over, self.is_still_sampling = "length", True, True
             if not ids:
                 return
         self.last_id = ids[-1]

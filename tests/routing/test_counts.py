@@ -1,0 +1,86 @@
+"""A replica that miscounts costs nobody an answer: what cannot be true is replaced by our own count."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.routing.book import RouteBook
+from segue.routing.counts import UNSEEN_TOKENS_MAX, plausible
+from segue.turn.values import (
+    NO_MESSAGES,
+    NO_TOKENS,
+    Finish,
+    Head,
+    Job,
+    JobStarted,
+    Prompt,
+    Sampling,
+    Scene,
+    id_array,
+)
+
+# 40 bytes, about 12 tokens; and 31 tokens.
+MESSAGES = NO_MESSAGES.plus(b"m" * 40, tokens=12)
+TOKENS = NO_TOKENS.plus(id_array(range(31)))
+MOST = 40 + UNSEEN_TOKENS_MAX
+ABSURD = [-1, -(10**30), MOST + 1, 2**31, 2**63 - 1, 2**63, 10**30]
+
+
+def job(prompt: Prompt) -> Job:
+    return Job(prompt, Scene(Head(), None, ()), Sampling(), frozenset(), None)
+
+
+@pytest.mark.parametrize("count", ABSURD)
+def test_count_of_an_endpoint_that_cannot_be_true_is_ours(count: int) -> None:
+    said = Finish("stop", count, count, count, count)
+    found = plausible(job(MESSAGES), said)
+
+    cached = 12 if count > 0 else 0
+    # How many deltas came, the turn knows itself.
+    assert (found.input_tokens, found.output_tokens, found.cached_tokens) == (12, None, cached)
+    assert found.reasoning_tokens in (0, UNSEEN_TOKENS_MAX)
+
+
+@pytest.mark.parametrize("count", ABSURD)
+def test_cache_of_an_engine_holds_no_more_than_the_prompt(count: int) -> None:
+    cached = 31 if count > 0 else 0
+    for said in (Finish("stop", count), Finish("length", count, count)):
+        found = plausible(job(TOKENS), said)
+        assert (found.cached_tokens, found.input_tokens) == (cached, None)
+    started = plausible(job(TOKENS), JobStarted(count, route="a"))
+    assert started.cached_tokens is not None
+    assert 0 <= started.cached_tokens <= 31 + UNSEEN_TOKENS_MAX
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Finish("stop"),
+        Finish("stop", 12, 12, 900_000, 899_000),
+        Finish("length", 0, 0, 0, 0),
+        # A picture, or a prompt that the endpoint adds.
+        Finish("stop", 50_000, 60_000, 5),
+        JobStarted(),
+        JobStarted(12, route="a"),
+    ],
+)
+def test_what_can_be_true_is_left_alone(said: Finish | JobStarted) -> None:
+    assert plausible(job(MESSAGES), said) is said
+
+
+def test_more_is_never_cached_than_read() -> None:
+    assert plausible(job(MESSAGES), Finish("stop", 10**9, 3, 1)) == Finish("stop", 3, 3, 1)
+
+
+def test_replica_that_miscounts_is_counted_each_time_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    book, wanted = RouteBook(), job(TOKENS)
+    for name in ("a", "b", "a"):
+        assert book.checked(wanted, Finish("stop", -1), name) == Finish("stop", 0)
+        assert book.checked(wanted, Finish("stop", 7), name) == Finish("stop", 7)
+
+    assert book.take_corrected() == {"a": 2, "b": 1}
+    assert not book.take_corrected()
+    lines = [one.getMessage() for one in caplog.records]
+    assert [line.split()[1] for line in lines if "cannot be true" in line] == ["a", "b"]
