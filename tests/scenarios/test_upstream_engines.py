@@ -29,6 +29,7 @@ from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.engines.fakes.server import event
 from tests.engines.fakes.vllm import FakeVllm
 from tests.pipeline import BUDGET, OWNER, RecordingEngine, Stage
+from tests.support import fetch, metric, serving
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 CONTEXT_TOKENS = 10_000
@@ -292,6 +293,21 @@ async def test_engine_that_miscounts_costs_no_answer(count: int) -> None:
     assert (counted["output_tokens"], counted["total_tokens"]) == (2, counted["input_tokens"] + 2)
     assert 0 < counted["input_tokens"] < 100
     assert 0 <= counted["input_tokens_details"]["cached_tokens"] <= counted["input_tokens"]
+
+
+async def test_operator_sees_which_engine_miscounts() -> None:
+    events = [delta(content="Hi"), end(), usage(10**30, 10**30)]
+    async with (
+        FakeChat(events=events) as fake,
+        serving(engine="chat", engine_url=[fake.url], model=["gpt"]) as served,
+    ):
+        for _ in range(2):
+            asked = {"model": "gpt", "input": "Hi"}
+            answer = await fetch(served, "POST", "/v1/responses", asked)
+            told = json.loads(answer.body)
+            assert (told["status"], told["usage"]["output_tokens"]) == ("completed", 1)
+        name = f'segue_engine_counts_corrected_total{{replica="{fake.url}"}}'
+        assert await metric(served, name) == 2
 
 
 async def test_engine_that_goes_on_is_stopped_at_the_clients_limit() -> None:

@@ -60,7 +60,12 @@ SAMPLING = SamplingFields()
 LOGPROB_MIN = -9999.0
 # An endpoint that ignores its limit is cut off far beyond it: how many tokens there are in an event only it knows, but
 # even one that sends letter by letter has fewer events for each token than this.
-EVENTS_PER_TOKEN_MAX, EVENTS_MIN = 16, 256
+EVENTS_PER_TOKEN_MAX, EVENTS_MIN = 16, 1_024
+# Reasons for which an answer is not whole; all others are taken for the model's own end.
+CUT_BY: Mapping[str, Literal["length", "content_filter"]] = {
+    "length": "length",
+    "content_filter": "content_filter",
+}
 # Of a function without parameters.
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 
@@ -323,7 +328,7 @@ class ChatEngine(Generic[F]):
             return
         with closing(stream):
             while not answer.is_over and await stream.read(answer.read):
-                stream.is_over = answer.is_over and not answer.is_cut
+                stream.is_over = answer.has_ended
                 if answer.deltas:
                     yield answer.take()
                 if answer.error is not None:
@@ -579,20 +584,19 @@ class _Answer:
         self.deltas: list[Delta] = []
         # What went wrong; what was sent before it counts.
         self.error: ApiError | None = None
-        self.is_over = False
-        # Whether it goes on though it is over for us: far beyond the limit.
-        self.is_cut = False
+        # Whether no more is read: the endpoint has ended it, or is far beyond the limit.
+        self.is_over = self.has_ended = False
 
     def read(self, events: list[bytes]) -> bool:
         """Add what came together; whether there is something to yield, because the turn did not take it."""
         if self._events_left is not None:
             self._events_left -= len(events)
             if self._events_left < 0:
-                self.is_over = self.is_cut = True
+                self._reason, self.is_over = self._reason or "length", True
                 return True
         for data in events:
             if data == DONE:
-                self.is_over = True
+                self.is_over = self.has_ended = True
                 return True
             self.error = self._decode(data)
             if self.error is not None:
@@ -662,17 +666,16 @@ class _Answer:
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""
-        reason = "length" if self.is_cut else self._reason
-        if reason is None:
+        if self._reason is None:
             raise stream.broke_off()
-        if reason == "stop" and self._must_call:
+        if self._reason == "stop" and self._must_call:
             raise ServerFault("The engine did not call a tool, though it had to.")
         usage = _read_usage(self._usage)
         inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
         cached = inputs.cached_tokens if inputs else None
         cached = usage.prompt_cache_hit_tokens if cached is None else cached
         return Finish(
-            reason if reason == "length" or reason == "content_filter" else "stop",
+            CUT_BY.get(self._reason, "stop"),
             cached_tokens=cached,
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,

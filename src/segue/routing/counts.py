@@ -13,7 +13,7 @@ from msgspec import structs
 
 from segue.turn.values import Finish, Job, JobStarted, Messages
 
-C = TypeVar("C", JobStarted, Finish)
+C = TypeVar("C", bound=JobStarted | Finish)
 
 # A replica adds to what it is sent (its template, pictures, a prompt of its own), and writes more than it shows
 # (thoughts). No model that we know does so with more tokens than this.

@@ -542,8 +542,9 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
 
 def _check_name(tool: ToolDefinition, path: str) -> None:
     """Names that a client gives are plain; with dots one could read like a tool in a namespace."""
-    is_named = isinstance(tool, tools.FunctionTool | tools.CustomTool | tools.NamespaceTool)
-    if is_named and not tools.FUNCTION_NAME.fullmatch(tool.name):
+    if not isinstance(tool, tools.FunctionTool | tools.CustomTool | tools.NamespaceTool):
+        return
+    if not tools.FUNCTION_NAME.fullmatch(tool.name):
         message = f"It must have 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_' and '-'."
         raise InvalidRequest(
             f"Invalid '{path}.name': '{cut_name(tool.name)}'. {message}",
