@@ -498,7 +498,7 @@ def test_call_of_a_tool_is_never_read_as_the_call_of_another(builtin: Builtin | 
     offers = [Offer(tool, GITHUB, builtin=builtin) for tool in (LISTING, DELETING)]
     for scene in (offering(*offers), offering(*offers[::-1])):
         for offer in offers:
-            name = DIALECT.names(scene).name(offer.qualified_name)
+            name = DIALECT.names(scene)(offer.qualified_name)
             opened = read(Delta(call_index=0, call_name=name, call_arguments="{}"), scene=scene)[0]
             assert isinstance(opened, ItemOpened)
             assert (opened.name, opened.namespace) == (offer.tool.name, GITHUB)
@@ -522,7 +522,7 @@ def test_history_has_the_names_under_which_tools_are_offered() -> None:
 
     names = DIALECT.names(scene)
     assert [one["function"]["name"] for one in said] == [
-        names.name(offer.qualified_name) for offer in offers
+        names(offer.qualified_name) for offer in offers
     ]
 
 
@@ -548,4 +548,4 @@ def test_name_that_is_shared_from_now_on_is_written_again_in_the_history() -> No
     found = b"".join(DIALECT.render(both).prompt.chunks())
     assert DIALECT.render(both).tokens_reused == 0
     assert b'"files__read"' not in found
-    assert DIALECT.names(both).name("files.read").encode() in found
+    assert DIALECT.names(both)("files.read").encode() in found

@@ -27,11 +27,12 @@ from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
+from segue.readers.plain_names import PlainNames
 from segue.turn import values
 from segue.wire import items as wire
 from segue.wire.effects import Effects
 from segue.wire.kinds import call_id_of, is_output
-from segue.wire.tools import PlainNames, Tools
+from segue.wire.tools import Tools
 
 # A change of this file that changes what is written needs a new number.
 VERSION = "messages4"
@@ -120,14 +121,17 @@ class MessagesDialect:
 
     def form_for(self, scene: values.Scene) -> MessageForm:
         """The form in which this scene is written."""
-        form, respelled = self.form, self.names(scene).respelled
+        form, respelled = self.form, self._names_of(scene).respelled
         sees_images = scene.sees_images and form.sees_images
         if sees_images == form.sees_images and not respelled:
             return form
         return structs.replace(form, sees_images=sees_images, respelled=respelled)
 
-    def names(self, scene: values.Scene) -> PlainNames:
-        """What the tools of this scene are called."""
+    def names(self, scene: values.Scene) -> Callable[[str], str]:
+        """What the tools of this scene are called, by their qualified names."""
+        return self._names_of(scene).name
+
+    def _names_of(self, scene: values.Scene) -> PlainNames:
         tools, effects, known = scene.head.tools, scene.effects, self._names
         if known is None or known[0] is not tools or known[1] is not effects:
             known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
@@ -139,7 +143,7 @@ class MessagesDialect:
         rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
         given = (item.value for row in rows for item in row)
         answered = {call_id_of(value) for value in given if is_output(value)}
-        names = self.names(scene)
+        names = self._names_of(scene)
         messages = [one for row in rows for one in _messages(row, form, answered, names)]
         if warm is None and scene.head.instructions is not None:
             messages.insert(0, _message("system", scene.head.instructions))
@@ -182,7 +186,7 @@ class MessagesDialect:
         return values.NO_IDS
 
     def reader(self, scene: values.Scene) -> MessagesReader:
-        return MessagesReader(scene, self.names(scene))
+        return MessagesReader(scene, self._names_of(scene))
 
     def _last_warm(
         self, scene: values.Scene, form: MessageForm

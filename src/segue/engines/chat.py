@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -50,7 +50,7 @@ from segue.turn.values import (
 from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName, template_values
-from segue.wire.tools import CustomTool, Offer, PlainNames, Tools, chosen_offers, forced_offers
+from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers
 
 log = logging.getLogger(__name__)
 
@@ -234,8 +234,8 @@ class MessageWriter(Protocol[F]):
     def hear(self, name: str) -> None:
         """Thoughts come under this name."""
 
-    def names(self, scene: Scene) -> PlainNames:
-        """What the tools of this scene are called."""
+    def names(self, scene: Scene) -> Callable[[str], str]:
+        """What the tools of this scene are called, by their qualified names."""
 
 
 class ChatEngine(Generic[F]):
@@ -514,7 +514,7 @@ def _allowed(scene: Scene) -> tuple[Offer, ...]:
     return scene.offers + chosen_offers([choice], scene.deferred)
 
 
-def _choice(scene: Scene, names: PlainNames) -> object:
+def _choice(scene: Scene, names: Callable[[str], str]) -> object:
     choice = scene.head.tool_choice
     if not isinstance(choice, ToolChoiceName):
         return choice
@@ -523,7 +523,7 @@ def _choice(scene: Scene, names: PlainNames) -> object:
     forced = forced_offers(choice, _allowed(scene))
     if not forced:
         return "auto"
-    return {"type": "function", "function": {"name": names.name(forced[0].qualified_name)}}
+    return {"type": "function", "function": {"name": names(forced[0].qualified_name)}}
 
 
 def _must_call(scene: Scene) -> bool:
@@ -531,11 +531,11 @@ def _must_call(scene: Scene) -> bool:
     return bool(forced_offers(scene.head.tool_choice, _allowed(scene)))
 
 
-def _functions(offers: Iterable[Offer], names: PlainNames) -> bytes:
+def _functions(offers: Iterable[Offer], names: Callable[[str], str]) -> bytes:
     """The tools; of two that request and items bring under one name the first, which is the one that is called."""
     by_name: dict[str, Offer] = {}
     for offer in offers:
-        by_name.setdefault(names.name(offer.qualified_name), offer)
+        by_name.setdefault(names(offer.qualified_name), offer)
     return msgspec.json.encode([_function(offer, name) for name, offer in by_name.items()])
 
 
