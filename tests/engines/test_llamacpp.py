@@ -38,6 +38,7 @@ from tests.contracts.turns import said
 from tests.engines.asking import (
     PROMISES,
     Greedy,
+    Played,
     Promise,
     finish_of,
     heard,
@@ -47,7 +48,7 @@ from tests.engines.asking import (
     tokens,
     upstream,
 )
-from tests.engines.fakes.server import Fake
+from tests.engines.fakes.server import Fake, event
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 
 HIDDEN_TOKENS = HiddenTokens(smollm2())
@@ -279,3 +280,12 @@ class FakeLlama(Fake):
         assert "json_schema" in body
         settings = {"grammar": "root ::= object"}
         return web.json_response({"tokens": [1], "generation_settings": settings})
+
+
+@pytest.mark.parametrize("bad", [-1, -(2**31), 2**31])
+async def test_bad_id_of_a_character_with_hidden_tokens_is_a_failure_of_the_engine(
+    bad: int,
+) -> None:
+    played = Played([event({"content": "é", "tokens": [bad], "tokens_predicted": 3})])
+    with pytest.raises(EngineFailed, match="no vocabulary has"):
+        await heard(TokenEngine(LLAMACPP, played, hidden_tokens=HIDDEN_TOKENS), job(tokens([1])))

@@ -19,6 +19,7 @@ from tests.engines.asking import (
     PROMISES,
     STOP,
     WAIT_S,
+    Played,
     Promise,
     finish_of,
     heard,
@@ -29,6 +30,7 @@ from tests.engines.asking import (
     tokens,
     upstream,
 )
+from tests.engines.fakes.server import DONE, event
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.thread import remote
 
@@ -176,3 +178,14 @@ async def test_server_without_priorities_is_sent_none() -> None:
         await heard(TokenEngine(SGLANG, address), job(tokens([1]), lineage=Lineage(priority=1)))
         assert "priority" not in fake.requests[-1]
         assert str(fake.requests[-1]["rid"]).startswith("req_")
+
+
+async def test_ids_after_the_end_are_dropped() -> None:
+    ends = {"completion_tokens": 1, "finish_reason": {"type": "length"}}
+    late = {"completion_tokens": 2, "finish_reason": {"type": "stop"}}
+    said = [event({"output_ids": [7], "meta_info": ends})]
+    said += [event({"output_ids": [7, 8], "meta_info": late}), DONE]
+    pieces = await heard(TokenEngine(SGLANG, Played(said)), job(tokens([1])))
+
+    assert ids_of(pieces) == [7]
+    assert finish_of(pieces).reason == "length"

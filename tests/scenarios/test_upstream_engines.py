@@ -12,6 +12,7 @@ import pytest
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.routes import RoutedEngine
+from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
@@ -293,6 +294,16 @@ async def test_engine_that_miscounts_costs_no_answer(count: int) -> None:
     assert (counted["output_tokens"], counted["total_tokens"]) == (2, counted["input_tokens"] + 2)
     assert 0 < counted["input_tokens"] < 100
     assert 0 <= counted["input_tokens_details"]["cached_tokens"] <= counted["input_tokens"]
+
+
+async def test_prompt_of_a_turn_that_breaks_off_was_not_cached_beyond_its_length() -> None:
+    meta = {"completion_tokens": 1, "cached_tokens": 900_000}
+    said = [event({"output_ids": [504], "meta_info": meta})]
+    async with staged(TokenEngine(SGLANG, Played(said)), chatml()) as stage:
+        told = await stage.turn(input="Go")
+    counted = told.response["usage"]
+    assert told.response["status"] == "failed"
+    assert counted["input_tokens_details"]["cached_tokens"] == counted["input_tokens"] > 0
 
 
 async def test_operator_sees_which_engine_miscounts() -> None:
