@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import weakref
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
@@ -132,9 +133,10 @@ class TokenAnswer:
     # Not yet taken.
     ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob | None] = ()
-    # How many tokens the server has reported by now, for codecs that need it; and how many were added here.
+    # How many tokens the server has reported by now, for codecs that need it.
     count: int = 0
-    sampled: int = 0
+    # How many more may be added.
+    left: int = sys.maxsize
     last_id: int | None = None
     started: JobStarted | None = None
     # None where the server does not say.
@@ -177,12 +179,12 @@ class TokenAnswer:
         """Add sampled ids. `logprobs` count only where the job wants them; the last ids may have none."""
         if not ids:
             return
-        check_ids(ids)
-        self.sampled += len(ids)
-        limit = self.job.output_tokens_max
-        if limit is not None and self.sampled > max(limit, 1):
-            # The server does not keep to the limit. A warm-up has one token.
-            ids = ids[: max(limit, 1) - self.sampled]
+        if len(ids) > 1 or not 0 <= ids[0] <= ID_MAX:
+            check_ids(ids)
+        self.left -= len(ids)
+        if self.left < 0:
+            # The server does not keep to the limit.
+            ids = ids[: self.left]
             self.reason, self.is_over, self.is_still_sampling = "length", True, True
             if not ids:
                 return
@@ -251,6 +253,9 @@ class TokenEngine(Generic[S, E]):
         try:
             known = await self._prepare(job)
             answer.job = fitted(job, self.facts)
+            if answer.job.output_tokens_max is not None:
+                # Also for a warm-up it samples one.
+                answer.left = max(1, answer.job.output_tokens_max)
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
             read = partial(self._read, answer, stream)

@@ -24,6 +24,8 @@ def plain_name(qualified_name: str) -> str:
 
 
 def _plain(qualified_name: str) -> str:
+    if qualified_name.isascii() and qualified_name.isidentifier():
+        return qualified_name
     return _NOT_PLAIN.sub("_", qualified_name.replace(".", "__")) or "_"
 
 
