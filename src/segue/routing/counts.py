@@ -37,9 +37,7 @@ def plausible(job: Job, said: C) -> C:
         input_tokens=read,
         output_tokens=wrote,
         cached_tokens=_within(said.cached_tokens, prompt.length if read is None else read),
-        reasoning_tokens=_within(
-            said.reasoning_tokens, UNSEEN_TOKENS_MAX if wrote is None else wrote
-        ),
+        reasoning_tokens=None if wrote is None else _within(said.reasoning_tokens, wrote),
     )
     return said if found == said else found
 
