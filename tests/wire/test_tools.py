@@ -311,3 +311,11 @@ def test_two_tools_of_one_name_are_refused(pair: tuple[str, str]) -> None:
             f'{{"type":"additional_tools","tools":[{",".join(pair)}]}}'.encode(), "input[3]"
         )
     assert told.value.param == "input[3].tools"
+
+
+def test_tools_of_an_older_response_are_read_whatever_they_are_called() -> None:
+    raw = b'[{"type":"function","name":"a.b"},{"type":"function","name":"a.b"}]'
+    with pytest.raises(InvalidRequest):
+        decode_tools(raw, None)
+
+    assert len(decode_tools(raw, None, is_stored=True)[0].definitions) == 2

@@ -171,7 +171,7 @@ def _servers_before(parent: Turn) -> dict[str, McpTool]:
     if parent.tools is not None:
         return servers_of(parent.tools)
     # Come from a store: the response tells what the request named.
-    listed = decode_tools(parent.response.tools, None)[0]
+    listed = decode_tools(parent.response.tools, None, is_stored=True)[0]
     return servers_of(replace(listed, carried=effects_of(parent).carried))
 
 

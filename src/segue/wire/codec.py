@@ -473,8 +473,13 @@ def as_item(value: ItemValue) -> Item:
     return Item(encode(value), value)
 
 
-def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
-    """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones."""
+def decode_tools(
+    raw: Raw | bytes, known: Tools | None, *, is_stored: bool = False
+) -> tuple[Tools, bool]:
+    """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones.
+
+    `is_stored`: they were accepted before, perhaps by a version that allowed other names.
+    """
     data = bytes(raw)
     if known is not None and (known.raw == data or known.raw == _digest(data)):
         return known, False
@@ -487,7 +492,10 @@ def decode_tools(raw: Raw | bytes, known: Tools | None) -> tuple[Tools, bool]:
     key = _digest(data) if any(isinstance(one, McpTool) for one in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
     offers, deferred = tools.offers_of(definitions), tools.deferred_of(definitions)
-    tools.check_names((*offers, *deferred))
+    if not is_stored:
+        for index, one in enumerate(definitions):
+            _check_name(one, f"tools[{index}]")
+        tools.check_names((*offers, *deferred))
     return Tools(key, definitions, echo, offers, deferred), True
 
 
@@ -533,7 +541,6 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
     peek = _decode(_peek, raw, path)
     if peek.type in TOOL_TYPES:
         tool = _decode(_tool, raw, path)
-        _check_name(tool, path)
         _check_parameters(tool, path)
         _check_readable(raw, path)
         return tool
