@@ -35,6 +35,7 @@ from msgspec import UNSET, Raw
 from segue.dialects.family import Family, system_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
+from segue.json_schema import properties_of, required_of
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Forced
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
@@ -340,11 +341,9 @@ def _object(schema: dict[str, object], indent: str) -> str:
     description = _text(schema, "description")
     out = "" if description is None else f"{indent}// {description}\n"
     out += "{\n"
-    required = schema.get("required")
-    properties = schema.get("properties")
-    for key, value in (properties if isinstance(properties, dict) else {}).items():
-        is_required = isinstance(required, list) and key in required
-        out += _property(f"{key}{'' if is_required else '?'}", value, indent)
+    required = required_of(schema)
+    for key, value in properties_of(schema).items():
+        out += _property(f"{key}{'' if key in required else '?'}", value, indent)
     return f"{out}{indent}}}"
 
 

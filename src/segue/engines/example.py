@@ -13,9 +13,13 @@ from math import ceil, inf
 import msgspec
 from msgspec import Struct
 
+from segue.json_schema import UNIONS, JsonSchema, listed, properties_of
+
 # Schemas may refer to themselves, and clients may send anything: no deeper, no more steps, nothing larger than this.
 DEPTH_MAX = 24
 STEPS_MAX = 10_000
+# Copied keywords and names that take as long as a step.
+COPIES_A_STEP = 16
 ITEMS_MAX = 64
 PROPERTIES_MAX = 1_000
 CHARS_MAX = 10_000
@@ -59,22 +63,22 @@ class _Writer:
     """Writes values for the parts of one schema."""
 
     def __init__(self, root: object, words: Mapping[str, str]) -> None:
-        self._root = root
+        self._schema = JsonSchema(root)
         self._words = words
         self._steps = 0
 
     def write(self, schema: object, name: str, depth: int) -> object:
         """A value for this part; strings consist of its name or its `words`."""
-        self._steps += 1
+        copied = len(properties_of(schema)) + (len(schema) if isinstance(schema, dict) else 0)
+        copied += sum(len(listed(schema, word)) for word in ("required", *UNIONS))
+        self._steps += 1 + copied // COPIES_A_STEP
         if depth > DEPTH_MAX or self._steps > STEPS_MAX:
             return None
         match schema:
             case {"const": value} | {"default": value} | {"enum": [value, *_]}:
                 return value
             case {"$ref": str() as reference, **rest}:
-                choice = self._root
-                for key in reference.split("/")[1:]:
-                    choice = choice.get(key) if isinstance(choice, dict) else None
+                choice = self._schema.at(reference)
             case (
                 {"anyOf": [*choices], **rest}
                 | {"oneOf": [*choices], **rest}

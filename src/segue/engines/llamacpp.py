@@ -16,9 +16,11 @@ text. What it puts around an image is its own, so that a marker stands for the w
 
 from __future__ import annotations
 
+import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import groupby
 from urllib.parse import unquote_to_bytes
 
@@ -110,8 +112,7 @@ def _request(job: Job, model: str, known: KnownGrammars) -> TokenRequest:
         **sampling_fields(job.sampling),
     }
     if isinstance(job.schema, Grammar) and job.output_tokens_max:
-        _check_grammar(job.schema, known)
-        fields["grammar"] = _written(job.schema, known)
+        fields["grammar"] = known.written
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = Raw(job.schema)
     return TokenRequest(PATH, "prompt", fields)
@@ -181,8 +182,9 @@ class KnownGrammars(Struct):
     added_ids: list[int] = []
 
     has_llguidance: bool | None = None
-    # Whether the server follows it.
-    followed: dict[Grammar, bool] = {}
+    # Whether the server follows a grammar, by its digest; and the last one as the server takes it.
+    followed: dict[bytes, bool] = {}
+    written: str = ""
 
 
 async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) -> KnownGrammars:
@@ -198,31 +200,25 @@ async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) ->
     if known.has_llguidance is None:
         probe = await _ask(upstream, {"prompt": [0], "n_predict": 1, "json_schema": {}})
         known.has_llguidance = probe.generation_settings.grammar.startswith(LLGUIDANCE)
-    if _can_write(grammar, known) and grammar not in known.followed:
-        if len(known.followed) >= GRAMMARS_MAX:
-            known.followed.clear()
-        known.followed[grammar] = await _is_followed(upstream, job, _written(grammar, known))
-    return known
-
-
-def _can_write(grammar: Grammar, known: KnownGrammars) -> bool:
-    return known.has_llguidance is True or grammar.syntax == "structural_tag"
-
-
-def _written(grammar: Grammar, known: KnownGrammars) -> str:
-    """The grammar as this server takes it."""
-    return llguidance(grammar) if known.has_llguidance else gbnf(grammar.definition)
-
-
-def _check_grammar(grammar: Grammar, known: KnownGrammars) -> None:
-    if not _can_write(grammar, known):
+    if not known.has_llguidance and grammar.syntax != "structural_tag":
         raise InvalidRequest(
             "The engine cannot follow a grammar: its llama.cpp was built without llguidance.",
             code="unsupported_grammar",
             param="tool_choice",
         )
-    if not known.followed[grammar]:
+    # A large structural tag takes a moment.
+    write = llguidance if known.has_llguidance else lambda one: gbnf(one.definition)
+    written = await asyncio.to_thread(write, grammar)
+    key = blake2b(written.encode(), digest_size=16).digest()
+    if key not in known.followed:
+        if len(known.followed) >= GRAMMARS_MAX:
+            known.followed.clear()
+        known.followed[key] = await _is_followed(upstream, job, written)
+    if not known.followed[key]:
         raise refused_grammar(grammar)
+    # The request is made of this before any other job is prepared.
+    known.written = written
+    return known
 
 
 async def _is_followed(upstream: Upstream, job: Job, grammar: str) -> bool:
@@ -233,12 +229,8 @@ async def _is_followed(upstream: Upstream, job: Job, grammar: str) -> bool:
     """
     assert isinstance(job.prompt, Tokens)
     first = next(id for chunk in job.prompt.chunks() for id in chunk)
-    fields = {
-        "prompt": [first],
-        "n_predict": 1,
-        "grammar": grammar,
-        "logit_bias": [[first, CERTAIN]],
-    }
+    bias = [[first, CERTAIN]]
+    fields = {"prompt": [first], "n_predict": 1, "grammar": grammar, "logit_bias": bias}
     return first not in (await _ask(upstream, fields)).tokens
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from segue.json_schema import JsonSchema
+
 _Node = Mapping[str, Any]
 
 # JSON as templates and models write it, and no endless white space, which small models like.
@@ -27,7 +29,6 @@ integer ::= "-"? ( "0" | [1-9] [0-9]{0,15} )
 boolean ::= "true" | "false"
 null ::= "null"
 """
-TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 IN_CLASS = re.compile(r"[\\\]\[^-]")
 
 
@@ -114,9 +115,8 @@ def _in_regex(text: str) -> str:
 
 
 def _json_rule(schema: object) -> str:
-    types = schema.get("type") if isinstance(schema, dict) else None
-    names = [types] if isinstance(types, str) else types or []
-    return f"({' | '.join(names)})" if names and TYPES.issuperset(names) else "json"
+    types = JsonSchema(schema).known_types(schema)
+    return f"({' | '.join(types)})" if types else "json"
 
 
 def _without(name: str, excluded: Sequence[str]) -> str:

@@ -61,6 +61,7 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
+from segue.inside.unrolled import UNROLLED_MAX, unrolled
 from segue.turn.values import (
     EngineFacts,
     Finish,
@@ -268,6 +269,8 @@ class EmbeddedEngine:
         assert job.schema is not None
         key = blake2b(msgspec.json.encode(job.schema), digest_size=16).digest()
         if key not in self._schemas:
+            if unrolled(job.schema) > UNROLLED_MAX:
+                raise _too_large()
             likely = sorted(job.stops)
             if isinstance(job.schema, Grammar):
                 likely = self._forbidden_ids(job) or likely
@@ -471,6 +474,14 @@ def _spaced(schema: bytes) -> object:
 
 def _unsupported(schema: bytes | Grammar) -> InvalidRequest:
     return refused_grammar(schema) if isinstance(schema, Grammar) else unsupported_schema()
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(
+        "The engine cannot follow this JSON schema: written out item by item, its lists ('minItems', 'maxItems', "
+        f"'prefixItems') and what 'allOf' joins would have more than {UNROLLED_MAX:,} parts.",
+        code="unsupported_schema",
+    )
 
 
 def _error(failure: _Failure) -> ApiError:

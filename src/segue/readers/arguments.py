@@ -3,7 +3,7 @@
 In: the text after the header of a call, cut anywhere, in the notation of the format. Out: the same as JSON, as soon as
 it is certain: strings while they are written, other values when they are whole.
 
-A value in tags has no type of its own; the tool's schema says it (`types_of`). What the schema calls a string, or does
+A value in tags has no type of its own; the tool's schema says it. What the schema calls a string, or does
 not know, is a string. Everything else is read as JSON, or as Python where it is not; what is neither stays a string.
 """
 
@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 
+from segue.json_schema import ANY, NAMES, TEXT, JsonSchema, properties_of
 from segue.readers.call_json import Braces
 from segue.readers.formats import CallShape, Notation, Tags
 from segue.readers.marks import LETTERS, any_of, header, held_back, is_special
 
 # What a template may say of a value that is a string.
 STRINGS = ("true", "string")
-TEXT, ANY = frozenset(("string",)), frozenset(("any",))
 WORDS = {"True": "true", "False": "false", "None": "null"}
 TOKEN = re.compile(rf"\s+|[{{\[(]|[}}\])]|[,:=]|[^\s{{}}\[\](),:='\"<{LETTERS}]+|.", re.DOTALL)
 PYTHON_ESCAPE = re.compile(
@@ -52,11 +51,11 @@ class ArgumentsReader(Protocol):
         """What is missing in the JSON, if there is no more text."""
 
 
-def arguments_reader(shape: CallShape, schema: object) -> ArgumentsReader:
+def arguments_reader(shape: CallShape, schema: JsonSchema) -> ArgumentsReader:
     """Reads the arguments of a call of this shape; the schema is the tool's."""
     match shape.arguments:
         case Tags() as tags:
-            return TaggedArguments(tags, schema if isinstance(schema, dict) else {})
+            return TaggedArguments(tags, schema)
         case Notation() as notation:
             return NotedArguments(notation)
         case None:
@@ -84,7 +83,7 @@ class JsonArguments:
 class TaggedArguments:
     """Every parameter stands in tags of its own."""
 
-    def __init__(self, tags: Tags, schema: Mapping[str, object]) -> None:
+    def __init__(self, tags: Tags, schema: JsonSchema) -> None:
         self._tags = tags
         self._opening = header(tags.opening)
         self._closing = tags.closing
@@ -126,7 +125,7 @@ class TaggedArguments:
         said = found.groupdict()
         key, kind = said["key"].strip(), said.get("type")
         if kind is None:
-            self._types = types_of(self._schema, key)
+            self._types = self._schema.types(properties_of(self._schema.root).get(key))
         else:
             self._types = TEXT if kind in STRINGS else ANY
         self._value = []
@@ -173,51 +172,6 @@ class TaggedArguments:
         return "{}" if self._before == "{" else "}"
 
 
-def types_of(schema: Mapping[str, object], key: str) -> frozenset[str]:
-    """What the value of this parameter may be, in the words of JSON schema; a string where nothing is said."""
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, dict) else None
-    return frozenset(_types(found, schema, 0)) or TEXT
-
-
-def _types(part: object, schema: Mapping[str, object], depth: int) -> set[str]:
-    # A schema may refer to itself.
-    if not isinstance(part, dict) or depth > 8:
-        return set()
-    types = part.get("type", [])
-    found = {types} if isinstance(types, str) else {each for each in types if isinstance(each, str)}
-    values = [*part.get("enum", []), *([part["const"]] if "const" in part else [])]
-    found.update(map(_type_of, values))
-    for word in ("anyOf", "oneOf", "allOf"):
-        for inner in part.get(word, []):
-            found |= _types(inner, schema, depth + 1)
-    target = part.get("$ref")
-    if isinstance(target, str) and target.startswith("#/"):
-        at: object = schema
-        for step in target[2:].split("/"):
-            at = at.get(step) if isinstance(at, dict) else None
-        found |= _types(at, schema, depth + 1)
-    return found
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
-
-
 def typed(text: str, types: frozenset[str]) -> str:
     """The JSON of a value that was written as text, if it may be of these types."""
     bare = text.strip()
@@ -227,7 +181,7 @@ def typed(text: str, types: frozenset[str]) -> str:
         value, bare = _from_python(bare)
         if not bare:
             return _quoted(text)
-    kind = _type_of(value)
+    kind = NAMES.get(type(value), "object")
     kinds = {kind, "number"} if kind == "integer" else {kind}
     is_meant = "string" not in types or bool(kinds & types)
     return bare if is_meant else _quoted(text)

@@ -10,18 +10,21 @@ texts: only the tag ends it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import msgspec
 
-from segue.readers.arguments import types_of
+from segue.json_schema import CopyBudget, JsonSchema, listed, properties_of, required_of
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Chunks, Forced
 from segue.readers.formats import CallFormat
-from segue.readers.offers import OBJECT, forced, format_schema, moved, parameters_of, refers
+from segue.readers.offers import forced, format_schema, parameters_of
 from segue.readers.tags import (
     Node,
+    Sizes,
     any_of,
     json_of,
     many,
@@ -44,6 +47,8 @@ ANY_ID: Node = {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}
 # Names a parameter that the schema does not know.
 ANY_KEY: Node = {"type": "regex", "pattern": "[A-Za-z0-9_]+"}
 JSON_QUOTE = '"'
+# Objects and lists inside each other that are written in a notation that is not JSON; deeper ones are JSON.
+NESTED_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +149,15 @@ class _CallTags:
     def __init__(self, spelling: Spelling, vocabulary: Vocabulary) -> None:
         self._spelling = spelling
         self._vocabulary = vocabulary
+        self._separator = self._marks(spelling.separator)
+        self._budget = CopyBudget()
+        self._sizes = Sizes()
 
     def call(self, offer: Offer, *, header: str) -> Node:
         """A call of this tool from this header on, which is what the lead has not written."""
-        parameters = parameters_of(offer)
-        schema = parameters if isinstance(parameters, dict) else OBJECT
+        schema = JsonSchema(parameters_of(offer))
         is_object = self._spelling.argument is None
-        arguments = [json_of(schema)] if is_object else self._arguments(schema)
+        arguments = [json_of(schema.root)] if is_object else self._arguments(schema, schema.root)
         begun = self._marks(header, name=offer.qualified_name)
         return sequence([*begun, *arguments, *self._marks(self._spelling.end)])
 
@@ -163,23 +170,47 @@ class _CallTags:
                 nodes.append(ANY_ID if part == ID else words(part))
         return nodes
 
-    def _arguments(self, schema: Mapping[str, object]) -> list[Node]:
-        properties, required = schema.get("properties"), schema.get("required")
-        separator = self._marks(self._spelling.separator)
-        if not isinstance(properties, dict) or not properties:
-            is_open = schema.get("additionalProperties") is not False and not separator
+    def _arguments(
+        self, schema: JsonSchema, part: Mapping[str, object], depth: int = 0
+    ) -> list[Node]:
+        properties = properties_of(part)
+        if not properties:
+            is_open = part.get("additionalProperties") is not False and not self._separator
             return self._any_arguments() if is_open else []
-        needed = required if isinstance(required, list) else []
+        needed = required_of(part)
         keys = sorted(properties) if self._spelling.is_sorted else [*properties]
-        written = [self._argument(schema, key, properties[key]) for key in keys]
+        written = [self._argument(schema, key, properties[key], depth) for key in keys]
         is_needed = [key in needed for key in keys]
-        if not separator:
-            pairs = zip(written, is_needed, strict=True)
-            return [node if must else maybe([node]) for node, must in pairs]
-        # Up to the first that is needed, each may be the first.
-        firsts = is_needed.index(True) + 1 if any(is_needed) else len(keys)
-        rows = [_joined(written[n:], is_needed[n:], separator) for n in range(firsts)]
-        return [any_of(rows) if any(is_needed) else maybe([any_of(rows)])]
+        if self._separator:
+            return self._separated(written, is_needed)
+        pairs = zip(written, is_needed, strict=True)
+        return [node if must else maybe([node]) for node, must in pairs]
+
+    def _separated(self, nodes: Sequence[Node], is_needed: Sequence[bool]) -> list[Node]:
+        """These with separators between them; what is not needed may be left out."""
+        before = [maybe([node, *self._separator]) for node in nodes]
+        after = [maybe([*self._separator, node]) for node in nodes]
+        if not any(is_needed):
+            return [maybe([self._some(nodes, before, after)])]
+        # What may be left out has its separator on the side of the first that may not.
+        first = is_needed.index(True)
+        row = [*before[:first], nodes[first]]
+        for n in range(first + 1, len(nodes)):
+            row.extend([*self._separator, nodes[n]] if is_needed[n] else [after[n]])
+        return row
+
+    def _some(self, nodes: Sequence[Node], before: Sequence[Node], after: Sequence[Node]) -> Node:
+        """One or more of these, `before` and `after` others. They are divided into halves of about the same size, and
+        only the lighter is written twice: once for itself, and once beside the other."""
+        if len(nodes) == 1:
+            return nodes[0]
+        sums = [*accumulate(map(self._sizes.of, nodes))]
+        at = min(max(bisect_left(sums, sums[-1] / 2), 1), len(nodes) - 1)
+        left = self._some(nodes[:at], before[:at], after[:at])
+        right = self._some(nodes[at:], before[at:], after[at:])
+        if sums[at - 1] * 2 <= sums[-1]:
+            return any_of([sequence([*before[:at], right]), left])
+        return any_of([sequence([left, *after[at:]]), right])
 
     def _any_arguments(self) -> list[Node]:
         """A tool that takes anything gets texts by any names."""
@@ -188,60 +219,40 @@ class _CallTags:
         key = [*self._marks(before), ANY_KEY, *self._marks(after, string="true")]
         return [many([*key, self._text(closing), *self._marks(closing)])]
 
-    def _argument(self, schema: Mapping[str, object], key: str, part: object) -> Node:
+    def _argument(self, schema: JsonSchema, key: str, part: object, depth: int) -> Node:
         opening, closing = self._spelling.argument or ("", "")
-        is_string = "string" in types_of(schema, key)
-        value = self._value(part, schema, closing, is_string=is_string)
+        is_string = "string" in schema.types(part)
+        value = self._value(schema, part, closing, depth)
         before = self._marks(opening, key=key, string="true" if is_string else "false")
         return sequence([*before, value, *self._marks(closing)])
 
-    def _value(
-        self, part: object, schema: Mapping[str, object], closing: str, *, is_string: bool
-    ) -> Node:
-        quote, listed = self._spelling.quote, _listed(part)
-        kind = part.get("type") if isinstance(part, dict) else None
-        if is_string and quote != JSON_QUOTE:
-            are_texts = listed and all(isinstance(one, str) for one in listed)
+    def _value(self, schema: JsonSchema, part: object, closing: str, depth: int) -> Node:
+        quote, only = self._spelling.quote, _only(part)
+        if "string" in schema.types(part) and quote != JSON_QUOTE:
+            are_texts = only and all(isinstance(one, str) for one in only)
             free = [self._text(quote or closing)]
-            texts = [words(str(one)) for one in listed] if are_texts else free
+            texts = [words(str(one)) for one in only] if are_texts else free
             quotes = self._marks(quote or "")
             return sequence([*quotes, any_of(texts), *quotes])
-        if kind == "boolean" and not listed:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "boolean" and not only:
             return any_of([words(one) for one in self._spelling.booleans])
-        if kind == "object" and quote not in (None, JSON_QUOTE) and isinstance(part, dict):
-            return sequence([words("{"), *self._arguments(part), words("}")])
-        if kind == "array" and quote not in (None, JSON_QUOTE) and isinstance(part, dict):
-            item = part.get("items", {})
-            is_text = "string" in types_of({"properties": {"item": item}}, "item")
-            value = self._value(item, schema, closing, is_string=is_text)
-            return sequence([words("["), maybe([value, many([words(","), value])]), words("]")])
-        return json_of(_alone(part, schema))
+        is_noted = quote not in (None, JSON_QUOTE) and depth < NESTED_MAX
+        if not is_noted or not isinstance(part, dict) or kind not in ("object", "array"):
+            return json_of(schema.alone(part, self._budget))
+        if kind == "object":
+            return sequence([words("{"), *self._arguments(schema, part, depth + 1), words("}")])
+        value = self._value(schema, part.get("items", {}), closing, depth + 1)
+        return sequence([words("["), maybe([value, many([words(","), value])]), words("]")])
 
     def _text(self, closing: str) -> Node:
         return text_without(closing.strip(), *self._spelling.ends)
 
 
-def _joined(nodes: Sequence[Node], needed: Sequence[bool], separator: Sequence[Node]) -> Node:
-    """The first of these, and the others with separators; what is not needed may be left out."""
-    rows = [nodes[0]]
-    for node, must in zip(nodes[1:], needed[1:], strict=True):
-        rows.extend([*separator, node] if must else [maybe([*separator, node])])
-    return sequence(rows)
-
-
-def _listed(part: object) -> list[object]:
+def _only(part: object) -> list[object]:
     """The only values that a schema allows, if it lists them."""
-    found = part if isinstance(part, dict) else {}
-    values = [found["const"]] if "const" in found else found.get("enum")
-    return values if isinstance(values, list) else []
-
-
-def _alone(part: object, schema: Mapping[str, object]) -> object:
-    """A part of a schema that stands for itself; what it refers to comes with it."""
-    if not refers(part) or not isinstance(part, dict):
-        return part
-    place = "#/$defs/whole"
-    return {**moved(part, place), "$defs": {"whole": moved(schema, place)}}
+    is_one = isinstance(part, dict) and "const" in part
+    return [part["const"]] if is_one else listed(part, "enum")
 
 
 # --- the families -----------------------------------------------------------------------------------

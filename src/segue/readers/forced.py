@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from segue.errors import InvalidRequest
 from segue.readers.bound import BoundFamily
 from segue.readers.offers import arguments_schema, call_schema, forced, format_schema, opened_call
+from segue.readers.tags import check_size
 from segue.turn import values
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.tools import Offer, grammar_of
@@ -60,8 +61,14 @@ class CallForm:
 
 def lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> Forced:
     """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
-    if not scene.can_constrain:
-        return (), None
+    lead, held = _lead_of(form, scene, vocabulary) if scene.can_constrain else ((), None)
+    if held is not None:
+        size = len(held.definition if isinstance(held, values.Grammar) else held)
+        check_size(size, "tools" if forced(scene) else "text.format")
+    return lead, held
+
+
+def _lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> Forced:
     if (found := grammar_offer(scene)) is not None:
         return (*form.named(found[0].qualified_name), form.around_input[0]), found[1]
     tagged = form.tagged(scene, vocabulary) if scene.can_follow_tags else None

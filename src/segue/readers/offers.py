@@ -8,11 +8,11 @@ patches and the search for tools are functions too. Tools that items have brough
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from segue.json_schema import OBJECT, moved, refers
 from segue.turn.values import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
 from segue.wire.tools import (
@@ -23,8 +23,6 @@ from segue.wire.tools import (
     offer_named,
     offers_of,
 )
-
-OBJECT: dict[str, object] = {"type": "object"}
 
 
 def function_of(offer: Offer) -> dict[str, object]:
@@ -172,29 +170,3 @@ def _any_of(texts: Sequence[object], offers: Sequence[Offer], arguments_key: str
     whole = branches[0] if len(branches) == 1 else {"anyOf": branches}
     assert isinstance(whole, dict)
     return msgspec.json.encode({**whole, "$defs": shared} if shared else whole)
-
-
-def refers(schema: object) -> bool:
-    """Whether it refers to a part of itself."""
-    match schema:
-        case dict():
-            return "$ref" in schema or any(refers(inner) for inner in schema.values())
-        case list():
-            return any(refers(inner) for inner in schema)
-        case _:
-            return False
-
-
-def moved(schema: object, place: str) -> Any:
-    """The same schema with its references to itself at their new place."""
-    match schema:
-        case dict():
-            found = {key: moved(inner, place) for key, inner in schema.items()}
-            target = schema.get("$ref")
-            if isinstance(target, str) and target.startswith("#"):
-                found["$ref"] = place + target[1:]
-            return found
-        case list():
-            return [moved(inner, place) for inner in schema]
-        case _:
-            return schema

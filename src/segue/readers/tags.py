@@ -10,16 +10,58 @@ from collections.abc import Sequence
 
 import msgspec
 
+from segue.errors import InvalidRequest
 from segue.turn.values import Grammar
 from segue.vocabularies.vocabulary import Own, Vocabulary
 
 Node = dict[str, object]
+# What an engine is asked to follow: a hundred times what real tools need, and still written and read in milliseconds.
+GRAMMAR_BYTES_MAX = 4 * 1024 * 1024
+# Around the parts of a node.
+NODE_BYTES = 40
+# Longer rows in a row stay rows of their own: in nested objects each level would copy all that is inside it.
+JOINED_MAX = 32
 
 
 def tag_of(node: Node) -> Grammar:
-    """The whole tag."""
+    """The whole tag. A part may stand in it more than once, so it is measured before it is written."""
+    check_size(Sizes().of(node), "tools")
     tag = {"type": "structural_tag", "format": node}
     return Grammar("structural_tag", msgspec.json.encode(tag).decode())
+
+
+def check_size(size: int, param: str) -> None:
+    """Refuse what is too large for an engine."""
+    if size > GRAMMAR_BYTES_MAX:
+        raise InvalidRequest(
+            f"The answer cannot be held to what the request asks for: the grammar for the engine would be larger than "
+            f"{GRAMMAR_BYTES_MAX // 1024 // 1024} MiB. Use fewer tools, smaller schemas, or 'tool_choice': 'auto'.",
+            code="unsupported_value",
+            param=param,
+        )
+
+
+class Sizes:
+    """About how many bytes nodes will be. A node that stands in many places is measured once."""
+
+    def __init__(self) -> None:
+        # By identity; the nodes are kept so that no other gets the same.
+        self._known: dict[int, tuple[Node, int]] = {}
+
+    def of(self, node: Node) -> int:
+        if (known := self._known.get(id(node))) is not None:
+            return known[1]
+        inner = (
+            node["elements"]
+            if "elements" in node
+            else [node["content"]]
+            if "content" in node
+            else []
+        )
+        assert isinstance(inner, list)
+        size = NODE_BYTES + sum(map(self.of, inner)) if inner else len(msgspec.json.encode(node))
+        self._known[id(node)] = node, size
+        return size
 
 
 def words(text: str) -> Node:
@@ -27,16 +69,16 @@ def words(text: str) -> Node:
 
 
 def json_of(schema: object) -> Node:
-    return {"type": "json_schema", "json_schema": schema}
+    # Encoded at once, because it may be written more than once.
+    return {"type": "json_schema", "json_schema": msgspec.Raw(msgspec.json.encode(schema))}
 
 
 def sequence(nodes: Sequence[Node]) -> Node:
     """These in a row. Words next to each other become one: a text ends at the words after it, taken as a whole."""
     joined: list[Node] = []
     for node in nodes:
-        inner = node["elements"] if node["type"] == "sequence" else [node]
-        assert isinstance(inner, list)
-        for one in inner:
+        inner = node.get("elements") if node["type"] == "sequence" else None
+        for one in inner if isinstance(inner, list) and len(inner) <= JOINED_MAX else [node]:
             if joined and one["type"] == joined[-1]["type"] == "const_string":
                 joined[-1] = words(f"{joined[-1]['value']}{one['value']}")
             else:

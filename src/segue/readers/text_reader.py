@@ -30,6 +30,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from segue.json_schema import JsonSchema
 from segue.readers.arguments import ArgumentsReader, JsonArguments, arguments_reader
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import Braces, may_begin_call, only_calls, whole_call
@@ -128,6 +129,8 @@ class TextReader:
         self._is_after_mark = False
         self._is_fenced = False
         self._call = _Call("", is_certain=False)
+        # Of the tools that were called.
+        self._schemas: dict[str, JsonSchema] = {}
         self._arguments: ArgumentsReader = JsonArguments()
 
     feed = feed_tokens
@@ -305,8 +308,10 @@ class TextReader:
         if not self._begin_call(name):
             return self._was_text(text)
         self._call.shape = shape
-        offer = offer_in(self._scene, name)
-        self._arguments = arguments_reader(shape, offer and parameters_of(offer))
+        if name not in self._schemas:
+            offer = offer_in(self._scene, name)
+            self._schemas[name] = JsonSchema(offer and parameters_of(offer))
+        self._arguments = arguments_reader(shape, self._schemas[name])
         self._state = self._arguing
         return found.string[found.end() :]
 

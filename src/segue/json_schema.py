@@ -1,0 +1,168 @@
+"""What does a JSON schema say that a client has sent?
+
+In: a schema as decoded JSON, of any shape: a keyword may have any value, a part may refer to itself, and there may be
+as many parts as a tool may have. Out: what its parts are and refer to. Nothing here raises because of what a schema
+contains, and everything is linear in its size: what was found of a part is remembered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+OBJECT: dict[str, object] = {"type": "object"}
+TEXT, ANY = frozenset(("string",)), frozenset(("any",))
+NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+JSON_TYPES = frozenset(NAMES.values())
+UNIONS = ("anyOf", "oneOf", "allOf")
+# Unions in unions and references to references that are followed; people write two or three.
+UNION_DEPTH_MAX = 64
+# No name in a schema is as long.
+REFERENCE_CHARS_MAX = 1_000
+# What one grammar may say again of what several arguments refer to: more than real tools have, and written in
+# milliseconds.
+COPIED_CHARS_MAX = 256 * 1024
+
+
+def listed(part: object, word: str) -> list[object]:
+    """The list that this keyword has."""
+    found = part.get(word) if isinstance(part, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def properties_of(part: object) -> dict[str, object]:
+    """The properties of an object, by name."""
+    found = part.get("properties") if isinstance(part, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def required_of(part: object) -> frozenset[str]:
+    """The names that an object must have."""
+    return frozenset(name for name in listed(part, "required") if isinstance(name, str))
+
+
+def refers(schema: object) -> bool:
+    """Whether it refers to a part of itself."""
+    match schema:
+        case dict():
+            return "$ref" in schema or any(refers(inner) for inner in schema.values())
+        case list():
+            return any(refers(inner) for inner in schema)
+        case _:
+            return False
+
+
+def moved(schema: object, place: str) -> Any:
+    """The same schema with its references to itself at their new place."""
+    match schema:
+        case dict():
+            found = {key: moved(inner, place) for key, inner in schema.items()}
+            target = schema.get("$ref")
+            if isinstance(target, str) and target.startswith("#"):
+                found["$ref"] = place + target[1:]
+            return found
+        case list():
+            return [moved(inner, place) for inner in schema]
+        case _:
+            return schema
+
+
+class CopyBudget:
+    """How much may still be written again, because several parts refer to it."""
+
+    def __init__(self) -> None:
+        self.chars = COPIED_CHARS_MAX
+
+
+class JsonSchema:
+    """One schema, and what was found out about its parts."""
+
+    def __init__(self, root: object) -> None:
+        """What is no schema of an object allows any object."""
+        self.root = root if isinstance(root, dict) else OBJECT
+        # By the identity of a part, all of which the root holds.
+        self._types: dict[int, frozenset[str]] = {}
+
+    def at(self, reference: object) -> object:
+        """The part that `$ref` means; None: there is none in this schema."""
+        is_own = isinstance(reference, str) and reference[:2] in ("#", "#/")
+        if not is_own or len(reference) > REFERENCE_CHARS_MAX:
+            return None
+        part: object = self.root
+        for step in reference.split("/")[1:]:
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(part, list):
+                is_index = name.isdecimal() and int(name) < len(part)
+                part = part[int(name)] if is_index else None
+            else:
+                part = part.get(name) if isinstance(part, dict) else None
+        return part
+
+    def types(self, part: object) -> frozenset[str]:
+        """What a value of this part may be, in the words of JSON schema; a string where nothing is said."""
+        return self._types_of(part, 0) or TEXT
+
+    def known_types(self, part: object) -> list[str]:
+        """The same where JSON knows them all; none where nothing is said."""
+        found = self._types_of(part, 0)
+        return sorted(found) if found <= JSON_TYPES else []
+
+    def _types_of(self, part: object, depth: int) -> frozenset[str]:
+        if not isinstance(part, dict) or depth > UNION_DEPTH_MAX:
+            return frozenset()
+        if (known := self._types.get(id(part))) is not None:
+            return known
+        # A part that refers to itself adds nothing to itself.
+        self._types[id(part)] = frozenset()
+        said = part.get("type")
+        named = [said] if isinstance(said, str) else listed(part, "type")
+        found = {name for name in named if isinstance(name, str)}
+        found.update(NAMES[kind] for kind in set(map(type, listed(part, "enum"))))
+        if "const" in part:
+            found.add(NAMES[type(part["const"])])
+        inner = [one for word in UNIONS for one in listed(part, word)]
+        for one in (*inner, self.at(part.get("$ref"))):
+            found |= self._types_of(one, depth + 1)
+        self._types[id(part)] = frozenset(found)
+        return self._types[id(part)]
+
+    def alone(self, part: object, budget: CopyBudget) -> object:
+        """A part that stands for itself: what it refers to comes with it. Where the budget is used up, it says only
+        which types it may be."""
+        if not isinstance(part, dict) or not refers(part):
+            return part if isinstance(part, dict | bool) else {}
+        # What is referred to, by its new name. It may refer to more, which is added meanwhile.
+        names: dict[str, str] = {}
+        targets: list[str] = []
+
+        def copied(value: object) -> Any:
+            budget.chars -= 8 + (len(value) if isinstance(value, str) else 0)
+            if budget.chars < 0:
+                return {}
+            if isinstance(value, list):
+                return [copied(inner) for inner in value]
+            if not isinstance(value, dict):
+                return value
+            found = {key: copied(inner) for key, inner in value.items()}
+            target = value.get("$ref")
+            if isinstance(target, str) and self.at(target) is not None:
+                if target not in names:
+                    names[target] = f"part{len(names)}"
+                    targets.append(target)
+                found["$ref"] = f"#/$defs/{names[target]}"
+            return found
+
+        whole = copied(part)
+        parts = {names[target]: copied(self.at(target)) for target in targets}
+        if budget.chars >= 0:
+            return {**whole, "$defs": parts}
+        types = self.known_types(part)
+        return {"type": types} if types else {}
