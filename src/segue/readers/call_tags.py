@@ -26,6 +26,7 @@ from segue.readers.tags import (
     Node,
     Sizes,
     any_of,
+    check_size,
     json_of,
     many,
     marks_of,
@@ -33,6 +34,7 @@ from segue.readers.tags import (
     sequence,
     tag_of,
     text_without,
+    too_large,
     words,
 )
 from segue.turn.values import Scene
@@ -47,7 +49,7 @@ ANY_ID: Node = {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}
 # Names a parameter that the schema does not know.
 ANY_KEY: Node = {"type": "regex", "pattern": "[A-Za-z0-9_]+"}
 JSON_QUOTE = '"'
-# Objects and lists inside each other that are written in a notation that is not JSON; deeper ones are JSON.
+# Objects and lists inside each other, in a notation that is not JSON: more than real tools have.
 NESTED_MAX = 16
 
 
@@ -237,13 +239,19 @@ class _CallTags:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "boolean" and not only:
             return any_of([words(one) for one in self._spelling.booleans])
-        is_noted = quote not in (None, JSON_QUOTE) and depth < NESTED_MAX
-        if not is_noted or not isinstance(part, dict) or kind not in ("object", "array"):
+        is_json = quote in (None, JSON_QUOTE) or kind not in ("object", "array")
+        if is_json or not isinstance(part, dict):
             return json_of(schema.alone(part, self._budget))
+        if depth >= NESTED_MAX:
+            raise too_large("tools")
         if kind == "object":
-            return sequence([words("{"), *self._arguments(schema, part, depth + 1), words("}")])
-        value = self._value(schema, part.get("items", {}), closing, depth + 1)
-        return sequence([words("["), maybe([value, many([words(","), value])]), words("]")])
+            node = sequence([words("{"), *self._arguments(schema, part, depth + 1), words("}")])
+        else:
+            item = self._value(schema, part.get("items", {}), closing, depth + 1)
+            node = sequence([words("["), maybe([item, many([words(","), item])]), words("]")])
+        # The sooner, the less is written for nothing.
+        check_size(self._sizes.of(node), "tools")
+        return node
 
     def _text(self, closing: str) -> Node:
         return text_without(closing.strip(), *self._spelling.ends)

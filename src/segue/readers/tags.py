@@ -15,7 +15,7 @@ from segue.turn.values import Grammar
 from segue.vocabularies.vocabulary import Own, Vocabulary
 
 Node = dict[str, object]
-# What an engine is asked to follow: a hundred times what real tools need, and still written and read in milliseconds.
+# What an engine is asked to follow: many times what the largest real tools need, and still written in milliseconds.
 GRAMMAR_BYTES_MAX = 4 * 1024 * 1024
 # Around the parts of a node.
 NODE_BYTES = 40
@@ -31,14 +31,19 @@ def tag_of(node: Node) -> Grammar:
 
 
 def check_size(size: int, param: str) -> None:
-    """Refuse what is too large for an engine."""
     if size > GRAMMAR_BYTES_MAX:
-        raise InvalidRequest(
-            f"The answer cannot be held to what the request asks for: the grammar for the engine would be larger than "
-            f"{GRAMMAR_BYTES_MAX // 1024 // 1024} MiB. Use fewer tools, smaller schemas, or 'tool_choice': 'auto'.",
-            code="unsupported_value",
-            param=param,
-        )
+        raise too_large(param)
+
+
+def too_large(param: str) -> InvalidRequest:
+    """The refusal of what an engine should not be asked to follow."""
+    return InvalidRequest(
+        "The engine cannot hold the answer to these tools or this schema: the grammar would be larger than "
+        f"{GRAMMAR_BYTES_MAX // 1024 // 1024} MiB, or nested too deep. Use fewer or smaller tools or schemas, or leave "
+        "the choice to the model.",
+        code="unsupported_value",
+        param=param,
+    )
 
 
 class Sizes:

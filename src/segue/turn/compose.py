@@ -162,9 +162,11 @@ def _flat(prompt: Prompt) -> tuple[IdArray[int], list[ImageAt]] | bytes:
 def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
     """About how much text rendering will have to look at."""
     fresh = sum(len(item.raw) for item in scene.given)
-    past = scene.past
-    warm = past.warm if past is not None else None
+    tools = len(scene.head.tools.raw)
+    warm = scene.past.warm if scene.past is not None else None
     if warm is not None and warm.head is scene.head and warm.fingerprint == fingerprint:
-        return fresh
+        # What an answer must look like is written anew each time.
+        is_free = scene.head.tool_choice in ("auto", "none") and scene.format is None
+        return fresh if is_free else fresh + tools
     older = sum(len(item.raw) for one in scene.history() for item in (*one.given, *one.wrote))
-    return fresh + older + len(scene.head.tools.raw) + len(scene.head.instructions or "")
+    return fresh + older + tools + len(scene.head.instructions or "")
