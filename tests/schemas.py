@@ -106,7 +106,7 @@ def enums(size: int) -> Json:
 
 def tree(size: int) -> Json:
     """Objects in objects, ten in each."""
-    leaves = BOOLEAN if size <= 10 else tree(size // 10)
+    leaves = BOOLEAN if size <= 10 else tree(-(-size // 10))
     return {"type": "object", "properties": {f"k{n}": leaves for n in range(min(size, 10))}}
 
 
