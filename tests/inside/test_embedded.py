@@ -338,6 +338,19 @@ async def test_schema_that_cannot_be_held_is_refused(
         assert refused.value.code == "unsupported_schema"
 
 
+@pytest.mark.parametrize("word", ["minItems", "maxItems"])
+async def test_list_that_would_take_all_memory_is_refused(
+    bench: GreedyBench, vocabulary: Vocabulary, word: str
+) -> None:
+    """The library would write it out, item by item; a thousand million items once ended the process."""
+    schema = {"type": "array", "items": {"type": "integer"}, word: 300_000}
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="20,000 parts") as refused:
+            await sampled(bench.engine, forced_job(bench, vocabulary, schema))
+        assert refused.value.code == "unsupported_schema"
+    assert ids_of(await sampled(bench.engine, bench.job()))
+
+
 def lark_job(bench: Bench, grammar: Grammar) -> Job:
     """A call of a custom tool with this grammar, as the dialect begins it; temperature 1."""
     shape = {"type": "grammar", "syntax": grammar.syntax, "definition": grammar.definition}

@@ -1,0 +1,84 @@
+"""Tools whose schemas are odd, hostile or too large: the model's call is read, or the client hears why not.
+
+The templates are MADE UP: they write calls with the marks of Qwen3-Coder and of Gemma 4.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.inside.weights import find_weights
+from tests.engines.fakes.vllm import FakeVllm
+from tests.schemas import own_unions, tree
+from tests.support import MODEL, fetch, serving, wire
+
+TEMPLATE = """{% for tool in tools or [] %}<|im_start|>system
+{{ tool | tojson }}
+CALL<|im_end|>
+{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+XML = "<tool_call>\n<function=f>\n<parameter=k>\nv\n</parameter>\n</function>\n</tool_call>"
+GEMMA = '<|tool_call>call:NAME{k:<|"|>v<|"|>}<tool_call|>'
+
+
+def template(folder: Path, call: str) -> str:
+    path = folder / "made_up.jinja"
+    path.write_text(TEMPLATE.replace("CALL", call))
+    return str(path)
+
+
+def function(schema: Any) -> dict[str, Any]:
+    return {"type": "function", "name": "f", "parameters": schema}
+
+
+def with_part(part: Any) -> Any:
+    return {"type": "object", "properties": {"x": part}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        with_part({"type": "integer", "enum": None}),
+        with_part({"type": "string", "anyOf": None, "oneOf": 5}),
+        with_part(["string"]),
+        {"type": "object", "properties": ["x"], "required": None},
+        own_unions(45),
+    ],
+)
+async def test_client_gets_the_call_of_a_tool_with_an_odd_schema(
+    tmp_path: Path, schema: Any
+) -> None:
+    flags = {"dialect": "template", "template": template(tmp_path, XML)}
+    body = {"model": MODEL, "input": "Hi.", "store": False, "tools": [function(schema)]}
+    async with serving(**flags) as served:
+        answer = await fetch(served, "POST", "/v1/responses", body)
+    assert (answer.status, answer.json["status"]) == (200, "completed"), answer.body
+    assert [one["type"] for one in answer.json["output"]] == ["function_call"]
+
+
+async def test_client_forces_a_call_whose_grammar_would_be_too_large(tmp_path: Path) -> None:
+    """It hears so before the engine is asked: as a status, or as a response that has failed."""
+    weights = str(find_weights("smollm2"))
+    body = {"model": "m", "input": "Hi.", "store": False, "tool_choice": "required"}
+    large, small = (body | {"tools": [function(tree(size))]} for size in (10_000, 100))
+    async with FakeVllm(model="m") as fake:
+        flags = {"engine": "vllm", "engine_url": (fake.url,), "model": ("m",)}
+        flags |= {"dialect": "template", "template": template(tmp_path, GEMMA)}
+        async with serving(**flags, tokenizer=weights) as served:
+            refused = await fetch(served, "POST", "/v1/responses", large)
+            async with wire(served) as socket:
+                failed = await socket.turn(**large)
+            assert not [one for one in fake.requests if "prompt" in one]
+            assert (await fetch(served, "POST", "/v1/responses", small)).status == 200
+            (asked,) = (one for one in fake.requests if "prompt" in one)
+    error = refused.json["error"]
+    assert (refused.status, error["code"], error["param"]) == (400, "unsupported_value", "tools")
+    assert "4 MiB" in error["message"]
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["message"] == error["message"]
+    assert len(asked["structured_outputs"]["structural_tag"]) < 1_000_000
