@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jsonschema
@@ -213,3 +214,15 @@ def test_words_stand_in_for_the_names_of_properties() -> None:
         "path": "/",
         "other": "other",
     }
+
+
+@pytest.mark.parametrize("word", ["$ref", "anyOf"])
+def test_large_part_in_lists_of_lists_is_not_copied_for_each_item(word: str) -> None:
+    many = {f"k{n}": {"type": "string"} for n in range(20_000)}
+    whole = {"type": "object", "properties": many}
+    part: dict[str, Any] = {"$ref": "#/$defs/whole"} if word == "$ref" else {"anyOf": [{}] * 20_000}
+    for _ in range(3):
+        part = {"type": "array", "items": part, "minItems": 64}
+    began = time.thread_time()
+    assert isinstance(example({**part, "$defs": {"whole": whole}}), list)
+    assert time.thread_time() - began < 1
