@@ -93,8 +93,9 @@ class JsonSchema:
 
     def at(self, reference: object) -> object:
         """The part that `$ref` means; None: there is none in this schema."""
-        is_own = isinstance(reference, str) and reference[:2] in ("#", "#/")
-        if not is_own or len(reference) > REFERENCE_CHARS_MAX:
+        if not isinstance(reference, str) or len(reference) > REFERENCE_CHARS_MAX:
+            return None
+        if reference[:2] not in ("#", "#/"):
             return None
         part: object = self.root
         for step in reference.split("/")[1:]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+
+import pytest
 
 from segue.turn.values import NO_TOKENS, Scene, Turn, id_array
 from tests.support import WEATHER, fetch, serving, wire
@@ -43,3 +46,27 @@ async def test_prompt_that_fails_the_check_fails_the_turn() -> None:
         assert failed["type"] == "response.failed"
         assert "differs" in failed["response"]["error"]["message"]
         assert (await fetch(served, "GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("choice, is_beside", [("auto", False), ("required", True)])
+async def test_large_grammar_of_a_forced_call_is_written_beside_the_loop(
+    choice: str, is_beside: bool
+) -> None:
+    """The prompt of a second turn is warm; what the answer must look like is made of all tools again."""
+    large = {**WEATHER, "description": "It says how the weather is. " * 4_000}
+    fields = {"tools": [large], "tool_choice": choice, "store": False}
+    async with serving() as served, wire(served) as socket:
+        first = await socket.turn(input="Weather?", **fields)
+        dialect = served.app.runner.models["scripted"].dialect
+        honest, seen = dialect.render, list[str]()
+
+        def watched(scene: Scene) -> object:
+            seen.append(threading.current_thread().name)
+            return honest(scene)
+
+        dialect.render = watched  # type: ignore[method-assign, assignment]
+        call = first["response"]["output"][0]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+        again = {"previous_response_id": first["response"]["id"], "input": [output]}
+        await socket.turn(**again, **fields)
+    assert [name != threading.current_thread().name for name in seen] == [is_beside]

@@ -259,8 +259,9 @@ class _CallTags:
 
 def _only(part: object) -> list[object]:
     """The only values that a schema allows, if it lists them."""
-    is_one = isinstance(part, dict) and "const" in part
-    return [part["const"]] if is_one else listed(part, "enum")
+    if isinstance(part, dict) and "const" in part:
+        return [part["const"]]
+    return listed(part, "enum")
 
 
 # --- the families -----------------------------------------------------------------------------------
