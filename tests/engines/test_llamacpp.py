@@ -257,6 +257,16 @@ async def test_structural_tag_is_followed(
         assert not re.search("the |a|, ", found[3])
 
 
+async def test_jobs_at_the_same_time_are_each_held_to_their_own_grammar(
+    engine: TokenEngine[KnownGrammars],
+) -> None:
+    prompt = Greedy(engine, chatml()).job(said("Name a number.")).prompt
+    texts = ["one", "two", "three", "four", "one"]
+    jobs = [job(prompt, 8, schema=tag_of(words(text)), stops=frozenset({0, 2})) for text in texts]
+    answers = await asyncio.gather(*(heard(engine, one) for one in jobs))
+    assert [text_of(one) for one in answers] == texts
+
+
 async def test_server_without_llguidance_is_never_given_a_grammar() -> None:
     """It would end its process. A FAKE: the one in the wheel has llguidance."""
     async with FakeLlama() as fake, upstream(fake.url) as address:
