@@ -25,7 +25,7 @@ JSON_TYPES = frozenset(NAMES.values())
 UNIONS = ("anyOf", "oneOf", "allOf")
 # Unions in unions and references to references that are followed; people write two or three.
 UNION_DEPTH_MAX = 64
-# No name in a schema is as long.
+# Those that people write have some dozens.
 REFERENCE_CHARS_MAX = 1_000
 # What one grammar may say again of what several arguments refer to: more than real tools have, and written in
 # milliseconds.
@@ -145,7 +145,8 @@ class JsonSchema:
         targets: list[str] = []
 
         def copied(value: object) -> Any:
-            budget.chars -= 8 + (len(value) if isinstance(value, str) else 0)
+            texts = value if isinstance(value, dict) else [value]
+            budget.chars -= 8 + sum(len(text) for text in texts if isinstance(text, str))
             if budget.chars < 0:
                 return {}
             if isinstance(value, list):

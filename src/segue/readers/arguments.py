@@ -3,8 +3,8 @@
 In: the text after the header of a call, cut anywhere, in the notation of the format. Out: the same as JSON, as soon as
 it is certain: strings while they are written, other values when they are whole.
 
-A value in tags has no type of its own; the tool's schema says it. What the schema calls a string, or does
-not know, is a string. Everything else is read as JSON, or as Python where it is not; what is neither stays a string.
+A value in tags has no type of its own; the tool's schema says it. What the schema calls a string, or does not know, is
+a string. Everything else is read as JSON, or as Python where it is not; what is neither stays a string.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class _CallTags:
         if kind == "object":
             node = sequence([words("{"), *self._arguments(schema, part, depth + 1), words("}")])
         else:
-            item = self._value(schema, part.get("items", {}), closing, depth + 1)
+            item = self._value(schema, part.get("items"), closing, depth + 1)
             node = sequence([words("["), maybe([item, many([words(","), item])]), words("]")])
         # The sooner, the less is written for nothing.
         check_size(self._sizes.of(node), "tools")
