@@ -86,8 +86,8 @@ def is_listed(model: str, names: Sequence[str]) -> bool:
 
 def misnamed(settings: Mapping[str, ModelSettings], engines: Mapping[str, Engine]) -> Iterator[str]:
     """A sentence for each model that a replica of its engine does not list."""
-    for name, engine in engines.items():
-        is_named = settings[name].engine in NAMED and name != UNNAMED
+    for name, model in settings.items():
+        engine, is_named = engines.get(name), model.engine in NAMED and name != UNNAMED
         if not is_named or not isinstance(engine, RoutedEngine):
             continue
         for replica, facts in engine.facts_of_each().items():

@@ -236,12 +236,18 @@ class SqliteDatabase:
 
     def _run(self) -> None:
         while (group := self._gather()) is not None:
-            outcomes = self._commit(group) if group else []
-            if any(write.is_erasing and result for write, result, _ in outcomes):
-                self._must_scrub = True
-            if self._must_scrub:
-                self._must_scrub = not _scrub(self._writer)
-            _deliver(outcomes)
+            self._finish(group)
+            # While this thread waits it holds nothing of what it wrote.
+            del group
+
+    def _finish(self, group: list[_Write]) -> None:
+        """Commit these writes, empty the log where something was erased, and answer the callers."""
+        outcomes = self._commit(group) if group else []
+        if any(write.is_erasing and result for write, result, _ in outcomes):
+            self._must_scrub = True
+        if self._must_scrub:
+            self._must_scrub = not _scrub(self._writer)
+        _deliver(outcomes)
 
     def _gather(self) -> list[_Write] | None:
         """All writes that wait; an empty list if there is only a scrub to repeat; None at the end."""

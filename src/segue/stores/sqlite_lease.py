@@ -39,7 +39,7 @@ class Lease:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, msgspec.json.encode(known))
-        path.rename(lease_path(database, worker))
+        os.replace(path, lease_path(database, worker))
         return cls(database, worker, descriptor)
 
     def end(self) -> None:
