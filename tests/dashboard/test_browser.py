@@ -319,7 +319,9 @@ async def test_person_talks_on_the_playground_and_sees_every_event(browser: Brow
         await page.click("#play-form .main")
         await page.until(count(".foot", 3))
 
-        assert "You said: Good morning" in await page.text("#transcript")
+        # The text of an answer is drawn with the next frame.
+        said = "document.querySelector('#transcript').innerText.includes('You said: Good morning')"
+        await page.until(said)
         await page.until(count("#events .end", 3))
         events = await page.text("#events")
         for name in ("response.created", "response.output_text.delta", "response.completed"):
