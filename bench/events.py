@@ -85,6 +85,6 @@ def main(arguments: Sequence[str]) -> None:
         name: (max(r for r, _ in runs), min(c for _, c in runs)) for name, runs in results.items()
     }
     print_table(
-        "way {}|events/s {:,.0f}|CPU us an event {:.1f}|events/s of a full core (best round) {:,.0f}",
+        "way {}|events/s {:,.0f}|CPU us an event {:.3f}|events/s of a full core (best round) {:,.0f}",
         [(name, rate, cost * 1e6, 1 / cost) for name, (rate, cost) in best.items()],
     )
