@@ -280,7 +280,7 @@ class RoutedEngine:
     @property
     def facts(self) -> EngineFacts:
         """What holds for all replicas; where they differ, the one with the smallest context."""
-        known = self.facts_of_each().values()
+        known = [one.engine.facts for one in self._replicas.values()]
         facts = min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
         is_poorer = facts.ids_alone and any(one.ids_alone is False for one in known)
         return structs.replace(facts, ids_alone=False) if is_poorer else facts

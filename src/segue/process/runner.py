@@ -280,8 +280,10 @@ class Runner:
             can_be_steered=plan.can_be_steered,
         )
         running.check = partial(_check_later, plan.model, conversation is not None)
-        running.input_bytes = plan.tally.bytes_received
-        running.input_bytes += weigh_turn(_given(plan), plan.resolved)
+        # One that was taken over from the queue was sent to another process.
+        sent, items = plan.tally.bytes_received, len(plan.resolved.given)
+        weighed = sent_bytes(sent, items) if sent else weigh_turn(_given(plan), plan.resolved)
+        running.input_bytes = weighed
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
         if subscriber is not None:

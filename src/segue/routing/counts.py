@@ -28,6 +28,10 @@ def plausible(job: Job, said: C) -> C:
         cached = _within(said.cached_tokens, read_max)
         return said if cached == said.cached_tokens else structs.replace(said, cached_tokens=cached)
     read, wrote = said.input_tokens, said.output_tokens
+    cached, thought = said.cached_tokens or 0, said.reasoning_tokens or 0
+    most = prompt.length if read is None else read
+    if 0 <= cached <= most <= read_max and 0 <= thought <= (wrote or 0) <= UNSEEN_TOKENS_MAX:
+        return said
     if read != _within(read, read_max):
         read = prompt.tokens if isinstance(prompt, Messages) else None
     if wrote != _within(wrote, UNSEEN_TOKENS_MAX):
