@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.background import cancel_all, in_background, spawn
-from segue.errors import ApiError, CallerError, Fenced, TooMany, Unavailable
+from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater, Unavailable
 from segue.ids import item_ids
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
@@ -97,6 +97,8 @@ class Runner:
         # The tasks of turns that are queued, by id, and those that this process has let go of.
         self._queued: dict[str, asyncio.Task[None]] = {}
         self._left: set[str] = set()
+        # Those of the queued turns whose beginning is being written: the store may say already that they run.
+        self._starting: set[str] = set()
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
@@ -323,7 +325,7 @@ class Runner:
             if self._outlives and task is not None:
                 self._queued[plan.id] = task
                 if self.is_draining:
-                    self._let_go()
+                    self._let_go(self._starting)
         try:
             await TurnLoop(plan, running, turns, self.resources).run()
         except asyncio.CancelledError:
@@ -370,22 +372,26 @@ class Runner:
     async def _leave_queue(
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
     ) -> None:
-        """The engine begins with a turn that was queued; from here on its time counts, and a stop waits for it: once
-        the store has read that it runs, no other process takes it over."""
-        self._queued.pop(plan.id, None)
+        """The engine begins with a turn that was queued; from here on its time counts."""
         if self._outlives:
             begun = structs.replace(plan.response, status="in_progress")
             await self._save_begun(_unanswered(plan, begun), turns)
+        self._queued.pop(plan.id, None)
         heartbeat.end_after(self.background_s_max)
         running.publish([running.assembler.leave_queue()])
 
     async def _save_begun(self, turn: Turn, turns: Turns) -> None:
-        """Nothing of it leaves before the store has this: until then another process may take it over."""
+        """Nothing of it leaves before the store has this: until then another process may take it over. A stop waits for
+        it: who takes turns over leaves alone what runs."""
+        self._starting.add(turn.id)
         try:
             await turns.save(turn)
-        except Fenced:
+        except (Fenced, TryLater):
+            # Another process has it, or will: this one stops, and the store is away.
             self._left.add(turn.id)
             raise asyncio.CancelledError from None
+        finally:
+            self._starting.discard(turn.id)
 
     async def _leave(self, plan: Plan, running: Running) -> None:
         """Let go of a turn that is queued in the store: another process runs it."""
@@ -439,18 +445,19 @@ class Runner:
     async def drain(self, grace_s: float) -> None:
         """Take no new turns; give those that run this long, then end them as failed."""
         self.is_draining = True
-        self._let_go()
+        self._let_go(self._starting)
         await self._wait_for_ends(grace_s)
         self._beginnings.refuse()
         for running in tuple(self.registry.running.values()):
             running.notify(Drain())
         await self._wait_for_ends(END_S_MAX, with_others=False)
 
-    def _let_go(self) -> None:
-        """Turns that are queued are for another process, or for the next one."""
-        self._left.update(self._queued)
-        for task in self._queued.values():
-            task.cancel()
+    def _let_go(self, kept: Container[str] = ()) -> None:
+        """Turns that are queued are for another process, or for the next one; these are kept."""
+        for turn_id, task in self._queued.items():
+            if turn_id not in kept:
+                self._left.add(turn_id)
+                task.cancel()
 
     async def _wait_for_ends(self, s_max: float, *, with_others: bool = True) -> None:
         """Until no request is being prepared and no turn runs here, or is followed from here; at most so long."""
