@@ -96,6 +96,38 @@ def test_types_are_found_through_unions_and_references() -> None:
     assert found == {"integer", "null", "boolean", "object", "number"}
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"anyOf": [{}, {"type": "null"}]},
+        {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
+        {"oneOf": [{"type": "integer"}, True]},
+        {"anyOf": [{"$ref": "#/nowhere"}, {"type": "null"}]},
+        {"description": "anything"},
+    ],
+)
+def test_part_that_may_be_anything_has_no_known_types(part: dict[str, Any]) -> None:
+    assert JsonSchema({"properties": {"x": part}}).known_types(part) == []
+
+
+def test_part_is_held_to_its_types_however_they_are_said() -> None:
+    part: dict[str, Any] = {"anyOf": [{"type": "string"}, {"allOf": [{}, {"enum": [1]}]}]}
+    assert JsonSchema(part).known_types(part) == ["integer", "string"]
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_parts_that_refer_to_each_other_have_the_same_types(order: str) -> None:
+    schema: dict[str, Any] = {
+        "$defs": {
+            "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "string"}]},
+            "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]},
+        }
+    }
+    walked = JsonSchema(schema)
+    found = [walked.types(schema["$defs"][name]) for name in order]
+    assert found == [{"string", "integer"}] * 2
+
+
 def test_part_that_stands_alone_brings_what_it_refers_to() -> None:
     schema: dict[str, Any] = {
         "properties": {"x": {"type": "array", "items": {"$ref": "#/$defs/node"}}},

@@ -25,6 +25,7 @@ JSON_TYPES = frozenset(NAMES.values())
 UNIONS = ("anyOf", "oneOf", "allOf")
 # Unions in unions and references to references that are followed; people write two or three.
 UNION_DEPTH_MAX = 64
+NOT_BACK = UNION_DEPTH_MAX + 1
 # Those that people write have some dozens.
 REFERENCE_CHARS_MAX = 1_000
 # What one grammar may say again of what several arguments refer to: more than real tools have, and written in
@@ -75,6 +76,17 @@ def moved(schema: object, place: str) -> Any:
             return schema
 
 
+def _own_types(part: dict[str, object]) -> set[str]:
+    """What a part says by itself."""
+    said = part.get("type")
+    named = [said] if isinstance(said, str) else listed(part, "type")
+    found = {name for name in named if isinstance(name, str)}
+    found.update(NAMES[kind] for kind in set(map(type, listed(part, "enum"))))
+    if "const" in part:
+        found.add(NAMES[type(part["const"])])
+    return found
+
+
 class CopyBudget:
     """How much may still be written again, because several parts refer to it."""
 
@@ -90,6 +102,10 @@ class JsonSchema:
         self.root = root if isinstance(root, dict) else OBJECT
         # By the identity of a part, all of which the root holds.
         self._types: dict[int, frozenset[str]] = {}
+        self._open: dict[int, bool] = {}
+        # While types are found: how far up a part leads back, and those that wait for a part above them.
+        self._depths: dict[int, int] = {}
+        self._circle: list[int] = []
 
     def at(self, reference: object) -> object:
         """The part that `$ref` means; None: there is none in this schema."""
@@ -109,31 +125,61 @@ class JsonSchema:
 
     def types(self, part: object) -> frozenset[str]:
         """What a value of this part may be, in the words of JSON schema; a string where nothing is said."""
-        return self._types_of(part, 0) or TEXT
+        return self._types_of(part) or TEXT
 
     def known_types(self, part: object) -> list[str]:
-        """The same where JSON knows them all; none where nothing is said."""
-        found = self._types_of(part, 0)
-        return sorted(found) if found <= JSON_TYPES else []
+        """The same where JSON knows them all; none where it may be anything."""
+        found = self._types_of(part)
+        return sorted(found) if found <= JSON_TYPES and not self._is_open(part, 0) else []
 
-    def _types_of(self, part: object, depth: int) -> frozenset[str]:
+    def _types_of(self, part: object) -> frozenset[str]:
+        return self._visit(part, 0)[0]
+
+    def _visit(self, part: object, depth: int) -> tuple[frozenset[str], int]:
+        """What this part and those that it leads to say, and how far up the way here it leads back. Parts that lead to
+        each other say the same, and are known together, when the first of them is (Tarjan's components)."""
         if not isinstance(part, dict) or depth > UNION_DEPTH_MAX:
-            return frozenset()
-        if (known := self._types.get(id(part))) is not None:
-            return known
-        # A part that refers to itself adds nothing to itself.
-        self._types[id(part)] = frozenset()
-        said = part.get("type")
-        named = [said] if isinstance(said, str) else listed(part, "type")
-        found = {name for name in named if isinstance(name, str)}
-        found.update(NAMES[kind] for kind in set(map(type, listed(part, "enum"))))
-        if "const" in part:
-            found.add(NAMES[type(part["const"])])
+            return frozenset(), NOT_BACK
+        key, start, back = id(part), len(self._circle), depth
+        if (known := self._types.get(key)) is not None:
+            return known, NOT_BACK
+        if (above := self._depths.get(key)) is not None:
+            return frozenset(), above
+        self._depths[key] = depth
+        found = _own_types(part)
         inner = [one for word in UNIONS for one in listed(part, word)]
         for one in (*inner, self.at(part.get("$ref"))):
-            found |= self._types_of(one, depth + 1)
-        self._types[id(part)] = frozenset(found)
-        return self._types[id(part)]
+            said, up = self._visit(one, depth + 1)
+            found |= said
+            back = min(back, up)
+        self._circle.append(key)
+        if back < depth:
+            self._depths[key] = back
+            return frozenset(found), back
+        types = frozenset(found)
+        for one in self._circle[start:]:
+            self._types[one] = types
+            del self._depths[one]
+        del self._circle[start:]
+        return types, NOT_BACK
+
+    def _is_open(self, part: object, depth: int) -> bool:
+        """Whether a value may be of types that are not named; so is a part that says it by itself only."""
+        if not isinstance(part, dict) or depth > UNION_DEPTH_MAX:
+            return True
+        if (known := self._open.get(id(part))) is not None:
+            return known
+        self._open[id(part)] = True
+        ways = [
+            [self._is_open(one, depth + 1) for one in listed(part, word)]
+            for word in ("anyOf", "oneOf")
+        ]
+        narrowed = [self._is_open(one, depth + 1) for one in listed(part, "allOf")]
+        if "$ref" in part:
+            narrowed.append(self._is_open(self.at(part["$ref"]), depth + 1))
+        is_open = not _own_types(part) and all(narrowed) and all(any(one) for one in ways if one)
+        self._open[id(part)] = is_open
+        return is_open
 
     def alone(self, part: object, budget: CopyBudget) -> object:
         """A part that stands for itself: what it refers to comes with it. Where the budget is used up, it says only

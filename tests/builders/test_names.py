@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from segue.builders.names import is_listed, with_engine_name
+from segue.builders.operator import still_named
 from segue.errors import Misconfigured
 from segue.settings import Settings, load_settings
 from tests.engines.fakes.chat import FakeChat
@@ -48,9 +49,31 @@ async def test_several_models_are_listed_and_one_must_be_named() -> None:
     async with FakeChat() as one, FakeChat(names=("x",)) as two:
         with pytest.raises(Misconfigured, match="There are: gpt, x"):
             await with_engine_name(in_front_of(one.url, two.url))
+
+
+async def test_engine_that_does_not_say_what_it_has_is_asked_again() -> None:
     async with FakeChat(key="secret") as closed:
+        refused = in_front_of(closed.url)
+        assert await with_engine_name(refused) is refused, "with another key it may answer"
+    async with FakeChat(names=()) as silent:
         with pytest.raises(Misconfigured, match="does not list its models"):
-            await with_engine_name(in_front_of(closed.url))
+            await with_engine_name(in_front_of(silent.url))
+        nameless = in_front_of(silent.url, engine="llamacpp")
+        assert await with_engine_name(nameless) is nameless, (
+            "it has one model, whatever it is called"
+        )
+
+
+async def test_engine_whose_only_model_is_for_embeddings_has_that_name() -> None:
+    async with FakeChat(names=("embed-qwen",)) as fake:
+        assert (await with_engine_name(in_front_of(fake.url))).model == ("embed-qwen",)
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_model_keeps_its_name_while_its_engine_is_away(is_elsewhere: bool) -> None:
+    served = in_front_of("http://127.0.0.1:9", model=["qwen3:8b"])
+    read = in_front_of("http://127.0.0.1:10" if is_elsewhere else "http://127.0.0.1:9")
+    assert still_named(read, served).model == (() if is_elsewhere else ("qwen3:8b",))
 
 
 @pytest.mark.parametrize(

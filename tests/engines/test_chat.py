@@ -472,6 +472,23 @@ async def test_what_comes_after_the_end_is_dropped() -> None:
     assert pieces[-1] == Finish("length", 0, 3, 1, 0)
 
 
+async def test_endpoint_may_name_a_reason_in_every_event() -> None:
+    said = ("Hello ", "wor", "ld")
+    chunks = [{"choices": [{"delta": {"content": one}, "finish_reason": "stop"}]} for one in said]
+    pieces = await heard_from(*chunks, end())
+    assert text_of(pieces) == "Hello world"
+
+
+async def test_thoughts_that_are_counted_beside_the_answer_are_output() -> None:
+    counted = {
+        "prompt_tokens": 3,
+        "completion_tokens": 9,
+        "completion_tokens_details": {"reasoning_tokens": 303},
+    }
+    pieces = await heard_from(delta(content="a"), end(), {"choices": [], "usage": counted})
+    assert pieces[-1] == Finish("stop", None, 3, 312, 303)
+
+
 @pytest.mark.parametrize(
     "counted",
     [{"prompt_tokens": 3.5}, {"completion_tokens": "7"}, {"prompt_tokens_details": []}, 5, [], "x"],

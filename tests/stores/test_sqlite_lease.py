@@ -1,7 +1,9 @@
 """A lease holds exactly as long as its process."""
 
+import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,19 @@ def test_process_says_in_its_lease_what_it_knows(database: Path) -> None:
     assert mine.older(Abilities(10, 1)) == mine.older(Abilities(9, 2)) == ["0.3.0"]
     os.close(theirs.descriptor)
     assert mine.older(Abilities(10, 1)) == [], "a dead process reads nothing"
+    mine.end()
+
+
+def test_lease_that_somebody_only_checks_keeps_nobody_from_starting(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, dead = Lease.take(database, "mine", KNOWN), Lease.take(database, "dead", KNOWN)
+    os.close(dead.descriptor)
+    checking = os.open(lease_path(database, "dead"), os.O_RDWR)
+    fcntl.flock(checking, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(checking, fcntl.LOCK_UN))
+    assert mine.older(Abilities(10, 1)) == []
+    os.close(checking)
     mine.end()
 
 

@@ -128,6 +128,9 @@ class PlayedRunner:
         self.play(begun)
         return running
 
+    def is_fenced(self, turn_id: str) -> bool:
+        return False
+
     def find(self, owner: str, turn_id: str) -> Running | None:
         for begun in self.begun:
             if begun.running.id == turn_id and not begun.running.is_ended:

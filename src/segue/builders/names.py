@@ -23,6 +23,8 @@ from segue.turn.seams import Engine
 
 # Engines that are asked for a model by its name. The others have one model, whatever it is called.
 NAMED = frozenset({"vllm", "dynamo", "chat"})
+# An engine that is still loading, or that refuses the key or so many questions, has not said what it has.
+AWAY = frozenset({401, 403, 408, 425, 429})
 # A start waits so long for a list of models.
 TIMEOUTS = Timeouts(connect_s=2.0, probe_s=2.0)
 
@@ -53,6 +55,8 @@ async def with_engine_name(settings: Settings) -> Settings:
     if len(common) == 1:
         return structs.replace(settings, model=(common[0],))
     every = list(dict.fromkeys(name for names in answers for name in names))
+    if not every and settings.engine not in NAMED:
+        return settings
     if not every:
         raise Misconfigured(
             f"model: the engine at {where} does not list its models. Name the one to serve: --model NAME."
@@ -64,10 +68,12 @@ async def with_engine_name(settings: Settings) -> Settings:
 
 
 async def _listed(url: str, key: str) -> list[str] | None:
-    """The models of a server, without adapters and without those for embeddings; None if it does not answer."""
+    """The models of a server, without adapters and without those for embeddings; None if it does not say."""
     upstream = Upstream(url, key or None, TIMEOUTS)
     try:
         status, body = await upstream.call("GET", MODELS)
+        if status in AWAY or status >= 500:
+            return None
         cards = _cards.decode(body).data if status == 200 else []
     except ApiError:
         return None
@@ -75,7 +81,8 @@ async def _listed(url: str, key: str) -> list[str] | None:
         return []
     finally:
         await upstream.close()
-    return [one.id for one in cards if one.id and not one.parent and "embed" not in one.id.lower()]
+    names = [one.id for one in cards if one.id and not one.parent]
+    return [name for name in names if "embed" not in name.lower()] or names
 
 
 def is_listed(model: str, names: Sequence[str]) -> bool:

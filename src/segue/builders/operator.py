@@ -96,8 +96,10 @@ class Operator:
     async def name_model(self) -> None:
         """Where no model is named and no engine answered at the start: serve the engine's own, once it answers."""
         known = ""
-        while self.settings.is_unnamed:
+        while True:
             await asyncio.sleep(NAME_S)
+            if not self.settings.is_unnamed:
+                continue
             try:
                 if not (await asyncio.to_thread(self._read_settings)).is_unnamed:
                     await self._reload(b"")
@@ -156,7 +158,8 @@ class Operator:
         return encode(result)
 
     async def _reload_all(self) -> Reloaded:
-        wanted, result = compare(self.settings, await asyncio.to_thread(self._read_settings))
+        read = still_named(await asyncio.to_thread(self._read_settings), self.settings)
+        wanted, result = compare(self.settings, read)
         members = self._members()
         body = encode(wanted)
         checks = (one("check", body, RELOAD_S_MAX) for one in members.values())
@@ -179,3 +182,9 @@ class Operator:
         engines = [one for worker in await self._ask_members() for one in worker.engines]
         silent = sorted({one.name for one in engines if not one.is_up and not one.is_drained})
         return structs.replace(result, silent_engines=silent)
+
+
+def still_named(read: Settings, served: Settings) -> Settings:
+    """The settings with the model that is served, where they name none and the engine does not say its name now."""
+    is_same = (read.engine, read.engine_url) == (served.engine, served.engine_url)
+    return structs.replace(read, model=served.model) if read.is_unnamed and is_same else read

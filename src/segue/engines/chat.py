@@ -151,6 +151,10 @@ class _Delta(Struct, frozen=True):
         others = self.reasoning_content or self.reasoning or self.reasoning_details
         return bool(self.content) and not (others or self.tool_calls)
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.refusal or self.tool_calls or _thought(self)[1])
+
 
 class _TokenLogprob(Struct, frozen=True):
     token: str = ""
@@ -573,6 +577,7 @@ class _Answer:
         self._is_warm_up = job.output_tokens_max == 0
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
+        self._is_closed = False
         self._usage: bytes = b"null"
         limit = job.output_tokens_max
         self._events_left = None if limit is None else limit * EVENTS_PER_TOKEN_MAX + EVENTS_MIN
@@ -623,14 +628,16 @@ class _Answer:
             return error_in_stream(event.error)
         if event.usage is not UNSET and bytes(event.usage) != b"null":
             self._usage = bytes(event.usage)
-        # After its reason there is nothing more to say.
-        if event.choices and self._reason is None:
+        if event.choices and not self._is_closed:
             choice = event.choices[0]
             if choice.index:
                 # There is one answer: others are not ours.
                 choice = next((one for one in event.choices if not one.index), NO_CHOICE)
-            self._reason = choice.finish_reason or None
             delta = choice.delta
+            if choice.finish_reason:
+                # Alone it is the end; some endpoints name a reason in every event, with what the event brings.
+                self._reason = choice.finish_reason
+                self._is_closed = delta is None or delta.is_empty
             if delta is None or self._is_warm_up:
                 return None
             is_text = self._marks.is_over and choice.logprobs is None and delta.is_plain
@@ -674,12 +681,16 @@ class _Answer:
         inputs, outputs = usage.prompt_tokens_details, usage.completion_tokens_details
         cached = inputs.cached_tokens if inputs else None
         cached = usage.prompt_cache_hit_tokens if cached is None else cached
+        wrote, thought = usage.completion_tokens, outputs.reasoning_tokens if outputs else None
+        if wrote and thought and thought > wrote:
+            # xAI counts thoughts beside the answer, others within it.
+            wrote += thought
         return Finish(
             CUT_BY.get(self._reason, "stop"),
             cached_tokens=cached,
             input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            reasoning_tokens=outputs.reasoning_tokens if outputs else None,
+            output_tokens=wrote,
+            reasoning_tokens=thought,
         )
 
 

@@ -58,6 +58,8 @@ class TurnRegistry:
         self._log = log
         # The turns that run, by id, the oldest first.
         self.running: dict[str, Running] = {}
+        # Those that other processes end, because this one was taken for dead: what the store says of them is true.
+        self.fenced: set[str] = set()
         self._ended: OrderedDict[str, tuple[Running, int]] = OrderedDict()
         # What ended turns that may be followed again hold in memory.
         self.ended_bytes = 0

@@ -106,6 +106,7 @@ class Runner:
         self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._spawn)
         self.find, self.reach, self.look = registry.find, registry.reach, registry.look
         self.follow, self.forget = registry.follow, registry.forget
+        self.is_fenced = registry.fenced.__contains__
 
     def meet(self, others: OtherWorkers) -> None:
         """There are other workers: their turns can be followed here."""
@@ -364,6 +365,7 @@ class Runner:
             # Its last events may be on a connection that is lost, which is not noticed yet.
             self.registry.keep_ended(running)
         del self.registry.running[plan.id]
+        self.registry.fenced.discard(plan.id)
         self._leased.discard(plan.id)
         if running.unsaved is not None and running.is_background:
             self._retry(partial(turns.save, running.unsaved))
@@ -440,6 +442,7 @@ class Runner:
         """This process stood still, and others have ended what it ran and given away what it held."""
         self._let_go()
         for turn_id in self._leased - self._left:
+            self.registry.fenced.add(turn_id)
             self.registry.running[turn_id].notify(Drain())
 
     async def drain(self, grace_s: float) -> None:

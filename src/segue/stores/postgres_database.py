@@ -362,7 +362,7 @@ async def _migrate(connection: PostgresConnection, *, worker: str) -> None:
                 await connection.execute(QUERIES["note_migration"], number)
         await connection.execute(QUERIES["need_rows"], ROWS_WRITTEN)
         if older := await fetch(connection, "older", str, LEASE_S):
-            raise older_processes(older)
+            raise older_processes(older, f" (one that was killed counts for {LEASE_S} s more)")
         await _join(connection, worker)
 
 

@@ -79,12 +79,12 @@ def newer_database(needed: Abilities, known: Abilities) -> Outdated:
     )
 
 
-def older_processes(versions: Iterable[str]) -> StoreFailed:
+def older_processes(versions: Iterable[str], hint: str = "") -> StoreFailed:
     """The refusal to start beside processes that could not read what this one writes."""
     names = sorted({version or "0.2.0 or older" for version in versions})
     return StoreFailed(
         f"a process of Segue {', '.join(names)} uses it, which cannot run beside {__version__}. Stop it, then start "
-        "this one (with PostgreSQL a process that was killed counts as running for 15 s more)"
+        f"this one{hint}"
     )
 
 

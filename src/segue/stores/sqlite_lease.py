@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Self
 import msgspec
 
 from segue.stores.sql_files import Abilities
+
+# How often a lease is checked that would keep a process from starting, and the pause after each.
+CHECKS, CHECK_S = 5, 0.01
 
 # What a process without a word knows: less than any database needs that this version has opened.
 UNKNOWN = Abilities(0, 0)
@@ -58,9 +62,13 @@ class Lease:
 
     def older(self, needed: Abilities) -> list[str]:
         """The versions of living processes that know less than this."""
-        alive = [lease_path(self.database, worker) for worker in self.others()]
-        known = [_known(path) for path in alive if _is_locked(path)]
-        return [other.version for other in known if not other.are_enough(needed)]
+        paths = [lease_path(self.database, worker) for worker in self.others()]
+        less = [
+            (path, known.version)
+            for path in paths
+            if not (known := _known(path)).are_enough(needed)
+        ]
+        return [version for path, version in less if _stays_locked(path)]
 
     def others(self) -> set[str]:
         """Every other process with a lease here, dead or alive."""
@@ -83,6 +91,15 @@ def _known(path: Path) -> Abilities:
         return msgspec.json.decode(path.read_bytes(), type=Abilities)
     except (OSError, msgspec.MsgspecError):
         return UNKNOWN
+
+
+def _stays_locked(path: Path) -> bool:
+    """Whether its process is alive: who only checks the lease lets go of it at once."""
+    for _ in range(CHECKS):
+        if not _is_locked(path):
+            return False
+        time.sleep(CHECK_S)
+    return True
 
 
 def _is_locked(path: Path) -> bool:

@@ -165,7 +165,7 @@ class ResponseRoutes:
             await self._follow(exchange, query.get("starting_after", "-1"))
             return
         running = self._running(exchange)
-        if running is not None:
+        if running is not None and not self._runner.is_fenced(turn_id):
             await exchange.answer(200, encode(running.visible))
             return
         turn = await self._services.turns.read(exchange.owner, turn_id)
