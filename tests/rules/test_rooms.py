@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "segue"
 ROOM_FILES_MAX = 15
 ROOM_LINES_MAX = 3_000
 # What it was raised for: docs/decisions/0018-rooms.md.
-PACKAGE_LINES_MAX = 37_800
+PACKAGE_LINES_MAX = 37_850
 PATH_LINES_MAX = 6_000
 # Not part of the server.
 LEFT_OUT = "bench"
