@@ -78,6 +78,8 @@ class Fake:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+            # A connection that was closed ends with the next pass of the loop, which may be the last one of a test.
+            await asyncio.sleep(0)
 
     def routes(self) -> list[web.RouteDef]:
         raise NotImplementedError
