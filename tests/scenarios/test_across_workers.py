@@ -150,9 +150,11 @@ async def test_last_one_who_leaves_a_repeat_cancels_it_at_home(pair: Pair) -> No
     here, there = pair
     async with wire(there) as repeating:
         async with wire(here) as socket:
-            await socket.create(input="x", idempotency_key="k")
+            # Its echo takes longer than a busy machine may stand still.
+            asked = {"input": "x " * 500, "idempotency_key": "k"}
+            await socket.create(**asked)
             response_id = (await socket.next())["response"]["id"]
-            await repeating.create(input="x", idempotency_key="k")
+            await repeating.create(**asked)
             assert (await repeating.next())["response"]["id"] == response_id
         # Its own client has closed; the turn goes on for the other one.
         assert (await repeating.next())["type"] == "response.in_progress"
