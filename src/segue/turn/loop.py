@@ -6,9 +6,8 @@ sends it through the filters of this turn (stop strings, guards) to the assemble
 round `decide` says whether the turn goes on, waits or ends: a hosted tool's output, a steer and a rollout are all this
 one loop. A compaction happens inside a round, before its prompt is final.
 
-A scope that is `interruptible` ends with `TimeoutError` when a notice comes into the inbox; a `TimeoutError` without a
-notice is a fault. When `run` returns, the turn is saved and the assembler holds the response; the caller sends the one
-terminal event.
+A scope that is `interruptible` ends with `Interrupted` when a notice comes into the inbox. When `run` returns, the turn
+is saved and the assembler holds the response; the caller sends the one terminal event.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
-from segue.turn.running import ID_BYTES, Running
+from segue.turn.running import ID_BYTES, Interrupted, Running
 from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
 from segue.turn.values import (
     NO_IDS,
@@ -241,7 +240,7 @@ class TurnLoop:
                         parsed = await one.close(parsed)
                 if gate is not None:
                     parsed = gate.drop() if error is not None else await gate.close(parsed)
-        except TimeoutError:
+        except Interrupted:
             parsed = gate.drop() if gate is not None else parsed
         if gate is not None and gate.is_shut:
             self.finish = None
@@ -374,9 +373,8 @@ class TurnLoop:
                         is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
                         if assembler.is_at_boundary or is_long:
                             return None
-        except TimeoutError:
-            if not running.inbox:
-                raise
+        except Interrupted:
+            pass
         except Exception:
             # What breaks after the first token has cost as much as a whole answer.
             is_uncounted = not self.sampled
@@ -490,7 +488,7 @@ class TurnLoop:
         try:
             async with self.running.interruptible(heeds_steers=False):
                 return await self.gate.clear(scene, is_first=is_first)
-        except TimeoutError:
+        except Interrupted:
             return False
 
     async def _answer(self) -> tuple[Item, ...]:
@@ -527,7 +525,7 @@ class TurnLoop:
         running = self.running
         running.awaited_calls = self.open_calls
         running.publish([self.assembler.wait_for(required)])
-        with suppress(TimeoutError):
+        with suppress(Interrupted):
             async with running.interruptible():
                 await asyncio.sleep(self.plan.append_s_max)
                 if not running.is_waiting:
