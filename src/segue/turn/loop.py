@@ -39,7 +39,7 @@ from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
 from segue.turn.resolve import pair_calls
 from segue.turn.running import ID_BYTES, Interrupted, Running
-from segue.turn.sampling import Sampling
+from segue.turn.sampling import ModelCall
 from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
 from segue.turn.values import (
     Finish,
@@ -318,21 +318,21 @@ class TurnLoop:
         tally.started = NOT_STARTED
         if self.running.inbox:
             return None
-        sampling = Sampling(self.running, tally, reader, filters, composed.rendered.lead)
+        call = ModelCall(self.running, tally, reader, filters, composed.rendered.lead)
         is_counted = True
         try:
-            return await sampling.run(plan.model.engine, self._job(composed, tokens_max))
+            return await call.run(plan.model.engine, self._job(composed, tokens_max))
         except Exception:
             # What breaks after the first token has cost as much as a whole answer.
-            is_counted = sampling.tokens > 0
+            is_counted = call.tokens > 0
             raise
         finally:
-            self.sampled = sampling.tokens
+            self.sampled = call.tokens
             if tally.started is not NOT_STARTED:
                 self.route = tally.started.route
             if is_counted:
-                self._count(composed, sampling.finish, is_summary=tokens_max is not None)
-            tally.spans.append(Span("sample", sampling.first_at, perf_counter()))
+                self._count(composed, call.finish, is_summary=tokens_max is not None)
+            tally.spans.append(Span("sample", call.first_at, perf_counter()))
 
     def _job(self, composed: Composed, tokens_max: int | None) -> Job:
         """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""

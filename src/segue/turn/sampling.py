@@ -25,7 +25,7 @@ STEER_PIECES_MAX = 64
 OVER_PIECES_MAX = 8
 
 
-class Sampling:
+class ModelCall:
     """One call of the model, from the job to the last piece."""
 
     __slots__ = (
