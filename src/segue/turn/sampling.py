@@ -28,22 +28,6 @@ OVER_PIECES_MAX = 8
 class ModelCall:
     """One call of the model, from the job to the last piece."""
 
-    __slots__ = (
-        "_assembler",
-        "_filters",
-        "_has_begun",
-        "_lead",
-        "_pieces_after_steer",
-        "_pieces_when_over",
-        "_reader",
-        "_running",
-        "_tally",
-        "began_at",
-        "finish",
-        "first_at",
-        "tokens",
-    )
-
     def __init__(
         self,
         running: Running,
