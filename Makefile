@@ -11,6 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # When all of them are ended, whatever hangs.
 TEST_MINUTES ?= 25
 
+# The rooms of one turn.
+CORE_TESTS := tests/turn tests/session tests/wire
+
 VENV := .venv
 CLIENTS := .venv-clients
 NPM := .cache/npm
@@ -88,7 +91,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +105,13 @@ serve: $(SETUP_DONE) ## run the server; ARGS="--port 9000 ..." goes to `segue se
 test: test-setup ## run all tests, official clients included; ARGS goes to pytest
 	@$(VENV)/bin/python -m tests.bounded $(TEST_MINUTES) \
 		$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile --max-worker-restart 0 $(ARGS)
+
+test-core: $(DEV_DONE) ## what one turn does, in seconds and with nothing more to install: the inner loop; ARGS goes to pytest
+	@$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile $(CORE_TESTS) $(ARGS)
+
+test-cost: test-setup ## run all tests and print what each costs, in CPU seconds and in wall time; ARGS goes to pytest
+	@$(VENV)/bin/python -m tests.bounded $(TEST_MINUTES) \
+		$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile --max-worker-restart 0 -p tests.cost $(ARGS)
 
 test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## install what `make test` needs
 

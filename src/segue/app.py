@@ -234,7 +234,8 @@ def build_runner(
         cache_salt=state.cache_salt,
         trace_lineage=lineages.trace,
         drop_lineage=lineages.drop,
-        judge=state.reuse.judge,
+        diagnose=state.reuse.diagnose,
+        report_prompt=state.reuse.add if settings.reuse_bytes_max else None,
     )
     runner = Runner(
         resources,
@@ -356,7 +357,7 @@ def watch_gauges(
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
-        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes,
+        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes + state.reuse.waiting_bytes,
         "running": lambda: (
             sum(running.bytes for running in registry.running.values()) + state.budget.dropped.bytes
         ),

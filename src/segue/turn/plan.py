@@ -34,7 +34,7 @@ from segue.wire.requests import Create
 from segue.wire.response import Response
 
 if TYPE_CHECKING:
-    from segue.turn.compose import Composed
+    from segue.turn.compose import FirstPrompt
     from segue.turn.running import Running
 
 USUAL = Sampling()
@@ -100,7 +100,7 @@ class Model:
 Models = Mapping[str, Model]
 
 
-Judge = Callable[["Plan", "Composed", JobStarted, Turns], Awaitable[MaybeDiagnostics]]
+Diagnose = Callable[["FirstPrompt", str, Turns], Awaitable[MaybeDiagnostics]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,10 @@ class Resources:
     # Where the jobs of a turn stand among others; and a turn that ends without an answer stands nowhere.
     trace_lineage: Callable[[Plan], Lineage] = lambda plan: NO_LINEAGE
     drop_lineage: Callable[[Plan], None] = lambda plan: None
-    # After a turn: what of its first prompt could have been reused, and what its client asked to know of that.
-    judge: Judge | None = None
+    # How the prompt of a turn compares with that of another response, where its client asks for that.
+    diagnose: Diagnose | None = None
+    # After the answer, with what it holds in memory: what of this prompt could have been reused?
+    report_prompt: Callable[[FirstPrompt, int], Awaitable[None]] | None = None
 
 
 class Given(Struct, frozen=True):
