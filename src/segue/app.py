@@ -228,7 +228,6 @@ def build_runner(
         prompt_cache=state.render_cache,
         hosted=hosted,
         has_web=hosted.has_web,
-        reads_urls=hosted.reads_urls,
         open_gate=open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,

@@ -108,6 +108,7 @@ PURE = {
     "readers",
     "dialects",
     "reuse",
+    "turn.checks",
     "turn.resolve",
     "turn.assemble",
     "turn.decide",

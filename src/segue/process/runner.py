@@ -33,6 +33,7 @@ from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
+from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compact import CompactionKind
 from segue.turn.compose import FirstPrompt, count
@@ -40,7 +41,6 @@ from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
 from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
 from segue.turn.prepare import prepare
-from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.values import Drain, Round, Turn
