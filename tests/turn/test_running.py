@@ -13,8 +13,8 @@ from msgspec import Raw
 
 from segue.ids import item_ids
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel, Drain, Steer
 from segue.turn.running import INBOX_MAX, Interrupted, Running
-from segue.turn.values import Cancel, Drain, Steer
 from segue.wire.events import PACKED_BYTES, RING_BYTES_MAX, Event, EventRing
 from tests.contracts.turns import response_of
 

@@ -7,16 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 from segue.ids import item_ids
-from segue.turn.assemble import Assembler
-from segue.turn.compose import NO_HEAD
-from segue.turn.plan import Tally
-from segue.turn.running import Running
-from segue.turn.sampling import OVER_PIECES_MAX, ModelCall
-from segue.turn.seams import Filter
-from segue.turn.values import (
-    NO_IDS,
-    NO_TOKENS,
-    Cancel,
+from segue.seams.model import (
     Delta,
     Deltas,
     Finish,
@@ -29,6 +20,14 @@ from segue.turn.values import (
     Sampling,
     Scene,
 )
+from segue.seams.prompt import NO_IDS, NO_TOKENS
+from segue.turn.assemble import Assembler
+from segue.turn.compose import NO_HEAD
+from segue.turn.notices import Cancel
+from segue.turn.plan import Tally
+from segue.turn.resources import Filter
+from segue.turn.running import Running
+from segue.turn.sampling import OVER_PIECES_MAX, ModelCall
 from tests.contracts.turns import response_of
 from tests.turn.test_loop import Ear
 

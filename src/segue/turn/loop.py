@@ -23,6 +23,10 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault, append_timeout
+from segue.seams.history import Round, Warm
+from segue.seams.model import Finish, Job, JobStarted, Parsed, Reader, Scene
+from segue.seams.prompt import Head, Tokens
+from segue.seams.store import Turns
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     ASSUMED_CONTEXT_TOKENS,
@@ -33,25 +37,14 @@ from segue.turn.compact import (
     to_bytes,
     worth_keeping,
 )
-from segue.turn.compose import Composed, FirstPrompt, compose, fitting, measure, set_scene
+from segue.turn.compose import compose, fitting, measure, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
-from segue.turn.plan import Plan, Resources, Span
+from segue.turn.plan import Composed, FirstPrompt, Plan, Span
 from segue.turn.resolve import pair_calls
+from segue.turn.resources import Filter, Gate, HostedCalls, Resources
 from segue.turn.running import ID_BYTES, Interrupted, Running
 from segue.turn.sampling import ModelCall
-from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
-from segue.turn.values import (
-    Finish,
-    Head,
-    Job,
-    JobStarted,
-    Parsed,
-    Round,
-    Scene,
-    Tokens,
-    Warm,
-)
 from segue.wire.effects import apply_effects
 from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
 from segue.wire.kinds import is_output, required_by

@@ -13,10 +13,12 @@ from time import perf_counter
 
 from msgspec import structs
 
+from segue.seams.model import Engine, Finish, Ids, Job, JobStarted, Parsed, Reader, Written
+from segue.seams.prompt import NO_IDS, IdArray
+from segue.turn.notices import Steer
 from segue.turn.plan import Span, Tally
+from segue.turn.resources import Filter
 from segue.turn.running import Interrupted, Running
-from segue.turn.seams import Engine, Filter, Reader
-from segue.turn.values import NO_IDS, Finish, IdArray, Ids, Job, JobStarted, Parsed, Steer, Written
 
 # How many more pieces a text may take to come to the end of a sentence once a steer waits.
 STEER_PIECES_MAX = 64
