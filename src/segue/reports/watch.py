@@ -102,7 +102,7 @@ class ReuseWatch:
     # --- after a turn ---
 
     async def add(self, prompt: FirstPrompt, held_bytes: int) -> None:
-        """The answer is complete: its prompt is to be compared; where too much waits, before this returns."""
+        """The answer is complete: its prompt is to be compared. Where too much waits, that is done at once."""
         key = (prompt.plan.owner, prompt.plan.id)
         if key not in self._erased:
             self._waiting[key] = Waiting(prompt, held_bytes)
