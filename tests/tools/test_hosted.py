@@ -14,6 +14,10 @@ from msgspec import Raw
 
 from segue.errors import InvalidRequest
 from segue.ids import item_ids
+from segue.seams.history import Round
+from segue.seams.model import Scene
+from segue.seams.prompt import NO_IDS
+from segue.seams.tools import HostedCall, Source, Tool, ToolResult
 from segue.tools.hosted import (
     CUT_OFF,
     NOT_MADE,
@@ -25,11 +29,11 @@ from segue.tools.hosted import (
     TurnToolCalls,
 )
 from segue.turn.assemble import Assembler
-from segue.turn.plan import USUAL, Plan, Tally
+from segue.turn.notices import Cancel
+from segue.turn.plan import USUAL, Given, Plan, Tally
 from segue.turn.resolve import resolve
+from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
-from segue.turn.seams import Gate, Hosted, HostedCalls, Tool
-from segue.turn.values import NO_IDS, Cancel, HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, decode_create, decode_item, encode
 from segue.wire.items import Item, McpCall, McpListTools, WebSearchCall
 from segue.wire.web import SearchAction, UrlSource
@@ -153,7 +157,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     return Plan(
         id="resp_1",
         owner="ada",
-        resolved=resolve(create, given, None, has_web=True),
+        resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),
         sampling=USUAL,
         is_stored=False,
@@ -363,6 +367,14 @@ async def test_slow_tool_is_stopped_at_its_limit() -> None:
     (text,) = await stage.answer(*stage.pending(*calls_of(1)))
     assert text == "Error: The tool did not answer within 0.01 s."
     assert (stage.shown[0]["status"], stage.tool.running) == ("failed", 0)
+
+
+async def test_timeout_of_the_tool_itself_is_a_fault_of_the_tool() -> None:
+    async def act(_: HostedCall) -> None:
+        raise TimeoutError
+
+    stage = Stage(FakeTool(act))
+    assert await stage.answer(*stage.pending(*calls_of(1))) == ["Error: The tool could not be run."]
 
 
 async def test_notice_stops_the_calls_that_run() -> None:

@@ -12,35 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
 from segue.ids import item_ids
 from segue.process.render_cache import RenderCache
+from segue.seams.access import Seals
+from segue.seams.history import Round, Turn, Unfinished
+from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarted, Piece, Scene
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.plan import Caller, Model, Plan, Resources, Tally
+from segue.turn.notices import Append, Cancel, Drain, Steer
+from segue.turn.plan import Caller, Model, Plan, Tally
 from segue.turn.prepare import prepare
+from segue.turn.resources import Gate, Resources
 from segue.turn.running import Running
-from segue.turn.seams import Gate, Seals
-from segue.turn.values import (
-    Append,
-    Cancel,
-    Delta,
-    Deltas,
-    Drain,
-    EngineFacts,
-    Finish,
-    Job,
-    JobStarted,
-    Piece,
-    Round,
-    Scene,
-    Turn,
-    Unfinished,
-)
 from segue.wire.codec import decode_create, decode_item, user_message
 from segue.wire.events import Event
 from segue.wire.items import HostedOutput, Item, weigh
@@ -242,6 +230,22 @@ async def test_notice_ends_the_turn_before_the_engine_is_asked(notice: Any, stat
 
     assert played.response.status == status
     assert not cast(ListEngine, played.plan.model.engine).jobs
+
+
+async def test_timeout_of_the_engine_while_a_steer_waits_is_a_fault() -> None:
+    """The steer waits for the end of a sentence; then the engine breaks off."""
+    steer = Steer("steer_1", Raw(b'"Stop."'), (user_message("Stop."),))
+    played = await begin([*text("One"), TimeoutError()])
+
+    class Steering(Ear):
+        def deliver(self, events: Sequence[Event]) -> None:
+            if events[-1].type == "response.output_text.delta":
+                played.running.notify(steer)
+
+    played.running.attach(Steering())
+    await played.loop.run()
+
+    assert (played.response.status, played.response.error.code) == ("failed", "server_error")
 
 
 class BrokenTurns(MemoryTurns):

@@ -18,32 +18,34 @@ from time import perf_counter
 
 from msgspec import structs
 
-from segue.background import cancel_all, in_background, spawn
+from segue.aio import cancel_all, in_background, spawn
 from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater, Unavailable
 from segue.ids import item_ids
+from segue.memory.budget import Memory, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
-from segue.process.memory import Memory, sent_bytes
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
 from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
+from segue.seams.history import Round, Turn
+from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
+from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compact import CompactionKind
 from segue.turn.compose import count
 from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
-from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
+from segue.turn.notices import Drain
+from segue.turn.plan import Caller, FirstPrompt, Model, Models, Plan, Span, Tally
 from segue.turn.prepare import prepare
-from segue.turn.resolve import check_items
+from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
-from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
-from segue.turn.values import Drain, Round, Turn
 from segue.wire.codec import check_item_ids
 from segue.wire.items import Item
 from segue.wire.requests import Create
@@ -327,8 +329,9 @@ class Runner:
                 self._queued[plan.id] = task
                 if self.is_draining:
                     self._let_go(self._starting)
+        loop = TurnLoop(plan, running, turns, self.resources)
         try:
-            await TurnLoop(plan, running, turns, self.resources).run()
+            await loop.run()
         except asyncio.CancelledError:
             if plan.id not in self._left:
                 raise
@@ -338,7 +341,7 @@ class Runner:
             if plan.id in self._left:
                 await self._leave(plan, running)
             else:
-                await self._end(plan, running, turns, transport, conversation)
+                await self._end(plan, running, turns, transport, conversation, loop.first_prompt)
 
     async def _end(
         self,
@@ -347,6 +350,7 @@ class Runner:
         turns: Turns,
         transport: str,
         conversation: ConversationTurns | None,
+        prompt: FirstPrompt | None,
     ) -> None:
         """The turn is saved: release what it holds, send its terminal event, and keep what may be asked for again."""
         if conversation is not None:
@@ -356,6 +360,9 @@ class Runner:
             plan.quota.release(response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
+        if prompt is not None and self.resources.report_prompt is not None:
+            # Before anything else is awaited: who has the terminal event and asks for the report finds that it is made.
+            await self.resources.report_prompt(prompt, running.held_bytes)
         plan.tally.spans.append(Span("send", sent_at, sent_at))
         if running.event_writer is not None:
             await running.event_writer.finish()

@@ -9,26 +9,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from segue.lineage import NO_LINEAGE, Lineage
+from segue.seams.access import Quota
+from segue.seams.guard import Guard
+from segue.seams.history import Owner, Resent, Round, Turn
+from segue.seams.model import Dialect, Engine, JobStarted, Rendered, Sampling, Scene
+from segue.seams.prompt import Head, Prompt
+from segue.seams.store import Conversation, Turns
 from segue.turn.compact import CompactionKind
-from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Sampling, Scene, Turn
-from segue.wire.cache import MaybeDiagnostics
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
 from segue.wire.requests import Create
 from segue.wire.response import Response
 
-if TYPE_CHECKING:
-    from segue.turn.compose import Composed
-    from segue.turn.running import Running
-    from segue.turn.values import Resent
-
 USUAL = Sampling()
+# Looking at so many items takes some milliseconds.
+MANY_ITEMS = 2_000
 ReasoningView = Literal["text", "summary", "hidden"]
 
 
@@ -89,34 +88,20 @@ class Model:
 Models = Mapping[str, Model]
 
 
-Judge = Callable[["Plan", "Composed", JobStarted, Turns], Awaitable[MaybeDiagnostics]]
+class Given(Struct, frozen=True):
+    """The items of a request, as they are understood."""
 
+    items: tuple[Item, ...] = ()
+    # Rounds that come before them: what a compaction among them has replaced, and what stands for it.
+    earlier: tuple[Round, ...] = ()
+    # Where the history came as a whole: what was sent of it before.
+    resent: Resent | None = None
+    # Whether there may be files, images or audio among them.
+    has_media: bool = True
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What all turns of a process share."""
-
-    models: Models
-    seals: Seals
-    prompt_cache: PromptCache
-    hosted: Hosted | None = None
-    # Whether the hosted web search is there, for callers whose key has its scope.
-    has_web: bool = False
-    # Whether URLs in an input are fetched.
-    reads_urls: bool = False
-    # The guards of a turn that has any.
-    open_gate: Callable[[Plan, Running], Gate] | None = None
-    # Owners with guards of their own, instead of those of the model.
-    guards: Mapping[Owner, Guards] = field(default_factory=dict)
-    # How long a rollout waits for the outputs of its calls.
-    append_s_max: float = 600.0
-    # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
-    cache_salt: Callable[[Owner], str | None] = lambda owner: None
-    # Where the jobs of a turn stand among others; and a turn that ends without an answer stands nowhere.
-    trace_lineage: Callable[[Plan], Lineage] = lambda plan: NO_LINEAGE
-    drop_lineage: Callable[[Plan], None] = lambda plan: None
-    # After a turn: what of its first prompt could have been reused, and what its client asked to know of that.
-    judge: Judge | None = None
+    @property
+    def kinds(self) -> frozenset[type]:
+        return frozenset(type(item.value) for item in self.items)
 
 
 class Resolved(Struct, frozen=True):
@@ -138,8 +123,8 @@ class Resolved(Struct, frozen=True):
     earlier: tuple[Round, ...] = ()
     # Where the history came as a whole: what was sent of it before.
     resent: Resent | None = None
-    # Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7).
-    generates: bool = True
+    # Whether there may be files, images or audio among the given items.
+    has_media: bool = True
     # Whether hosted tools may be called, or files are to be read before the model speaks.
     is_hosted: bool = False
 
@@ -248,3 +233,24 @@ class Plan:
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
     guards: Guards = NO_GUARDS
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A prompt, and the scene that it shows: without its oldest items if it was truncated."""
+
+    rendered: Rendered
+    scene: Scene
+    # What the engine is to continue, and how many tokens that is; of messages, about how many.
+    prompt: Prompt
+    length: int
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """The first prompt of a turn's answer, as the engine read it: on which replica, and how much of it was cached."""
+
+    plan: Plan
+    composed: Composed
+    read: JobStarted

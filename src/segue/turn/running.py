@@ -14,9 +14,10 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from segue.errors import ApiError
+from segue.seams.history import Owner, Turn
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Append, Notice, Steer
 from segue.turn.plan import Tally
-from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import TERMINAL, Event, EventRing
 from segue.wire.items import Call, Item, Required, weigh
 from segue.wire.kinds import required_by
@@ -53,6 +54,10 @@ class EventSink(Protocol):
 
     async def finish(self) -> None:
         """Everything is written when this returns."""
+
+
+class Interrupted(Exception):
+    """A notice has come for a turn that waited in an `interruptible` scope."""
 
 
 class Running:
@@ -122,7 +127,12 @@ class Running:
     @property
     def bytes(self) -> int:
         """What its rounds and its events hold in memory."""
-        return self._ring.bytes + (self.input_bytes if self.turn is None else self.turn.bytes)
+        return self._ring.bytes + self.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What its rounds hold in memory."""
+        return self.input_bytes if self.turn is None else self.turn.bytes
 
     @property
     def is_background(self) -> bool:
@@ -277,12 +287,19 @@ class Running:
 
     @asynccontextmanager
     async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
-        """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
+        """A scope that ends with `Interrupted` as soon as a notice comes, or at once if one is there."""
         is_told = len(self.inbox) > (0 if heeds_steers else len(self.steers))
-        when = asyncio.get_running_loop().time() if is_told else None
-        async with asyncio.timeout_at(when) as self._scope:
-            self._heeds_steers = heeds_steers
-            try:
-                yield
-            finally:
-                self._scope = None
+        scope = asyncio.timeout_at(asyncio.get_running_loop().time() if is_told else None)
+        try:
+            async with scope:
+                self._scope = scope
+                self._heeds_steers = heeds_steers
+                try:
+                    yield
+                finally:
+                    self._scope = None
+        except TimeoutError:
+            # One that the work inside has raised is no notice.
+            if scope.expired():
+                raise Interrupted from None
+            raise
