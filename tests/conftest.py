@@ -33,7 +33,7 @@ T = TypeVar("T")
 def model_files_are_read_once() -> Iterator[None]:
     """A GGUF is read once in each process of the tests, not with each of a thousand servers: that was most of what
     such a server cost. A file that has changed is read again."""
-    from segue import models
+    from segue.server import models
     from segue.vocabularies import chat_template
 
     with pytest.MonkeyPatch.context() as patch:
