@@ -119,7 +119,7 @@ test-collect: $(DEV_DONE) ## compile all tests once, which else each process of 
 	@$(VENV)/bin/python -m pytest --collect-only -qq >/dev/null || true
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
-	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/remote/test_run.py $(ARGS)
+	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/client/test_run.py $(ARGS)
 
 test-documents: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## play every page of the documents as printed
 	@$(VENV)/bin/python -m pytest -n auto -m "documents or not documents" tests/documents $(ARGS)

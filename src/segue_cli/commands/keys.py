@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from rich.cells import cell_len
 
 from segue.accounts.scopes import API_SCOPES
 from segue.errors import Misconfigured
@@ -18,6 +17,7 @@ from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.server.storage import create_key, list_keys, revoke_key
 from segue.settings import Settings, load_settings
 from segue_cli.commands.flags import add_store, amount, existing
+from segue_cli.terminal import as_columns
 
 USUAL_SCOPES = ",".join(API_SCOPES)
 SCOPES_HELP = (
@@ -139,18 +139,6 @@ def _row(key: Key) -> tuple[str, ...]:
 def _limits(key: Key) -> str:
     limits = msgspec.structs.asdict(key.limits)
     return ", ".join(f"{LIMITS[name]} {value:,}" for name, value in limits.items() if value)
-
-
-def as_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under each other, never cut: a narrow terminal folds them."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _minute(seconds: int) -> str:

@@ -24,9 +24,8 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.settings import state_home
-from segue_cli.remote.clients import UNSUPPORTED, opencode, pi
-from segue_cli.remote.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
-from segue_cli.remote.talk import (
+from segue_cli.client.clients import UNSUPPORTED, opencode, pi
+from segue_cli.client.talk import (
     ModelEndpoint,
     NotReachable,
     RunningServer,
@@ -195,6 +194,9 @@ def _started(flags: list[str]) -> Iterator[str]:
 
 
 def _codex(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
+    # Imported here: only Codex's file needs tomlkit.
+    from segue_cli.client.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
+
     files = {"config.toml": codex_block(endpoint) + "\n", SMALL_PROMPT: SMALL_PROMPT_TEXT}
     return Setup(files, environment={"CODEX_HOME": str(home)})
 

@@ -28,7 +28,7 @@ from segue.server.control import (
     give_order,
     joined,
 )
-from segue_cli.remote.talk import (
+from segue_cli.client.talk import (
     NotReachable,
     RunningServer,
     ServerRefused,
