@@ -24,8 +24,8 @@ def ordered(version: str) -> tuple[int, ...]:
 
 
 def changes_since(commit: str) -> str:
-    """The files of the package that differ from this commit."""
-    words = ["git", "diff", "--name-only", commit, "--", "src", "pyproject.toml"]
+    """The files of the packages that differ from this commit."""
+    words = ["git", "diff", "--name-only", commit, "--", "src", "pyproject.toml", "segue-server"]
     return subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
