@@ -25,7 +25,7 @@ from segue.tools.hosted import (
     TurnToolCalls,
 )
 from segue.turn.assemble import Assembler
-from segue.turn.plan import USUAL, Given, Plan, Tally
+from segue.turn.plan import USUAL, Arrival, Caller, Given, Plan, Receipt, Tally
 from segue.turn.resolve import resolve
 from segue.turn.running import Running
 from segue.turn.seams import Gate, Hosted, HostedCalls, Tool
@@ -153,6 +153,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     return Plan(
         id="resp_1",
         owner="ada",
+        arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
         resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),
         sampling=USUAL,
@@ -160,7 +161,6 @@ def plan_of(fields: dict[str, Any]) -> Plan:
         response=response_of("resp_1", status="in_progress"),
         root_at=0,
         tally=Tally(),
-        quota=None,
     )
 
 

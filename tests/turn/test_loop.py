@@ -21,7 +21,7 @@ from segue.process.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.plan import Caller, Model, Plan, Resources, Tally
+from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt, Resources
 from segue.turn.prepare import prepare
 from segue.turn.running import Running
 from segue.turn.seams import Gate, Seals
@@ -143,7 +143,8 @@ async def begin(
     body = {"model": "m", "input": "Go.", "store": False, **fields}
     create = decode_create(json.dumps(body).encode())
     turns = turns or MemoryTurns(10_000_000)
-    plan = await prepare(create, Caller(OWNER, turns), Tally(), resources, "resp_1")
+    arrival = Arrival(create, Caller(OWNER, turns), Receipt())
+    plan = await prepare(arrival, resources, "resp_1")
     if hosted is not None:
         plan = replace(plan, resolved=_hosted(plan))
     running = Running(

@@ -115,7 +115,7 @@ class QueuedTurns:
                 if turn is None or not turn.request:
                     # It was deleted meanwhile, or has begun.
                     return
-                if self._runner.find(owner, turn_id) is None:
+                if self._runner.registry.find(owner, turn_id) is None:
                     await self._resume(turn)
                     return
                 # This process was paused, its turn was taken over, and has come back to it.

@@ -25,7 +25,6 @@ from segue.ids import new_id
 from segue.session.lanes import Lane
 from segue.transports.exchange import answerable
 from segue.turn.assemble import Assembler, steer_failed
-from segue.turn.plan import Tally
 from segue.turn.running import Running
 from segue.turn.values import Steer
 from segue.wire.codec import decode_steered
@@ -152,7 +151,7 @@ def _items(given: Raw, running: Running) -> tuple[Item, ...]:
     try:
         items = decode_steered(given)
         # The create that brings them counts them for itself.
-        running.check(items, Tally())
+        running.check(items)
     except InvalidRequest as error:
         error.code = "invalid_input"
         raise
