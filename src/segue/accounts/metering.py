@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from segue.accounts.quota import KeyQuota
-from segue.background import in_background
+from segue.aio import in_background
 from segue.errors import ApiError
 from segue.limits import Draw, Grant
-from segue.turn.seams import SharedLimits
+from segue.seams.access import SharedLimits
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from segue.builders.kubernetes import LookupFailed, ready_endpoints
 from segue.errors import Misconfigured
-from segue.models import Closer, ServedModels
+from segue.server.models import Closer, ServedModels
 from segue.settings import ModelSettings, shown_address
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from segue.control import DrainOrder, EngineStatus, FleetStatus, joined
 from segue.errors import Misconfigured
-from segue.models import ServedModels
+from segue.server.control import DrainOrder, EngineStatus, FleetStatus, joined
+from segue.server.models import ServedModels
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers

@@ -19,12 +19,12 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.cluster.peers import Peers
 from segue.cluster.slots import ReplicaShare, SharedSlots, SlotQueue
 from segue.routing.book import NO_LOAD, OthersLoad, RouteBook
 from segue.routing.measures import HALF_LIFE_S
-from segue.turn.seams import SharedLimits
+from segue.seams.access import SharedLimits
 
 REPORT_S = 0.5
 # A job that changes the picture is reported at once, so often at most.

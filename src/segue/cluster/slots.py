@@ -17,11 +17,11 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from segue.background import run_forever
+from segue.aio import run_forever
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.limits import Draw, HeldPlaces, KeyLimits
-from segue.turn.seams import SharedLimits
+from segue.seams.access import SharedLimits
 
 # How often a process looks again that is short, or whose slots are wanted by others.
 LOOK_S = 0.05

@@ -37,8 +37,7 @@ from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailab
 from segue.routing.book import NO_LOAD, OthersLoad, RouteBook, Visit
 from segue.routing.fair_queue import FairQueue
 from segue.routing.placement import ReplicaLoad, choose
-from segue.turn.seams import Engine
-from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Moved, Piece
+from segue.seams.model import Engine, EngineFacts, Finish, Job, JobStarted, Moved, Piece
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,9 @@ from msgspec import Struct
 from segue.routing.counts import C, plausible
 from segue.routing.measures import Pace, Work
 from segue.routing.placement import Asked, Choice, ReplicaLoad
-from segue.turn.values import Head, Job, Messages, Prompt, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Job
+from segue.seams.prompt import Head, Messages, Prompt
 
 log = logging.getLogger(__name__)
 
