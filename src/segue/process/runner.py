@@ -30,8 +30,8 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
-from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
+from segue.process.sealed_requests import with_request
 from segue.seams.history import Round, Turn
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen

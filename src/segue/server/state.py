@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from segue.accounts.account import Account, Accounts
-from segue.accounts.metering import Meter
+from segue.accounts.quota import Meter
 from segue.listener.services import NearTurns
 from segue.memory.budget import Memory
 from segue.process.afterwards import EndedTurn
