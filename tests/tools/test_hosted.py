@@ -30,7 +30,7 @@ from segue.tools.hosted import (
 )
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
-from segue.turn.plan import USUAL, Given, Plan, Tally
+from segue.turn.plan import USUAL, Arrival, Caller, Given, Plan, Receipt, Tally
 from segue.turn.resolve import resolve
 from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
@@ -157,6 +157,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     return Plan(
         id="resp_1",
         owner="ada",
+        arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
         resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),
         sampling=USUAL,
@@ -164,7 +165,6 @@ def plan_of(fields: dict[str, Any]) -> Plan:
         response=response_of("resp_1", status="in_progress"),
         root_at=0,
         tally=Tally(),
-        quota=None,
     )
 
 
@@ -367,6 +367,14 @@ async def test_slow_tool_is_stopped_at_its_limit() -> None:
     (text,) = await stage.answer(*stage.pending(*calls_of(1)))
     assert text == "Error: The tool did not answer within 0.01 s."
     assert (stage.shown[0]["status"], stage.tool.running) == ("failed", 0)
+
+
+async def test_timeout_of_the_tool_itself_is_a_fault_of_the_tool() -> None:
+    async def act(_: HostedCall) -> None:
+        raise TimeoutError
+
+    stage = Stage(FakeTool(act))
+    assert await stage.answer(*stage.pending(*calls_of(1))) == ["Error: The tool could not be run."]
 
 
 async def test_notice_stops_the_calls_that_run() -> None:

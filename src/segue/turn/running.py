@@ -56,6 +56,10 @@ class EventSink(Protocol):
         """Everything is written when this returns."""
 
 
+class Interrupted(Exception):
+    """A notice has come for a turn that waited in an `interruptible` scope."""
+
+
 class Running:
     """A turn while it runs."""
 
@@ -67,6 +71,7 @@ class Running:
         is_stored: bool,
         is_rollout: bool = False,
         can_be_steered: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self.id = assembler.response.id
         self.owner = owner
@@ -74,13 +79,14 @@ class Running:
         self.is_stored = is_stored
         self.is_rollout = is_rollout
         self.can_be_steered = can_be_steered
+        self.tally = tally or Tally()
         self.is_ended = False
         # The saved turn.
         self.turn: Turn | None = None
         # The turn as it ended, where the store could not save it yet.
         self.unsaved: Turn | None = None
-        # Checks items that come later, and counts them in this tally.
-        self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
+        # Checks items that come later, and counts the images and sounds among them that the model is not shown.
+        self.check: Callable[[Sequence[Item]], int] = lambda items: 0
         # Writes its events to the log, where they may be asked for later.
         self.event_writer: EventSink | None = None
         # Called before anything is sampled or done for a turn in the background, which is queued until then.
@@ -224,7 +230,7 @@ class Running:
 
     def release(self) -> None:
         """The turn is over and kept for its events alone: free the rest."""
-        self.check = lambda items, tally: None
+        self.check = lambda items: 0
         self.inbox.clear()
         self.input_bytes = 0
 
@@ -283,12 +289,19 @@ class Running:
 
     @asynccontextmanager
     async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
-        """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
+        """A scope that ends with `Interrupted` as soon as a notice comes, or at once if one is there."""
         is_told = len(self.inbox) > (0 if heeds_steers else len(self.steers))
-        when = asyncio.get_running_loop().time() if is_told else None
-        async with asyncio.timeout_at(when) as self._scope:
-            self._heeds_steers = heeds_steers
-            try:
-                yield
-            finally:
-                self._scope = None
+        scope = asyncio.timeout_at(asyncio.get_running_loop().time() if is_told else None)
+        try:
+            async with scope:
+                self._scope = scope
+                self._heeds_steers = heeds_steers
+                try:
+                    yield
+                finally:
+                    self._scope = None
+        except TimeoutError:
+            # One that the work inside has raised is no notice.
+            if scope.expired():
+                raise Interrupted from None
+            raise
