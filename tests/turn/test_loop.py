@@ -266,7 +266,7 @@ async def test_turn_that_cannot_be_saved_fails_and_is_saved_as_failed() -> None:
     turns = BrokenTurns(1)
     played = await play([*text("Hi."), Finish("stop")], turns=turns, store=True)
 
-    assert (played.response.status, played.running.unsaved) == ("failed", None)
+    assert (played.response.status, played.loop.unsaved) == ("failed", None)
     kept = await turns.find(OWNER, "resp_1")
     assert kept is not None
     assert kept.response.status == "failed"
@@ -276,8 +276,8 @@ async def test_turn_that_the_store_never_takes_is_handed_to_whoever_retries() ->
     played = await play([*text("Hi."), Finish("stop")], turns=BrokenTurns(9), store=True)
 
     assert played.response.status == "failed"
-    assert played.running.unsaved is not None
-    assert played.running.unsaved.response.status == "failed"
+    assert played.loop.unsaved is not None
+    assert played.loop.unsaved.response.status == "failed"
 
 
 @dataclass
@@ -353,9 +353,10 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
     assert played.ear.types[-1] == "done"
     (call_id,) = played.running.awaited_calls or ()
     output = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
-    item, before = decode_item(json.dumps(output).encode(), "input[0]"), played.running.input_bytes
-    played.running.input_bytes += MIB
-    played.running.notify(Append((item,), MIB))
+    item = decode_item(json.dumps(output).encode(), "input[0]")
+    before, append = played.running.input_bytes, Append((item,), MIB)
+    played.running.stop_waiting(append)
+    played.running.notify(append)
     await running
 
     assert played.response.status == "completed"

@@ -513,9 +513,8 @@ class SocketSession:
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
             running.check(items, ticket.request.tally)
-            running.awaited_calls = None
-            running.input_bytes += size
-            self._appends[ticket] = Append(items, size)
+            self._appends[ticket] = append = Append(items, size)
+            running.stop_waiting(append)
             self._lanes.resume(ticket)
             self._start_waiting()
         except Exception as fault:
@@ -599,7 +598,7 @@ class SocketSession:
             return
         self._is_dismissed = True
         for subscriber in tuple(self.subscribers.values()):
-            if subscriber.running.awaited_calls is not None:
+            if subscriber.running.is_waiting:
                 subscriber.running.notify(Cancel())
         if self._lanes.is_idle:
             self._retire()
