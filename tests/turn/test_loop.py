@@ -24,8 +24,8 @@ from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarte
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.notices import Append, Cancel, Drain, Steer
-from segue.turn.plan import Caller, Model, Plan, Tally
+from segue.turn.notices import Cancel, Drain, Steer
+from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.resources import Gate, Resources
 from segue.turn.running import Running
@@ -131,7 +131,8 @@ async def begin(
     body = {"model": "m", "input": "Go.", "store": False, **fields}
     create = decode_create(json.dumps(body).encode())
     turns = turns or MemoryTurns(10_000_000)
-    plan = await prepare(create, Caller(OWNER, turns), Tally(), resources, "resp_1")
+    arrival = Arrival(create, Caller(OWNER, turns), Receipt())
+    plan = await prepare(arrival, resources, "resp_1")
     if hosted is not None:
         plan = replace(plan, resolved=_hosted(plan))
     running = Running(
@@ -354,9 +355,8 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
     (call_id,) = played.running.awaited_calls or ()
     output = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
     item = decode_item(json.dumps(output).encode(), "input[0]")
-    before, append = played.running.input_bytes, Append((item,), MIB)
-    played.running.stop_waiting(append)
-    played.running.notify(append)
+    before = played.running.input_bytes
+    played.running.notify(played.running.accept_append((item,), MIB))
     await running
 
     assert played.response.status == "completed"

@@ -60,12 +60,13 @@ class Interrupted(Exception):
     """A notice has come for a turn that waited in an `interruptible` scope."""
 
 
-# Checks items that come later, and counts them in this tally.
-Check = Callable[[Sequence[Item], Tally], None]
+# Checks items that come later, and counts the images and sounds among them that the model is not shown.
+Check = Callable[[Sequence[Item]], int]
 
 
-def check_nothing(items: Sequence[Item], tally: Tally) -> None:
+def check_nothing(items: Sequence[Item]) -> int:
     """For a turn that takes no more items."""
+    return 0
 
 
 class Running:
@@ -82,6 +83,7 @@ class Running:
         check: Check = check_nothing,
         input_bytes: int = 0,
         turn: Turn | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """`turn`: as it was saved before; `input_bytes`: what its request holds in memory."""
         self.id = assembler.response.id
@@ -90,6 +92,7 @@ class Running:
         self.is_stored = is_stored
         self.is_rollout = is_rollout
         self.can_be_steered = can_be_steered
+        self.tally = tally or Tally()
         self.is_ended = False
         self.check = check
         # The saved turn.
@@ -298,11 +301,16 @@ class Running:
         """A rollout waits for its client to answer these calls."""
         self.awaited_calls = calls
 
-    def stop_waiting(self, append: Append | None = None) -> None:
-        """What it waited for has come, and `notify` brings it once the turn has a slot; or nothing came in time."""
+    def stop_waiting(self) -> None:
+        """Nothing has come in time, or the turn goes on."""
         self.awaited_calls = None
-        if append is not None:
-            self.input_bytes += append.bytes
+
+    def accept_append(self, items: tuple[Item, ...], size: int) -> Append:
+        """What it waited for has come, and holds so many bytes; `notify` brings it once the turn has a slot."""
+        self.tally.media_told += self.check(items)
+        self.awaited_calls = None
+        self.input_bytes += size
+        return Append(items, size)
 
     @property
     def steers(self) -> list[Steer]:
