@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +57,10 @@ class Program:
         return {"PYTHONPATH": str(self.folder)}
 
     @property
-    def command(self) -> tuple[str, ...]:
-        """The command `segue` of that version; up to 0.3.0 it was a module of the server."""
-        is_inside = Path(self.folder, "segue", "cli.py").exists()
-        return (sys.executable, "-m", "segue.cli" if is_inside else "segue_cli.cli")
+    def command(self) -> Sequence[str]:
+        """Its command line; up to 0.3.0 that was a part of the package."""
+        has_package = (self.folder / "segue_cli").is_dir()
+        return (sys.executable, "-m", "segue_cli.cli" if has_package else "segue.cli")
 
 
 def released() -> list[Release]:

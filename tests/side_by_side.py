@@ -247,9 +247,9 @@ class Versions:
         """A server of this version, in service."""
         opening = served_process(
             *self._flags,
+            program=program.command,
             cwd=self._folder,
             environment=program.environment,
-            program=program.command,
         )
         served = await asyncio.to_thread(self._stack.enter_context, opening)
         assert f"Segue {program.version} serves" in "".join(served.printed), served.printed

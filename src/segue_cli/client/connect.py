@@ -11,7 +11,6 @@ import argparse
 import sys
 
 from segue.errors import Misconfigured
-from segue.settings import codex_home
 from segue_cli.client.clients import CLIENTS, UNSUPPORTED, settings_of
 from segue_cli.client.talk import (
     SEGUE_KEY,
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _connect_codex(endpoint: ModelEndpoint, options: argparse.Namespace) -> int:
     # Imported here: only Codex's file needs tomlkit.
-    from segue_cli.client.codex import codex_block, write_codex
+    from segue_cli.client.codex import codex_block, codex_home, write_codex
 
     if options.print:
         say(codex_block(endpoint))

@@ -8,7 +8,7 @@ import asyncio
 import msgspec
 
 from segue.server.storage import read_usage
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue_cli.commands.flags import add_store, amount, existing
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
