@@ -16,9 +16,9 @@ from typing import Any
 
 from segue.engines.scripted import Script, ScriptedEngine
 from segue.process.afterwards import Afterwards, EndedTurn
+from segue.process.chains import Lineages
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
-from segue.routing.chains import Lineages
 from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.seals import RingSeals, new_key

@@ -26,18 +26,18 @@ from segue.builders.reload import Reload, open_gate
 from segue.builders.reports import CacheReports
 from segue.builders.state import Eraser, State, build_state
 from segue.builders.states import open_slot_states
-from segue.control import EngineStatus, WorkerStatus
+from segue.control import WorkerStatus
 from segue.dashboard.feed import Feed, Sources
 from segue.dashboard.keys import KeyRoutes, KeySources
 from segue.dashboard.routes import Dashboard
 from segue.dashboard.views import FULLEST, CacheUse
-from segue.engines.routes import RoutedEngine
+from segue.engine_status import EngineStatus
 from segue.errors import ApiError
 from segue.models import ServedModels, build_models
+from segue.process.chains import Lineages
 from segue.process.memory import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.routing.chains import Lineages
 from segue.settings import Settings
 from segue.storage import KEYS_TOPIC, give_out, open_store
 from segue.stores.hashes import KeyHashes
@@ -156,15 +156,8 @@ async def _open_server(
         def load() -> tuple[int, int]:
             return runner.running_count, len(upgrades.sessions)
 
-        def pace(key: tuple[str, str]) -> float | None:
-            engine = runner.models[key[0]].engine
-            if not isinstance(engine, RoutedEngine):
-                return None
-            return engine.book.pace(key[1]).prefill_tokens_s
-
-        fleet = FleetReports(
-            engines, observers.metrics.replicas.totals, pace, load, observers.history, peers
-        )
+        totals = observers.metrics.replicas.totals
+        fleet = FleetReports(engines, totals, load, observers.history, peers)
         pages = (Dashboard(services, feed), key_routes, reports, fleet)
         http = HttpApp(services, [route for page in pages for route in page.routes])
 
@@ -183,7 +176,7 @@ async def _open_server(
         async with (
             maintained(store.maintenance, retention, eraser.forget, runner.fenced, give_up),
             in_background("memory_limit", state.memory.keep_within, give_up),
-            share_routes(state.cluster, store.shared_limits, lambda: runner.models),
+            share_routes(state.cluster, store.shared_limits, served),
             _joined(state, upgrades, give_up),
             QueuedTurns(runner, store.maintenance, store.turns, caller_of).taken_over(),
             reload.closing_retired(),

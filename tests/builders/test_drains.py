@@ -15,8 +15,8 @@ from segue.builders.drains import Drains
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.control import DrainOrder, EngineStatus, FleetStatus
-from segue.engines.routes import RoutedEngine
 from segue.models import ServedModels, build_models
+from segue.replicas.router import RoutedEngine
 from segue.settings import load_settings
 from tests.cluster.test_peers import met
 from tests.support import until

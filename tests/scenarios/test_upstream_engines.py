@@ -11,7 +11,6 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.engines.routes import RoutedEngine
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
@@ -19,6 +18,7 @@ from segue.process.afterwards import Afterwards
 from segue.process.render_cache import RenderCache
 from segue.process.reuse import ReuseWatch
 from segue.process.runner import Records, Runner
+from segue.replicas.router import RoutedEngine
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
 from segue.turn.plan import Judge, Model, Resources

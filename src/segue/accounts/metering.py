@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 from segue.accounts.quota import KeyQuota
 from segue.background import in_background
 from segue.errors import ApiError
 from segue.limits import Draw, Grant
-from segue.turn.seams import SharedLimits
+from segue.turn.seams import OtherProcesses, SharedLimits
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +24,6 @@ log = logging.getLogger(__name__)
 REPORT_S = 1.0
 # A refusal waits no longer than this for the other processes to give places back.
 RECLAIM_S = 0.5
-
-
-class OtherProcesses(Protocol):
-    """The other processes that share the store, if there are any."""
-
-    @property
-    def others(self) -> Collection[str]:
-        """Their names."""
-
-    def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
-        """From now on `call` answers questions about this subject."""
-
-    async def ask(self, subject: str, body: bytes, of: Collection[str]) -> Mapping[str, bytes]:
-        """The answers of these processes, by name."""
 
 
 class Meter:

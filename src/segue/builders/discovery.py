@@ -1,72 +1,23 @@
-"""Where are the replicas of an engine now?
+"""When are the replicas of an engine looked up, and what becomes of those that come and go?
 
 With `engine_discovery` the addresses behind `engine_url` are looked up at the start and every few seconds, by every
-process on its own: replicas that are new take jobs, those that are gone finish what runs there. All processes call a
-replica by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
-and counted. Until the first one has succeeded, `engine_url` itself is the only replica.
+process on its own: replicas that are new take jobs, those that are gone finish what runs there. A lookup that fails or
+finds nothing changes nothing; it is logged and counted. Until the first one has succeeded, `engine_url` itself is the
+only replica. Where no model has `engine_discovery`, nothing is looked up, and nothing is loaded that could.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from urllib.parse import SplitResult, urlsplit
 
-from segue.builders.kubernetes import LookupFailed, ready_endpoints
 from segue.errors import Misconfigured
 from segue.models import Closer, ServedModels
 from segue.settings import ModelSettings, shown_address
 
 log = logging.getLogger(__name__)
-
-# More addresses than this are a mistake in a name.
-REPLICAS_MAX = 1_024
-
-
-def look_up(settings: ModelSettings) -> dict[str, str]:
-    """The URL of each replica of a model, and the host that they are replicas of. It waits for the network.
-
-    Raises `Misconfigured` where other settings are needed, `LookupFailed` where a later lookup may succeed.
-    """
-    found: dict[str, str] = {}
-    for url in settings.engine_url:
-        parts = urlsplit(url)
-        if settings.engine_discovery == "dns":
-            addresses = _resolve(parts)
-        else:
-            addresses = ready_endpoints(parts, settings.kubernetes_account)
-        for host, port in _of_one_family(addresses):
-            found[_with_address(parts, host, port)] = parts.netloc.rpartition("@")[2]
-    if not found:
-        raise LookupFailed("nothing is ready there")
-    if len(found) > REPLICAS_MAX:
-        raise LookupFailed(f"{len(found)} addresses, and at most {REPLICAS_MAX} are used")
-    return dict(sorted(found.items()))
-
-
-def _resolve(parts: SplitResult) -> list[tuple[str, int]]:
-    """All addresses of a name (A and AAAA records)."""
-    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LookupFailed(f"{host}: {error.strerror or error}") from None
-    return [(str(row[4][0]), port) for row in rows]
-
-
-def _of_one_family(addresses: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """A replica may have an address of either family: the IPv4 addresses, or where there are none all."""
-    return [one for one in addresses if ":" not in one[0]] or addresses
-
-
-def _with_address(parts: SplitResult, host: str, port: int) -> str:
-    user = parts.netloc.rpartition("@")[0]
-    at = f"[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"{host}:{port}"
-    return parts._replace(netloc=f"{user}@{at}" if user else at).geturl()
 
 
 class Discovery:
@@ -114,6 +65,10 @@ class Discovery:
             self._failed(settings, error)
 
     async def _look(self, settings: ModelSettings) -> None:
+        # Imported here: most servers look nothing up.
+        from segue.replicas.kubernetes import LookupFailed
+        from segue.replicas.lookup import look_up
+
         try:
             found = await asyncio.to_thread(look_up, settings)
         except LookupFailed as error:
@@ -137,14 +92,12 @@ class Discovery:
             )  # fmt: skip
 
     def _change(self, settings: ModelSettings, found: Mapping[str, str]) -> None:
-        built = self._served.built[settings.name]
-        assert built.replicas is not None, "an engine with URLs"
-        if found == built.found:
+        known = self._served.built[settings.name].found
+        if found == known:
             return
-        added = [shown_address(url) for url in found if url not in built.found]
+        added = [shown_address(url) for url in found if url not in known]
         log.info(
             "model %s: engines found: %d%s",
             settings.name, len(found), f", new: {', '.join(added)}" if added else "",
         )  # fmt: skip
-        closers = list(built.replicas(settings, found)())
-        self._retire(closers)
+        self._retire(self._served.set_found(settings, found))

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from segue.control import DrainOrder, EngineStatus, FleetStatus, joined
+from segue.control import DrainOrder, FleetStatus
+from segue.engine_status import EngineStatus, joined
 from segue.errors import Misconfigured
 from segue.models import ServedModels
 

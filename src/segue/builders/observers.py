@@ -13,8 +13,8 @@ from segue.background import in_background
 from segue.builders.names import misnamed
 from segue.builders.state import State
 from segue.dashboard.history import RecentTurns
-from segue.dashboard.views import ReplicaView
-from segue.engines.routes import RoutedEngine
+from segue.engine_status import EngineStatus
+from segue.engines.queued import servers_of
 from segue.models import ServedModels
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
@@ -190,19 +190,16 @@ class HealthCheck:
         self._checks = dict(zip(names, answers, strict=True))
         return self._checks
 
-    def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
-        """Each replica where there are several, else what the engine last answered."""
-        rows: list[ReplicaView] = []
+    def replicas(self, checks: Mapping[str, bool]) -> list[EngineStatus]:
+        """Each server of an engine that has some, else what the engine last answered."""
+        rows: list[EngineStatus] = []
         for name, model in self._models.items():
-            if isinstance(model.engine, RoutedEngine):
-                rows += [
-                    ReplicaView(name, one.name, one.is_up, one.running, one.waiting, one.is_drained)
-                    for one in model.engine.replicas()
-                ]
+            engine = model.engine
+            if servers := servers_of(engine):
+                rows += [server.status(name) for server in servers]
             elif f"engine:{name}" in checks:
-                engine = model.engine
                 load = engine.load if isinstance(engine, EngineWithQueue) else (None, None)
-                rows.append(ReplicaView(name, name, checks[f"engine:{name}"], *load))
+                rows.append(EngineStatus(name, name, checks[f"engine:{name}"], *load))
         return rows
 
     async def write_metrics(self) -> bytes:
@@ -222,8 +219,9 @@ class HealthCheck:
         rows = self.replicas(self._checks)
         metrics = self._observers.metrics
         for model in self._models.values():
-            if isinstance(model.engine, RoutedEngine):
-                metrics.count_choices(model.engine.book.take_choices().items())
-                metrics.count_corrected(model.engine.book.take_corrected().items())
+            for server in servers_of(model.engine):
+                metrics.count_jobs(server.name, server.choices, server.corrected)
+                server.choices.clear()
+                server.corrected = 0
         metrics.note_engines(rows)
         return metrics.write()

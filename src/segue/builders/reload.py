@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from segue.background import in_background
-from segue.builders.discovery import look_up
-from segue.builders.kubernetes import LookupFailed
-from segue.control import EngineStatus, Reloaded
-from segue.dashboard.views import ReplicaView
+from segue.control import Reloaded
+from segue.engine_status import EngineStatus
 from segue.models import Closer, ServedModels, build_models
 from segue.process.runner import Runner
 from segue.settings import FIELDS, ModelSettings, Settings
@@ -111,16 +109,11 @@ class Reload:
         self._retired: list[_Retired] = []
         self._has_retired = asyncio.Event()
 
-    def engines(self, rows: Sequence[ReplicaView]) -> list[EngineStatus]:
-        """The replicas by URL, and engines that have none by their kind."""
-        return [
-            EngineStatus(
-                row.model, self._name(row), row.is_up, row.running, row.waiting, row.is_drained
-            )
-            for row in rows
-        ]
+    def engines(self, rows: Sequence[EngineStatus]) -> list[EngineStatus]:
+        """The servers of engines by URL, and engines that have none by their kind."""
+        return [structs.replace(row, name=self._name(row)) for row in rows]
 
-    def _name(self, row: ReplicaView) -> str:
+    def _name(self, row: EngineStatus) -> str:
         built = self._served.built.get(row.model)
         return built.settings.engine if built and row.name == row.model else row.name
 
@@ -129,6 +122,10 @@ class Reload:
         await self.drop()
         for one in wanted.served():
             if one.engine_discovery != "off":
+                # Imported here: most servers look nothing up.
+                from segue.replicas.kubernetes import LookupFailed
+                from segue.replicas.lookup import look_up
+
                 with suppress(LookupFailed):
                     await asyncio.to_thread(look_up, one)
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)

@@ -28,11 +28,11 @@ from segue.dashboard.views import (
     Connections,
     Look,
     Picture,
-    ReplicaView,
     TurnView,
     Viewer,
     WorkerShare,
 )
+from segue.engine_status import EngineStatus
 from segue.errors import TooMany
 from segue.transports.websocket import SessionStatus
 from segue.turn.running import Running
@@ -70,7 +70,7 @@ class Sources:
     memory: Callable[[], Sequence[CacheUse]]
     # Checks all engines; `replicas` turns the result into rows.
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
-    replicas: Callable[[Mapping[str, bool]], Sequence[ReplicaView]]
+    replicas: Callable[[Mapping[str, bool]], Sequence[EngineStatus]]
     backlog: Callable[[], int]
     lag_ms: Callable[[], float]
     # Asks the other workers of the same parent process, if there are any; and the name of this worker among them.

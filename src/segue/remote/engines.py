@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from segue.control import DrainOrder, EngineStatus, FleetStatus, give_order
+from segue.control import DrainOrder, FleetStatus, give_order
+from segue.engine_status import EngineStatus
 from segue.errors import Misconfigured
 from segue.remote.operate import NOT_RUNNING, our_server
 from segue.remote.talk import add_server, say

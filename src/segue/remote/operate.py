@@ -25,8 +25,8 @@ from segue.control import (
     ServerStatus,
     find_control,
     give_order,
-    joined,
 )
+from segue.engine_status import joined
 from segue.errors import Misconfigured
 from segue.remote.talk import NotReachable, RunningServer, ServerRefused, add_server, say, server_of
 

@@ -6,7 +6,15 @@ implementation passes. Only the builders (`app.py`, `builders/`, `models.py`, `s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -148,10 +156,11 @@ class Keys(Protocol):
 
 
 class SharedLimits(Protocol):
-    """What all processes together use of the limits of keys. Not durable; nothing counts twice."""
+    """What all processes together use of the limits of keys, and of the slots of engine servers. Not durable; nothing
+    counts twice."""
 
     async def draw(self, draw: Draw) -> Grant:
-        """Take note of what this process has used and would hold; what it is given of the key's limits."""
+        """Take note of what this process has used and would hold; what it is given of these limits."""
 
 
 class Quota(Protocol):
@@ -206,6 +215,31 @@ class Bus(Protocol):
 
     def subscribe(self, topic: str, hear: Hear) -> AbstractAsyncContextManager[None]:
         """While inside, every message of this topic is delivered; those of one worker in their order."""
+
+
+class OtherProcesses(Protocol):
+    """The other processes that share the store, and questions to them, by subject."""
+
+    @property
+    def others(self) -> Sequence[str]:
+        """Their names."""
+
+    def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
+        """From now on `call` handles questions and messages about this subject."""
+
+    def when_gone(self, call: Callable[[str], None]) -> None:
+        """From now on `call` is called with each process that is gone."""
+
+    async def send(self, subject: str, body: bytes) -> None:
+        """Send a message that needs no answer to all of them."""
+
+    async def ask(self, subject: str, body: bytes, of: Collection[str]) -> Mapping[str, bytes]:
+        """The answers of these processes, by name."""
+
+    async def find(
+        self, subject: str, body: bytes, of: Collection[str]
+    ) -> tuple[str, bytes] | None:
+        """The first of these processes that has an answer, and the answer."""
 
 
 class Engine(Protocol):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from segue.cluster import slots
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.cluster.slots import ReplicaShare, SharedSlots
+from segue.engines.fair_queue import FairQueue
 from segue.limits import Draw, Grant, HeldPlaces, share_out
-from segue.routing.fair_queue import FairQueue
+from segue.replicas import slots
+from segue.replicas.slots import ReplicaShare, SharedSlots
 from segue.settings import Settings
 from segue.storage import open_store
 from segue.turn.seams import SharedLimits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from segue.routing.book import RouteBook
-from segue.routing.counts import UNSEEN_TOKENS_MAX, plausible
+from segue.engines.counts import UNSEEN_TOKENS_MAX, plausible
+from segue.replicas.book import RouteBook
 from segue.turn.values import (
     NO_MESSAGES,
     NO_TOKENS,

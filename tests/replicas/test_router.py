@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from segue.engines.routes import ReplicaHealth, RoutedEngine
+from segue.engines.fair_queue import FairQueue
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.lineage import Lineage
-from segue.routing.fair_queue import FairQueue
+from segue.replicas.router import ReplicaHealth, RoutedEngine
 from segue.turn.seams import Engine
 from segue.turn.values import (
     EngineFacts,
@@ -233,7 +233,7 @@ async def test_replica_runs_as_many_jobs_as_it_says(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that says nothing gets many; one that tells its slots as many; and long waiting is logged, once."""
-    monkeypatch.setattr("segue.engines.routes.WAITING_S", 0.01)
+    monkeypatch.setattr("segue.replicas.router.WAITING_S", 0.01)
     async with Pair(parallel_max=0, names=("a",)) as pair:
         pair.a.hold_at = 1
         wanted = job(tokens([1]), route="a")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from segue.lineage import Lineage
-from segue.routing.book import RouteBook, held_tokens
-from segue.routing.placement import Choice
+from segue.replicas.book import RouteBook, held_tokens
+from segue.replicas.placement import Choice
 from segue.turn.values import Head, Scene, Tokens, Turn, Unfinished, Warm, id_array
 from tests.contracts.turns import response_of
 from tests.engines.asking import job, tokens

@@ -1,0 +1,60 @@
+"""Where are the servers of an engine now?
+
+In: the settings of a model with `engine_discovery`. Out: the URL of each server behind `engine_url`. All processes call
+a server by its address, so that they agree on names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+from segue.replicas.kubernetes import LookupFailed, ready_endpoints
+from segue.settings import ModelSettings
+
+# More addresses than this are a mistake in a name.
+REPLICAS_MAX = 1_024
+
+
+def look_up(settings: ModelSettings) -> dict[str, str]:
+    """The URL of each replica of a model, and the host that they are replicas of. It waits for the network.
+
+    Raises `Misconfigured` where other settings are needed, `LookupFailed` where a later lookup may succeed.
+    """
+    found: dict[str, str] = {}
+    for url in settings.engine_url:
+        parts = urlsplit(url)
+        if settings.engine_discovery == "dns":
+            addresses = _resolve(parts)
+        else:
+            addresses = ready_endpoints(parts, settings.kubernetes_account)
+        for host, port in _of_one_family(addresses):
+            found[_with_address(parts, host, port)] = parts.netloc.rpartition("@")[2]
+    if not found:
+        raise LookupFailed("nothing is ready there")
+    if len(found) > REPLICAS_MAX:
+        raise LookupFailed(f"{len(found)} addresses, and at most {REPLICAS_MAX} are used")
+    return dict(sorted(found.items()))
+
+
+def _resolve(parts: SplitResult) -> list[tuple[str, int]]:
+    """All addresses of a name (A and AAAA records)."""
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LookupFailed(f"{host}: {error.strerror or error}") from None
+    return [(str(row[4][0]), port) for row in rows]
+
+
+def _of_one_family(addresses: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+    """A replica may have an address of either family: the IPv4 addresses, or where there are none all."""
+    return [one for one in addresses if ":" not in one[0]] or addresses
+
+
+def _with_address(parts: SplitResult, host: str, port: int) -> str:
+    user = parts.netloc.rpartition("@")[0]
+    at = f"[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"{host}:{port}"
+    return parts._replace(netloc=f"{user}@{at}" if user else at).geturl()
