@@ -18,7 +18,8 @@ from segue.dashboard.feed import (
     Watcher,
 )
 from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
-from segue.dashboard.views import CacheUse, ReplicaView, Viewer
+from segue.dashboard.views import CacheUse, Viewer
+from segue.engine_status import EngineStatus
 from segue.errors import TooMany
 from segue.transports.websocket import SessionStatus
 from tests.dashboard.made import glance, settled
@@ -42,7 +43,7 @@ def make_feed(probe: Any = answers) -> Feed:
             memory=lambda: [CacheUse("turns", 1, 2)],
             probe=probe,
             replicas=lambda checks: [
-                ReplicaView("scripted", name, up) for name, up in checks.items()
+                EngineStatus("scripted", name, up) for name, up in checks.items()
             ],
             backlog=lambda: 0,
             lag_ms=lambda: 1.25,

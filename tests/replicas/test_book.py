@@ -81,5 +81,5 @@ def test_found_little_needs_a_history_that_should_be_there() -> None:
         asked = book.asked(one, "a", 0.0, is_there=True)
         visit = book.chose(one, Choice("a", "parent"), asked, 0.0)
         assert not visit.found_little
-        visit.cached_tokens = cached
+        visit.note_cached(cached)
         assert visit.found_little is expected

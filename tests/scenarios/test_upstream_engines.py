@@ -11,6 +11,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
+from segue.engines.queued import QueuedEngine
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
@@ -196,7 +197,10 @@ async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
         upstream(other.url) as second,
     ):
         engine = RoutedEngine(
-            {"one": TokenEngine(VLLM, first, "fake"), "other": TokenEngine(VLLM, second, "fake")}
+            [
+                QueuedEngine("one", TokenEngine(VLLM, first, "fake")),
+                QueuedEngine("other", TokenEngine(VLLM, second, "fake")),
+            ]
         )
         async with staged(engine, chatml()) as stage:
             connection = stage.connect()
@@ -286,7 +290,7 @@ async def test_engine_that_miscounts_costs_no_answer(count: int) -> None:
     async with (
         fake,
         upstream(fake.url) as address,
-        staged(RoutedEngine({"one": ChatEngine(address, "gpt", dialect)}), dialect) as stage,
+        staged(QueuedEngine("one", ChatEngine(address, "gpt", dialect)), dialect) as stage,
     ):
         told = await stage.turn(input="Go")
     assert told.response["status"] == "completed"

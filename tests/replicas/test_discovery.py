@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from segue.builders.discovery import look_up
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
 from segue.replicas.kubernetes import LookupFailed
+from segue.replicas.lookup import look_up
 from segue.settings import ModelSettings, load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
