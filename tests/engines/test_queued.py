@@ -247,7 +247,11 @@ async def test_drained_server_finishes_its_job_and_refuses_others_until_it_is_re
 async def test_jobs_of_a_removed_server_go_to_its_successor() -> None:
     """Those that wait for a slot, and those of a turn that began before; what runs there ends there."""
     child = job(tokens([1]), route="a")
-    async with Alone(slots=1) as alone, FakeVllm(lambda ids: [20]) as other, upstream(other.url) as address:
+    async with (
+        Alone(slots=1) as alone,
+        FakeVllm(lambda ids: [20]) as other,
+        upstream(other.url) as address,
+    ):
         successor = QueuedEngine("b", TokenEngine(VLLM, address, "fake"))
         alone.fake.hold_at = 1
         running = asyncio.create_task(heard(alone.engine, child))

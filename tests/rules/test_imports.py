@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "segue"
 
 GROUND = {
     "background",
+    "engine_status",
     "errors",
     "framing",
     "ids",
@@ -28,7 +29,7 @@ GROUND = {
     "validation",
 }
 INNER = GROUND | {"wire"}
-ADAPTERS = {"dialects", "engines", "inside", "stores", "tools", "guards"}
+ADAPTERS = {"dialects", "engines", "replicas", "inside", "stores", "tools", "guards"}
 
 # Room -> the other rooms that it may know. Inside a room everyone knows everyone. The package itself (its version) is
 # known to all and knows nobody.
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 0: what can fail; how two processes exchange messages; how ids look; what the operator asked for
     "__init__": set(),
     "background": set(),
+    "engine_status": set(),
     "errors": set(),
     "framing": set(),
     "ids": set(),
@@ -45,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "printable": set(),
     "settings": {"errors", "validation"},
     "validation": set(),
-    "control": {"errors", "framing", "settings"},
+    "control": {"engine_status", "errors", "framing", "settings"},
     # 1: what do the bytes mean?
     "wire": GROUND,
     # 2: whose turn is it; what happens in one turn? They do not know each other.
@@ -55,14 +57,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What of a prompt could have been reused? Values only, so that anyone around may ask.
     "reuse": INNER | {"turn"},
     "process": INNER | {"turn", "reuse"},
-    "cluster": INNER | {"turn", "routing"},
+    "cluster": INNER | {"turn"},
     "accounts": INNER | {"turn"},
     "vocabularies": INNER | {"turn"},
     "readers": INNER | {"turn", "vocabularies"},
     "dialects": INNER | {"turn", "vocabularies", "readers"},
-    # Where does a job stand among others, and which replica should take it?
-    "routing": INNER | {"turn"},
-    "engines": INNER | {"turn", "routing"},
+    "engines": INNER | {"turn"},
+    # Which of several servers takes a job? Other processes are known through seams.
+    "replicas": INNER | {"turn", "engines"},
     "inside": INNER | {"turn", "engines"},
     "stores": INNER | {"turn"},
     "tools": INNER | {"turn"},
@@ -73,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": INNER | {"turn", "process"},
     "fast_tokenizer": INNER | {"turn", "vocabularies"},
     "models": INNER
-    | {"turn", "vocabularies", "fast_tokenizer", "dialects", "engines", "inside", "guards"},
+    | {"turn", "vocabularies", "fast_tokenizer", "dialects", "engines", "replicas", "inside"}
+    | {"guards"},
     "dashboard": INNER | {"turn", "process", "accounts", "transports"},
     "storage": INNER | {"turn", "accounts", "stores", "cluster"},
     "backup": GROUND | {"stores"},
@@ -82,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"control", "models", "reuse"}
     | ADAPTERS,
     "app": INNER
-    | {"reuse", "routing", "turn", "session", "process", "accounts", "cluster", "transports"}
+    | {"reuse", "turn", "session", "process", "accounts", "cluster", "transports"}
     | {"observe", "models", "storage", "dashboard", "builders", "control"}
     | ADAPTERS,
     "listener": INNER | {"process", "transports"},
@@ -93,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remote": INNER | {"control"},
     "commands": GROUND
     | {"server", "models", "storage", "turn", "accounts", "builders", "observe", "workers"}
-    | {"remote", "backup"},
+    | {"remote", "backup", "replicas"},
     "workers": GROUND
     | {"announce", "app", "builders", "control", "cluster", "observe", "models", "server"},
     "cli": GROUND | {"commands"},
@@ -341,6 +344,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "stores/sqlite.py", "from segue.turn.seams import Turns", False),
     (upward_imports, "stores/sqlite.py", "from segue.engines import scripted", True),
     (upward_imports, "engines/scripted.py", "from segue.dialects import chatml", True),
+    (upward_imports, "engines/queued.py", "from segue.replicas.router import RoutedEngine", True),
+    (upward_imports, "replicas/fleet.py", "from segue.cluster.peers import Peers", True),
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "transports/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "transports/websocket.py", "from segue.stores import memory", True),
