@@ -221,14 +221,14 @@ def build_runner(
         prompt_cache=state.render_cache,
         hosted=hosted,
         has_web=hosted.has_web,
-        reads_urls=hosted.reads_urls,
         open_gate=open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
         trace_lineage=lineages.trace,
         drop_lineage=lineages.drop,
-        judge=state.reuse.judge,
+        diagnose=state.reuse.diagnose,
+        report_prompt=state.reuse.add if settings.reuse_bytes_max else None,
     )
     runner = Runner(
         resources,
@@ -350,7 +350,7 @@ def watch_gauges(
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
-        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes,
+        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes + state.reuse.waiting_bytes,
         "running": lambda: (
             sum(running.bytes for running in registry.running.values()) + state.budget.dropped.bytes
         ),

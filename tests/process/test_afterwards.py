@@ -223,3 +223,15 @@ def test_usage_of_a_failed_turn_is_recorded_and_of_a_running_one_is_not() -> Non
     assert failed is not None
     assert (failed.status, failed.input_tokens, failed.cached_tokens) == ("failed", 7, 3)
     assert usage_of("in_progress") is None
+
+
+async def test_observer_that_takes_its_time_is_awaited_before_the_next_one() -> None:
+    seen: list[str] = []
+
+    async def observe(ended: EndedTurn) -> None:
+        await asyncio.sleep(0)
+        seen.append("first")
+
+    async with working(observe, lambda ended: seen.append("second")) as afterwards:
+        await afterwards.put(settled(1))
+    assert seen == ["first", "second"]

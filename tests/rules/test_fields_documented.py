@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from segue.turn.resolve import UNSUPPORTED
+from segue.turn.checks import UNSUPPORTED
 from segue.wire.requests import Create
 from tests.support import MODEL, fetch, serving
 

@@ -111,6 +111,7 @@ PURE = {
     "readers",
     "dialects",
     "reuse",
+    "turn.checks",
     "turn.resolve",
     "turn.assemble",
     "turn.decide",

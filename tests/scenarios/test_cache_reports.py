@@ -320,7 +320,7 @@ async def test_response_that_was_deleted_while_the_next_one_ran_is_not_quoted(
 ) -> None:
     watch = ReuseWatch(BUDGET)
     async with staged_process(tmp_path / "turns.db") as stage:
-        stage.runner.resources = replace(stage.runner.resources, judge=watch.judge)
+        stage.runner.resources = replace(stage.runner.resources, report_prompt=watch.add)
         first = (await stage.turn(input="Hi.", instructions=f"SECRET {RULES}")).response
         listener = Listener()
         running, _ = await stage.start(
@@ -332,7 +332,7 @@ async def test_response_that_was_deleted_while_the_next_one_ran_is_not_quoted(
         )
         await watch.forget(OWNER, first["id"])
         await listener.all()
-        report = watch.find(OWNER, running.id)
+        report = await watch.find(OWNER, running.id)
         assert report is not None
         assert (report.verdict, report.before, report.place) == ("prompt_changed", None, None)
         assert report.lost_tokens > 300

@@ -25,7 +25,7 @@ from segue.tools.hosted import (
     TurnToolCalls,
 )
 from segue.turn.assemble import Assembler
-from segue.turn.plan import USUAL, Plan, Tally
+from segue.turn.plan import USUAL, Given, Plan, Tally
 from segue.turn.resolve import resolve
 from segue.turn.running import Running
 from segue.turn.seams import Gate, Hosted, HostedCalls, Tool
@@ -153,7 +153,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     return Plan(
         id="resp_1",
         owner="ada",
-        resolved=resolve(create, given, None, has_web=True),
+        resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),
         sampling=USUAL,
         is_stored=False,

@@ -157,7 +157,7 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         runner = served.app.runner
         read_url = partial(read_as_data, fetcher)
         hosted = ServerTools(read_pdf=PdfTexts(1.0).read, read_url=read_url)
-        runner.resources = replace(runner.resources, hosted=hosted, reads_urls=True)
+        runner.resources = replace(runner.resources, hosted=hosted)
         yield served, url
 
 

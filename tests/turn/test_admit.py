@@ -80,7 +80,7 @@ async def test_client_forces_a_grammar_on_an_engine_that_knows_only_json(
         error = answer.json["error"]
         assert (answer.status, error["code"]) == (400, "unsupported_value")
         assert error["param"] == "tool_choice"
-        assert "the engine cannot be held to one" in error["message"]
+        assert "which the engine does not support" in error["message"]
         assert (event["type"], event["error"]) == ("error", error)
         assert not fake.requests
     else:
@@ -120,7 +120,7 @@ async def test_client_forces_one_of_several_grammars() -> None:
     async with serving_vllm() as served:
         answer = await fetch(served, "POST", "/v1/responses", body)
     assert answer.status == 400
-    assert "can be held to one only" in answer.json["error"]["message"]
+    assert "only one grammar can be enforced" in answer.json["error"]["message"]
 
 
 async def test_engine_is_held_to_the_grammar_of_a_forced_tool() -> None:

@@ -12,7 +12,8 @@ from segue.errors import InvalidRequest, NotFound
 from segue.process.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.plan import Caller, Model, Plan, Resources, Tally
-from segue.turn.prepare import REFERENCES_MAX, prepare
+from segue.turn.prepare import prepare
+from segue.turn.references import REFERENCES_MAX
 from segue.wire.codec import decode_create, decode_item
 from tests.contracts.turns import OWNER, make_turn
 from tests.turn.test_loop import ListEngine, OpenSeals
@@ -40,7 +41,7 @@ async def test_reference_to_a_picture_is_refused_like_the_picture() -> None:
     caller = Caller(OWNER, turns, known=parent)
 
     for given in (PICTURE, {"type": "item_reference", "id": "msg_seen"}):
-        with pytest.raises(InvalidRequest, match="can take in neither"):
+        with pytest.raises(InvalidRequest, match="does not support image or audio input"):
             await planned(caller, Tally(), previous_response_id="resp_old", input=[given])
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.errors import ApiError, InvalidRequest
-from segue.turn.plan import Resolved
+from segue.turn.plan import Given, Resolved
 from segue.turn.resolve import count_model_turns, is_continuable, pair_calls, resolve
 from segue.turn.values import Turn
 from segue.wire.codec import decode_create, decode_item
@@ -31,7 +31,7 @@ def bind(parent: Turn | None = None, **fields: Any) -> Resolved:
         given = [decode_item(raw, f"input[{n}]") for n, raw in enumerate(create.input)]
     elif create.input is not None:
         given = items({"role": "user", "content": create.input})
-    return resolve(create, tuple(given), parent)
+    return resolve(create, Given(tuple(given)), parent)
 
 
 def items(*values: dict[str, Any]) -> list[Item]:
@@ -441,4 +441,4 @@ def test_allowed_tools_are_checked_before_anything_starts(tools: list[Any]) -> N
     ],
 )
 def test_warm_up_is_asked_for_in_two_ways(fields: dict[str, object], generates: bool) -> None:
-    assert bind(**fields).generates is generates
+    assert bind(**fields).create.is_warm_up is not generates

@@ -151,7 +151,7 @@ def test_secrets_are_no_part_of_what_is_kept() -> None:
             "Error: no",
         ),
         ({"error": "no", "approval_request_id": "mcpr_1"}, "Error: no"),
-        ({"output": None, "error": None}, "[What came of this call is not at hand.]"),
+        ({"output": None, "error": None}, "[The output of this call is not available.]"),
     ],
 )
 def test_call_that_a_client_sends_back_is_followed_by_what_was_said(

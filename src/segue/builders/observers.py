@@ -20,7 +20,7 @@ from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
-from segue.process.afterwards import AccessLine, Afterwards, EndedTurn
+from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.process.runner import Runner
 from segue.turn.plan import Model
 from segue.turn.values import Owner
@@ -61,7 +61,11 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics, history = state.settings, Metrics(), RecentTurns()
     metrics.note_limits(settings)
-    observers = [metrics.observe, history.observe, UnseenMedia().observe, log_failure]
+    observers: list[Observer] = [metrics.observe, history.observe]
+    observers += [UnseenMedia().observe, log_failure]
+    if settings.reuse_bytes_max:
+        # The others count what it finds.
+        observers.insert(0, state.reuse.observe)
     # Needed only where a key limits what is kept in memory.
     state.accounts.on_bounded = lambda: observers.append(state.trim)
     refusals = [metrics.note_refusal, history.note_refusal]

@@ -40,7 +40,7 @@ class CacheReports:
 
     async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
         """The report on this turn."""
-        found = self._reuse.find(owner, turn_id)
+        found = await self._reuse.find(owner, turn_id)
         if found is not None or self._peers is None:
             return found
         body = encode((owner, turn_id))
@@ -49,15 +49,15 @@ class CacheReports:
 
     async def advise(self, owner: Owner, *, sees_all: bool) -> CacheAdvice:
         """What costs this owner most, or all owners: then of the others only figures."""
-        parts = [self._traffic(owner, sees_all)]
+        parts = [await self._traffic(owner, sees_all)]
         if self._peers is not None:
             asked = encode((owner, sees_all))
             answers = await self._peers.ask(TRAFFIC, asked, self._peers.siblings)
             parts += map(_traffic, answers.values())
         return advise(parts)
 
-    def _traffic(self, owner: Owner, sees_all: bool) -> Traffic:
-        recent = self._reuse.since(time.time() - ADVICE_S)
+    async def _traffic(self, owner: Owner, sees_all: bool) -> Traffic:
+        recent = await self._reuse.since(time.time() - ADVICE_S)
         return add_up(
             (client, report if one == owner else unnamed(report))
             for one, client, report in recent
@@ -70,7 +70,7 @@ class CacheReports:
         await exchange.answer(200, encode_json(advice))
 
     async def _answer_report(self, worker: str, body: bytes) -> bytes:
-        return encode(self._reuse.find(*_key(body)))
+        return encode(await self._reuse.find(*_key(body)))
 
     async def _answer_traffic(self, worker: str, body: bytes) -> bytes:
-        return encode(self._traffic(*_asked(body)))
+        return encode(await self._traffic(*_asked(body)))

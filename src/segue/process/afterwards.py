@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -83,7 +83,8 @@ class EndedTurn:
         return [(span.began, span.ended) for span in self.tally.spans if span.stage == "tools"]
 
 
-Observer = Callable[[EndedTurn], None]
+# One that has more to do than count returns what is awaited, before the next observer learns of the turn.
+Observer = Callable[[EndedTurn], Awaitable[None] | None]
 
 
 class AccessLine(Struct, frozen=True, omit_defaults=True):
@@ -185,7 +186,8 @@ class Afterwards:
             ended.tally.spans.append(Span("settle", ended.sent_at, perf_counter()))
             for observe in self._observers:
                 try:
-                    observe(ended)
+                    if (awaited := observe(ended)) is not None:
+                        await awaited
                 except Exception:
                     extra = {"request_id": ended.tally.request_id}
                     log.exception(

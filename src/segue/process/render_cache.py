@@ -115,10 +115,11 @@ class RenderCache:
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
         given, resent = plan.resolved.given, plan.resolved.resent
-        beginning = resent.beginning if resent is not None else None
-        if beginning is None or given[: len(beginning.given)] != beginning.given:
+        beginning = resent.known_beginning(given) if resent is not None else None
+        if beginning is None:
             return None, 0
-        count, past = len(beginning.given), beginning.past
+        count = len(beginning.given)
+        past = beginning.past
         if past.warm is None or past.warm.fingerprint != plan.model.dialect.fingerprint:
             return None, 0
         last = past.rounds[-1]

@@ -1,23 +1,26 @@
 """Which prompts did this process see lately, and what of each new one could have been reused?
 
-After each turn its first prompt is compared: with the parent's, or, where the client sends its whole history, with the
-nearest earlier prompt of the same owner. On most turns the earlier prompt is the beginning of the new one, and that is
-seen at a glance; where it is not, long prompts are compared in a thread. What is found is kept in memory only, for its
-owner, within a limit of bytes; with a limit of 0 nothing is compared but what a client asks for
-(`comparison_response_id`).
+After the answer of a turn its first prompt waits to be compared: with the parent's, or, where the client sends its
+whole history, with the nearest earlier prompt of the same owner. Prompts are compared one after the other, in the order
+in which their turns ended. On most turns the earlier prompt is the beginning of the new one, and that is seen at a
+glance; where it is not, long prompts are compared in a thread. What is found is kept in memory only, for its owner,
+within a limit of bytes. A turn waits for a comparison only if its client asks for one (`comparison_response_id`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Awaitable
+from itertools import takewhile
+from typing import Literal, NamedTuple
 
-from msgspec import UNSET, Struct, structs
+from msgspec import Struct, structs
 
 from segue.background import off_loop
+from segue.process.afterwards import EndedTurn
 from segue.reuse.compare import Parting, changed_setting, nearest, part
 from segue.reuse.diagnose import NOT_FOUND, UNAVAILABLE, diagnose
 from segue.reuse.prompts import (
@@ -30,11 +33,11 @@ from segue.reuse.prompts import (
     of_turn,
 )
 from segue.reuse.report import WORDS, Earlier, engine_reason, is_lost, summary
-from segue.turn.compose import Composed
+from segue.turn.compose import FirstPrompt
 from segue.turn.plan import Plan
 from segue.turn.seams import Turns
-from segue.turn.values import JobStarted, Messages, Owner, Prompt, Warm
-from segue.wire.cache import CacheReport, EngineReason, LossReason, MaybeDiagnostics
+from segue.turn.values import Messages, Owner, Prompt, Warm
+from segue.wire.cache import CacheDiagnostics, CacheReport, EngineReason, LossReason
 from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import ITEM_BYTES
 from segue.wire.response import ENDED, Response
@@ -69,6 +72,13 @@ class Record(Struct, gc=False):
     known_bytes: int = 0
 
 
+class Waiting(NamedTuple):
+    """A prompt that is still to be compared, and what it holds in memory until then."""
+
+    prompt: FirstPrompt
+    bytes: int
+
+
 class ReuseWatch:
     """Compares the prompts of this process, and keeps what it finds."""
 
@@ -83,35 +93,62 @@ class ReuseWatch:
         self._erased: OrderedDict[ReportKey, None] = OrderedDict()
         self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
+        # In the order in which the turns have ended.
+        self._waiting: OrderedDict[ReportKey, Waiting] = OrderedDict()
+        self.waiting_bytes = 0
+        self._comparing = asyncio.Lock()
         self._logged_at: dict[tuple[str | None, EngineReason], float] = {}
 
     # --- after a turn ---
 
-    async def judge(
-        self, plan: Plan, composed: Composed, read: JobStarted, turns: Turns
-    ) -> MaybeDiagnostics:
-        """Compare the first prompt of this turn; answer what its client asked for. It never fails a turn."""
-        options = plan.resolved.create.prompt_cache_options
-        asked = None if options is None else options.comparison_response_id
-        diagnostics: MaybeDiagnostics = UNSET if asked is None else UNAVAILABLE
+    async def add(self, prompt: FirstPrompt, held_bytes: int) -> None:
+        """The answer is complete: its prompt is to be compared. Where too much waits, it is done before this returns."""
+        key = (prompt.plan.owner, prompt.plan.id)
+        if key not in self._erased:
+            self._waiting[key] = Waiting(prompt, held_bytes)
+            self.waiting_bytes += held_bytes
+        if self.waiting_bytes > self._bytes_max:
+            await self._catch_up(key)
+
+    def observe(self, ended: EndedTurn) -> Awaitable[None] | None:
+        """Compare its prompt, if that waits."""
+        key = (ended.entry.owner, ended.entry.turn_id)
+        return self._catch_up(key) if key in self._waiting else None
+
+    async def _catch_up(self, key: ReportKey) -> None:
+        """Compare the prompts that wait, as far as this one. It never fails a turn."""
+        async with self._comparing:
+            while key in self._waiting:
+                first = next(iter(self._waiting))
+                try:
+                    await self._compare_first(self._waiting[first].prompt)
+                except Exception:
+                    log.exception("could not compare the prompt of turn %s", first[1])
+                self._leave(first)
+
+    def _leave(self, key: ReportKey) -> None:
+        """It does not wait any more; if it was erased meanwhile, it has left already."""
+        if (left := self._waiting.pop(key, None)) is not None:
+            self.waiting_bytes -= left.bytes
+
+    async def diagnose(self, prompt: FirstPrompt, turn_id: str, turns: Turns) -> CacheDiagnostics:
+        """How the prompt of a turn compares with that of an earlier turn. It never fails the turn."""
         try:
-            if asked is not None:
-                old = await self._known(plan, asked, turns)
-                new = _known_now(plan, composed, read)
-                if old is None:
-                    diagnostics = NOT_FOUND
-                else:
-                    is_long = old.size + new.size > LARGE_BYTES
-                    diagnostics = await off_loop(is_long, diagnose, old, new, read.cached_tokens)
-            if self._bytes_max:
-                await self._note(plan, composed, read)
+            old = await self._known(prompt.plan, turn_id, turns)
+            if old is None:
+                return NOT_FOUND
+            new = _known_now(prompt)
+            is_long = old.size + new.size > LARGE_BYTES
+            return await off_loop(is_long, diagnose, old, new, prompt.read.cached_tokens)
         except Exception:
-            log.exception("could not compare the prompt of turn %s", plan.id)
-        return diagnostics
+            log.exception("could not compare the prompt of turn %s", prompt.plan.id)
+            return UNAVAILABLE
 
     async def _known(self, plan: Plan, turn_id: str, turns: Turns) -> KnownPrompt | None:
         """The prompt of an earlier turn of this owner, from memory or from the store."""
-        record = self._records.get((plan.owner, turn_id))
+        key = (plan.owner, turn_id)
+        await self._catch_up(key)
+        record = self._records.get(key)
         if record is not None and record.known is not None:
             return record.known
         parent = plan.resolved.parent
@@ -121,48 +158,45 @@ class ReuseWatch:
             return None
         return of_turn(turn, record.tier if record is not None else USUAL_TIER)
 
-    async def _note(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+    async def _compare_first(self, prompt: FirstPrompt) -> None:
+        plan = prompt.plan
         parent = plan.resolved.parent
-        if parent is None:
-            await self._note_whole(plan, composed, read)
-            return
-        warm, context = parent.warm, composed.rendered.context
-        is_longer = warm is not None and extends(context, warm.prompt)
-        if warm is not None and is_longer and _is_alike(plan, warm, parent.response):
+        warm = parent.warm if parent is not None else None
+        if parent is not None and warm is not None and _goes_on(prompt, warm, parent.response):
             earlier = Earlier(parent.id, warm.route, parent.response.created_at)
-            self._held(plan, composed, read, earlier, _tokens(warm.prompt))
+            self._held(prompt, earlier, _tokens(warm.prompt))
             return
-        old = of_turn(parent, self._tier(plan.owner, parent.id))
-        new = _known_now(plan, composed, read)
-        await self._compare(plan, composed, read, parent.id, old, new)
+        # Many turns may have ended together: others run between two comparisons.
+        await asyncio.sleep(0)
+        if parent is None:
+            await self._compare_whole(prompt)
+        else:
+            old = of_turn(parent, self._tier(plan.owner, parent.id))
+            await self._compare(prompt, parent.id, old, _known_now(prompt))
 
-    async def _note_whole(self, plan: Plan, composed: Composed, read: JobStarted) -> None:
+    async def _compare_whole(self, prompt: FirstPrompt) -> None:
         """A history that came as a whole: it may go on from an earlier prompt, and another one from it."""
-        owner, resent = plan.owner, plan.resolved.resent
-        new = _known_now(plan, composed, read)
+        owner, resent = prompt.plan.owner, prompt.plan.resolved.resent
+        new = _known_now(prompt)
         beginning = resent.beginning if resent is not None else None
         key = (owner, beginning.turn_id) if beginning is not None else None
         record = self._records.get(key) if key is not None else None
         before = record.known if record is not None else None
         if before is None:
             key, before = await self._nearest(owner, new)
-        past = composed.scene.past
+        past = prompt.composed.scene.past
         warm = past.warm if past is not None else None
         if key is None or before is None:
-            self._held(plan, composed, read, None, 0)
-        elif (
-            warm is not None
-            and extends(composed.rendered.context, warm.prompt)
-            and _is_alike(plan, warm, before.response)
-        ):
-            self._held(plan, composed, read, _earlier(key[1], before), _tokens(warm.prompt))
+            self._held(prompt, None, 0)
+        elif warm is not None and _goes_on(prompt, warm, before.response):
+            self._held(prompt, _earlier(key[1], before), _tokens(warm.prompt))
         else:
-            await self._compare(plan, composed, read, key[1], before, new)
+            await self._compare(prompt, key[1], before, new)
         is_longer = before is not None and len(before.items) < len(new.items)
         # Meanwhile it may have been erased.
         if key is not None and key in self._records and is_longer:
             self._let_go(key)
-        self._remember(owner, plan, new)
+        self._remember(prompt.plan, new)
 
     async def _nearest(
         self, owner: Owner, new: KnownPrompt
@@ -171,37 +205,27 @@ class ReuseWatch:
         kept = [(owner, turn_id) for turn_id in reversed(self._recent.get(owner, ()))]
         prompts = {key: known for key in kept if (known := self._records[key].known) is not None}
         # Of the earlier ones only the digests are looked at, mostly made already.
-        size = new.size + ITEM_SIZE * sum(len(one.items) for one in prompts.values())
+        size = new.size + ITEM_SIZE * sum(len(known.items) for known in prompts.values())
         found = await off_loop(size > LARGE_BYTES, nearest, prompts.values(), new)
-        return next(((key, one) for key, one in prompts.items() if one is found), (None, None))
+        return next(
+            ((key, known) for key, known in prompts.items() if known is found), (None, None)
+        )
 
     async def _compare(
-        self,
-        plan: Plan,
-        composed: Composed,
-        read: JobStarted,
-        turn_id: str,
-        old: KnownPrompt,
-        new: KnownPrompt,
+        self, prompt: FirstPrompt, turn_id: str, old: KnownPrompt, new: KnownPrompt
     ) -> None:
         parting = await off_loop(old.size + new.size > LARGE_BYTES, part, old, new)
         if parting is None or not parting.lost:
             expected = old.tokens if parting is None else parting.common
-            self._held(plan, composed, read, _earlier(turn_id, old), expected)
+            self._held(prompt, _earlier(turn_id, old), expected)
         else:
-            self._lost(plan, composed, read, turn_id, parting)
+            self._lost(prompt, turn_id, parting)
 
     # --- what is kept ---
 
-    def _held(
-        self,
-        plan: Plan,
-        composed: Composed,
-        read: JobStarted,
-        earlier: Earlier | None,
-        expected: int,
-    ) -> None:
+    def _held(self, prompt: FirstPrompt, earlier: Earlier | None, expected: int) -> None:
         """The prompt begins with the earlier one; the engine may have lost it all the same."""
+        plan, read = prompt.plan, prompt.read
         compared = None if earlier is None else earlier.id
         report = CacheReport(
             response_id=plan.id,
@@ -209,7 +233,7 @@ class ReuseWatch:
             verdict="hit" if compared is not None else "first",
             compared_with=compared,
             comparison=_comparison(plan, compared),
-            input_tokens=composed.length,
+            input_tokens=prompt.composed.length,
             reusable_tokens=expected,
             cached_tokens=read.cached_tokens,
         )
@@ -234,19 +258,18 @@ class ReuseWatch:
             extra={"request_id": plan.tally.request_id},
         )  # fmt: skip
 
-    def _lost(
-        self, plan: Plan, composed: Composed, read: JobStarted, compared: str, parting: Parting
-    ) -> None:
+    def _lost(self, prompt: FirstPrompt, compared: str, parting: Parting) -> None:
         """The prompts part."""
+        plan = prompt.plan
         report = CacheReport(
             response_id=plan.id,
             model=plan.response.model,
             verdict="prompt_changed",
             compared_with=compared,
             comparison=_comparison(plan, compared),
-            input_tokens=composed.length,
+            input_tokens=prompt.composed.length,
             reusable_tokens=parting.common,
-            cached_tokens=read.cached_tokens,
+            cached_tokens=prompt.read.cached_tokens,
             place=parting.place,
             before=parting.earlier,
             now=parting.now,
@@ -264,8 +287,8 @@ class ReuseWatch:
     ) -> dict[str, object]:
         """What a report says of a loss: how long it took is its share of the time to the first token."""
         plan.tally.lost = (reason, lost)
-        waits = (one for one in plan.tally.spans if one.stage == "first_token")
-        took = next((one.ended - one.began for one in waits), None)
+        waits = (span for span in plan.tally.spans if span.stage == "first_token")
+        took = next((span.ended - span.began for span in waits), None)
         computed = report.input_tokens - (report.cached_tokens or 0)
         ms = None if took is None else round(1000 * took * min(1.0, lost / max(1, computed)), 1)
         words = summary(reason, lost, parting)
@@ -273,6 +296,8 @@ class ReuseWatch:
 
     def _add(self, plan: Plan, report: CacheReport, quoted: frozenset[str] = frozenset()) -> None:
         owner = plan.owner
+        if (owner, plan.id) in self._erased:
+            return
         if any((owner, turn_id) in self._erased for turn_id in quoted):
             report, quoted = _without_words(report), frozenset()
         tier = plan.resolved.create.service_tier or USUAL_TIER
@@ -284,7 +309,8 @@ class ReuseWatch:
         self._count(owner, record.bytes)
         self.shrink(self.bytes - self._bytes_max)
 
-    def _remember(self, owner: Owner, plan: Plan, new: KnownPrompt) -> None:
+    def _remember(self, plan: Plan, new: KnownPrompt) -> None:
+        owner = plan.owner
         record = self._records.get((owner, plan.id))
         if record is None or new.prompt is None:
             return
@@ -338,7 +364,7 @@ class ReuseWatch:
         """Let go of what this owner has beyond so much, the oldest first."""
         if self._owner_bytes[owner] <= bytes_max:
             return
-        for key in [one for one in self._records if one[0] == owner]:
+        for key in [key for key in self._records if key[0] == owner]:
             self._drop(key)
             if self._owner_bytes[owner] <= bytes_max:
                 return
@@ -355,14 +381,16 @@ class ReuseWatch:
         record = self._records.get((owner, turn_id))
         return USUAL_TIER if record is None else record.tier
 
-    def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
-        """What is known of this turn."""
+    async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
+        """What is known of this turn, once it is compared."""
+        await self._catch_up((owner, turn_id))
         record = self._records.get((owner, turn_id))
         return None if record is None else record.report
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
         """The turn is erased: its report, and what other reports quote of it."""
         key = (owner, turn_id)
+        self._leave(key)
         self._erased[key] = None
         if len(self._erased) > ERASED_MAX:
             self._erased.popitem(last=False)
@@ -375,21 +403,34 @@ class ReuseWatch:
             self._count(owner, _size(record.report) - record.bytes)
             record.bytes = _size(record.report)
 
-    def since(self, at: float) -> Iterator[tuple[Owner, str, CacheReport]]:
+    async def since(self, at: float) -> list[tuple[Owner, str, CacheReport]]:
         """The reports of turns that ended after this time, each with its owner and client, the newest first."""
-        for (owner, _), record in reversed(self._records.items()):
-            if record.ended_at < at:
-                return
-            yield owner, record.client, record.report
+        if self._waiting:
+            await self._catch_up(next(reversed(self._waiting)))
+        newest = takewhile(lambda kept: kept[1].ended_at >= at, reversed(self._records.items()))
+        return [(owner, record.client, record.report) for (owner, _), record in newest]
 
 
 def _earlier(turn_id: str, known: KnownPrompt) -> Earlier:
     return Earlier(turn_id, known.route, known.response.created_at)
 
 
-def _known_now(plan: Plan, composed: Composed, read: JobStarted) -> KnownPrompt:
-    prompt = (composed.rendered.context, composed.length, read.route)
-    return of_plan(plan, composed.scene, *prompt, is_cut=composed.is_truncated)
+def _known_now(prompt: FirstPrompt) -> KnownPrompt:
+    composed = prompt.composed
+    return of_plan(
+        prompt.plan,
+        composed.scene,
+        composed.rendered.context,
+        composed.length,
+        prompt.read.route,
+        is_cut=composed.is_truncated,
+    )
+
+
+def _goes_on(prompt: FirstPrompt, warm: Warm, before: Response) -> bool:
+    """Whether the prompt was made by adding to an earlier one, and so begins with it."""
+    is_longer = extends(prompt.composed.rendered.context, warm.prompt)
+    return is_longer and _is_alike(prompt.plan, warm, before)
 
 
 def _quoted(plan: Plan, compared: str, parting: Parting) -> frozenset[str]:
@@ -411,7 +452,7 @@ def _without_words(report: CacheReport) -> CacheReport:
 
 
 def _size(report: CacheReport) -> int:
-    sides = (one for one in (report.before, report.now) if one is not None)
+    sides = (side for side in (report.before, report.now) if side is not None)
     return RECORD_BYTES + 4 * sum(len(side.text) for side in sides)
 
 

@@ -33,14 +33,14 @@ from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
+from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compact import CompactionKind
-from segue.turn.compose import count
+from segue.turn.compose import FirstPrompt, count
 from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
 from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
 from segue.turn.prepare import prepare
-from segue.turn.resolve import check_items
 from segue.turn.running import Running, Subscriber
 from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.values import Drain, Round, Turn
@@ -327,8 +327,9 @@ class Runner:
                 self._queued[plan.id] = task
                 if self.is_draining:
                     self._let_go(self._starting)
+        loop = TurnLoop(plan, running, turns, self.resources)
         try:
-            await TurnLoop(plan, running, turns, self.resources).run()
+            await loop.run()
         except asyncio.CancelledError:
             if plan.id not in self._left:
                 raise
@@ -338,7 +339,7 @@ class Runner:
             if plan.id in self._left:
                 await self._leave(plan, running)
             else:
-                await self._end(plan, running, turns, transport, conversation)
+                await self._end(plan, running, turns, transport, conversation, loop.first_prompt)
 
     async def _end(
         self,
@@ -347,6 +348,7 @@ class Runner:
         turns: Turns,
         transport: str,
         conversation: ConversationTurns | None,
+        prompt: FirstPrompt | None,
     ) -> None:
         """The turn is saved: release what it holds, send its terminal event, and keep what may be asked for again."""
         if conversation is not None:
@@ -356,6 +358,9 @@ class Runner:
             plan.quota.release(response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
+        if prompt is not None and self.resources.report_prompt is not None:
+            # Before anything else is awaited: who has the terminal event and asks for the report finds that it is made.
+            await self.resources.report_prompt(prompt, running.held_bytes)
         plan.tally.spans.append(Span("send", sent_at, sent_at))
         if running.event_writer is not None:
             await running.event_writer.finish()

@@ -143,7 +143,9 @@ class Lanes(Generic[Request, Pin, Kept]):
             raise TooMany(f"Too many requests wait on this connection (at most {most}).")
         size += self.waiting_bytes
         if size > (most := self.waiting_bytes_max):
-            raise TooMany(f"Requests that wait on a connection may have {most} bytes in total.")
+            raise TooMany(
+                f"The requests waiting on one connection may have at most {most} bytes in total."
+            )
 
     def put_first(self, lane: Lane, request: Request, parent_id: str) -> None:
         """Put the server's own continuation before everything that waits in its lane."""

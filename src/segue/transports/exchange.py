@@ -207,7 +207,9 @@ class Exchange:
         """Send a whole answer. A large one is refused where too much waits for clients that do not read."""
         unread = self._memory.unread
         if len(body) > ANSWER_BYTES and unread.bytes + len(body) > unread.bytes_max:
-            raise Unavailable("Too many answers wait for their clients.", wait_s=ANSWER_WAIT_S)
+            raise Unavailable(
+                "Too many responses are waiting to be read by their clients.", wait_s=ANSWER_WAIT_S
+            )
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [*headers, length])
         await self.write(body, is_last=True)

@@ -214,7 +214,7 @@ class ResponseRoutes:
         turn_id = exchange.arguments["id"]
         report = await self._services.find_report(exchange.owner, turn_id)
         if report is None:
-            message = f"Nothing is known of the prompt of response '{cut_name(turn_id)}' any more."
+            message = f"No cache report is kept for response '{cut_name(turn_id)}'."
             raise NotFound(message, param="response_id")
         await exchange.answer(200, encode(report))
 

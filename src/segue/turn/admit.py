@@ -41,23 +41,24 @@ def admit(
     tally: Tally,
     *,
     compacts: CompactionKind | None = None,
-    has_media: bool = True,
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
-    create, parent = resolved.create, resolved.parent
+    create = resolved.create
+    parent = resolved.parent
     model = resources.models.get(resolved.model)
     if model is None:
         raise model_not_found(resolved.model, resources.models)
     if resolved.head.tool_choice not in ("auto", "none"):
         _refuse_grammar(resolved, model.engine)
-    if has_media:
+    if resolved.has_media:
         check_unseen(resolved.given, model, tally)
-    now, is_stored = int(time.time()), create.store is not False
+    now = int(time.time())
+    is_stored = create.store is not False
     sampling = _sampling(create, model.sampling)
     if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
         triggered = _triggered(resolved, is_stored=is_stored)
         compacts = compacts or triggered
-    generates = resolved.generates
+    generates = not create.is_warm_up
     is_rollout = bool(create.rollout) and generates
     tier = served_tier(create.service_tier, caller.may)
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
@@ -78,9 +79,7 @@ def admit(
         key=create.idempotency_key or "",
         lane=caller.lane,
         compacts=compacts,
-        threshold=_threshold(resolved, model, is_stored=is_stored)
-        if create.context_management
-        else 0,
+        threshold=_threshold(resolved, model, is_stored=is_stored),
         append_s_max=resources.append_s_max,
         guards=resources.guards.get(caller.owner, model.guards),
     )
@@ -105,13 +104,12 @@ def _triggered(resolved: Resolved, *, is_stored: bool) -> CompactionKind:
 
 
 def _threshold(resolved: Resolved, model: Model, *, is_stored: bool) -> int:
-    """How long a prompt may become before it is compacted: at most most of what the model can take; 0: never."""
-    for one in resolved.create.context_management or []:
-        if not _may_compact(resolved, is_stored=is_stored):
-            break
-        usual = int((model.context_tokens or 0) * THRESHOLD_SHARE)
-        return min(filter(None, (one.compact_threshold, usual)), default=0)
-    return 0
+    """How long a prompt may become before it is compacted, at most a share of the model's context; 0: never."""
+    rules = resolved.create.context_management
+    if not rules or not _may_compact(resolved, is_stored=is_stored):
+        return 0
+    usual = int((model.context_tokens or 0) * THRESHOLD_SHARE)
+    return min(filter(None, (rules[0].compact_threshold, usual)), default=0)
 
 
 def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
@@ -126,7 +124,8 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
         return
     if len(forced) > 1:
         problem = (
-            "one of several tools that all have a grammar, and an answer can be held to one only"
+            "one of several tools that all have a grammar, and only one grammar can be enforced; "
+            "name one tool instead"
         )
     else:
         syntax, definition = grammar_of(forced[0]) or ("", "")
@@ -135,9 +134,7 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
         elif syntax not in ("lark", "regex"):
             problem = f"a tool whose grammar has the syntax '{syntax[:64]}', which is neither lark nor regex"
         elif syntax not in engine.grammars:
-            problem = (
-                f"a tool whose input has a {syntax} grammar, and the engine cannot be held to one"
-            )
+            problem = f"a tool with a {syntax} grammar, which the engine does not support"
         else:
             return
     raise InvalidRequest(
@@ -146,13 +143,17 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
 
 
 def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
-    """Nothing is half-understood in silence: what cannot be seen is counted, or refused if the operator says so."""
+    """Images and audio that the model is not shown are counted, or refused if the operator says so."""
     sees_images = model.sees_images
     for index, item in enumerate(given):
         if (count := count_media(item.value, sees_images)) and model.unseen == "refuse":
-            limit = "only pictures, as data URLs" if sees_images else "neither pictures nor sound"
+            problem = (
+                "supports image input only as data URLs, and no audio input"
+                if sees_images
+                else "does not support image or audio input"
+            )
             raise InvalidRequest(
-                f"The model '{cut_name(model.name)}' can take in {limit}.",
+                f"The model '{cut_name(model.name)}' {problem}.",
                 code="unsupported_value",
                 param=f"input[{index}]",
             )
@@ -165,18 +166,21 @@ def _sampling(create: Create, usual: Sampling) -> Sampling:
     # As the contract has it: `include` asks for them, `top_logprobs` only says how many alternatives.
     given["wants_logprobs"] = LOGPROBS in (create.include or ())
     given["stop_strings"] = create.stop_strings if create.stop else None
-    return structs.replace(usual, **{name: one for name, one in given.items() if one is not None})
+    said = {name: value for name, value in given.items() if value is not None}
+    return structs.replace(usual, **said)
 
 
 def _shown(chosen: float | None, own: float | None, usual: float) -> float:
     """What the response says of a sampling value: what was not chosen is the engine's own, or else what is usual."""
-    return next((one for one in (chosen, own) if one is not None), usual)
+    return next((value for value in (chosen, own) if value is not None), usual)
 
 
 def _first_snapshot(
     resolved: Resolved, model: Model, sampling: Sampling, turn_id: str, now: int, tier: str
 ) -> Response:
-    create, head, parent = resolved.create, resolved.head, resolved.parent
+    create = resolved.create
+    head = resolved.head
+    parent = resolved.parent
     own = model.engine.facts.sampling
     # The echo of the instructions is encoded once for a chain that repeats them.
     if parent is not None and parent.warm is not None and parent.warm.head is head:

@@ -21,6 +21,7 @@ from segue.turn.values import (
     Head,
     IdArray,
     ImageAt,
+    JobStarted,
     Past,
     Prompt,
     Rendered,
@@ -52,6 +53,15 @@ class Composed:
     prompt: Prompt
     length: int
     is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """The first prompt of a turn's answer, as the engine read it: on which replica, and how much of it was cached."""
+
+    plan: Plan
+    composed: Composed
+    read: JobStarted
 
 
 def set_scene(plan: Plan, cache: PromptCache) -> Scene:

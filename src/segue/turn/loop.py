@@ -35,7 +35,7 @@ from segue.turn.compact import (
     to_bytes,
     worth_keeping,
 )
-from segue.turn.compose import Composed, compose, fitting, measure, set_scene
+from segue.turn.compose import Composed, FirstPrompt, compose, fitting, measure, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Plan, Resources, Span
@@ -101,8 +101,7 @@ class TurnLoop:
         # The prompt of this round, and the first one of the turn, which the render cache may keep.
         self.composed: Composed | None = None
         self.first_composed: Composed | None = None
-        # The first prompt of the answer as the engine read it: on which replica, and how much of it was cached.
-        self.first_read: tuple[Composed, JobStarted] | None = None
+        self.first_prompt: FirstPrompt | None = None
         self.lineage = resources.trace_lineage(plan)
         # The replica that has read what came before.
         self.route = plan.resolved.parent.route if plan.resolved.parent else None
@@ -443,9 +442,9 @@ class TurnLoop:
         wrote = wrote if is_answer or is_summary else 0
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
-        if self.first_read is None and not is_summary:
+        if self.first_prompt is None and not is_summary:
             read = structs.replace(started, cached_tokens=finish.cached_tokens)
-            self.first_read = (composed, read)
+            self.first_prompt = FirstPrompt(self.plan, composed, read)
         before, details = self.usage, self.usage.input_tokens_details
         cached = min(finish.cached_tokens or 0, given)
         # An engine with a prefix cache keeps in it what it has computed.
@@ -601,9 +600,8 @@ class TurnLoop:
             count = sum(len(ids) for item, ids in written if isinstance(item.value, Reasoning))
             details = OutputDetails(reasoning_tokens=count)
             usage = structs.replace(usage, output_tokens_details=details)
-        if self.first_read is not None and self.resources.judge is not None:
-            found = await self.resources.judge(plan, *self.first_read, self.turns)
-            assembler.response = structs.replace(assembler.response, prompt_cache_diagnostics=found)
+        if (options := plan.resolved.create.prompt_cache_options) is not None:
+            await self._diagnose(options.comparison_response_id)
         response = assembler.conclude(end, usage, int(time.time()))
         if end.status not in ("completed", "incomplete"):
             self.resources.drop_lineage(plan)
@@ -623,6 +621,14 @@ class TurnLoop:
             assembler.conclude(End("failed", error=error), usage, int(time.time()))
             await self._save_failed(self.rounds, plan.resolved.open_calls)
         plan.tally.spans.append(Span("save", began, perf_counter()))
+
+    async def _diagnose(self, compared: str | None) -> None:
+        """How the prompt compares with that of the response that the client has named, if it has."""
+        diagnose, prompt = self.resources.diagnose, self.first_prompt
+        if compared is not None and diagnose is not None and prompt is not None:
+            found = await diagnose(prompt, compared, self.turns)
+            response = self.assembler.response
+            self.assembler.response = structs.replace(response, prompt_cache_diagnostics=found)
 
     async def _save_failed(self, rounds: Sequence[Round], open_calls: dict[str, Call]) -> None:
         """A part of the turn may be in the store, as queued or even as completed: that must not stay."""

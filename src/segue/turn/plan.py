@@ -16,7 +16,17 @@ from msgspec import Struct
 from segue.lineage import NO_LINEAGE, Lineage
 from segue.turn.compact import CompactionKind
 from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import Conversation, Head, JobStarted, Owner, Round, Sampling, Scene, Turn
+from segue.turn.values import (
+    Conversation,
+    Head,
+    JobStarted,
+    Owner,
+    Resent,
+    Round,
+    Sampling,
+    Scene,
+    Turn,
+)
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
@@ -24,11 +34,12 @@ from segue.wire.requests import Create
 from segue.wire.response import Response
 
 if TYPE_CHECKING:
-    from segue.turn.compose import Composed
+    from segue.turn.compose import FirstPrompt
     from segue.turn.running import Running
-    from segue.turn.values import Resent
 
 USUAL = Sampling()
+# Looking at so many items takes some milliseconds.
+MANY_ITEMS = 2_000
 ReasoningView = Literal["text", "summary", "hidden"]
 
 
@@ -89,7 +100,7 @@ class Model:
 Models = Mapping[str, Model]
 
 
-Judge = Callable[["Plan", "Composed", JobStarted, Turns], Awaitable[MaybeDiagnostics]]
+Diagnose = Callable[["FirstPrompt", str, Turns], Awaitable[MaybeDiagnostics]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +113,6 @@ class Resources:
     hosted: Hosted | None = None
     # Whether the hosted web search is there, for callers whose key has its scope.
     has_web: bool = False
-    # Whether URLs in an input are fetched.
-    reads_urls: bool = False
     # The guards of a turn that has any.
     open_gate: Callable[[Plan, Running], Gate] | None = None
     # Owners with guards of their own, instead of those of the model.
@@ -115,8 +124,26 @@ class Resources:
     # Where the jobs of a turn stand among others; and a turn that ends without an answer stands nowhere.
     trace_lineage: Callable[[Plan], Lineage] = lambda plan: NO_LINEAGE
     drop_lineage: Callable[[Plan], None] = lambda plan: None
-    # After a turn: what of its first prompt could have been reused, and what its client asked to know of that.
-    judge: Judge | None = None
+    # How the prompt of a turn compares with that of another response, where its client asks for that.
+    diagnose: Diagnose | None = None
+    # After the answer, with what it holds in memory: what of this prompt could have been reused?
+    report_prompt: Callable[[FirstPrompt, int], Awaitable[None]] | None = None
+
+
+class Given(Struct, frozen=True):
+    """The items of a request, as they are understood."""
+
+    items: tuple[Item, ...] = ()
+    # Rounds that come before them: what a compaction among them has replaced, and what stands for it.
+    earlier: tuple[Round, ...] = ()
+    # Where the history came as a whole: what was sent of it before.
+    resent: Resent | None = None
+    # Whether there may be files, images or audio among them.
+    has_media: bool = True
+
+    @property
+    def kinds(self) -> frozenset[type]:
+        return frozenset(type(item.value) for item in self.items)
 
 
 class Resolved(Struct, frozen=True):
@@ -138,8 +165,8 @@ class Resolved(Struct, frozen=True):
     earlier: tuple[Round, ...] = ()
     # Where the history came as a whole: what was sent of it before.
     resent: Resent | None = None
-    # Whether the model is to speak; a warm-up only prepares (docs/protocol.md 6.7).
-    generates: bool = True
+    # Whether there may be files, images or audio among the given items.
+    has_media: bool = True
     # Whether hosted tools may be called, or files are to be read before the model speaks.
     is_hosted: bool = False
 

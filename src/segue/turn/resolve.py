@@ -1,4 +1,4 @@
-"""What does this request stand on? Pure: a request, its new items and its parent in, a `Resolved` out.
+"""What does this request stand on? Pure: a request, its items and its parent in, a `Resolved` out.
 
 Here the wire's `previous_response_id` has already become a parent. Settings are not inherited from it, except the
 model (docs/protocol.md 9 rows 15 and 16). What contradicts the history is refused before anything starts.
@@ -8,50 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
-from segue.turn.plan import Resolved
-from segue.turn.values import Head, Resent, Round, SentHistory, Turn, Warm
-from segue.wire.codec import check_schema, decode_tools
+from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
+from segue.turn.plan import Given, Resolved
+from segue.turn.values import Head, Turn, Warm
+from segue.wire.codec import decode_tools
 from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (
     AdditionalTools,
     Call,
     CompactionTrigger,
     ConfigurationUpdate,
-    CustomToolCallOutput,
     FunctionCallOutput,
-    InputFile,
-    InputImage,
     Item,
     LocalShellCallOutput,
     McpApprovalResponse,
     McpListTools,
-    Message,
-    TextUpdate,
     ToolSearchOutput,
 )
 from segue.wire.kinds import CALL_WORDS, KINDS, CallPairing, OutputPairing, answer_of, call_of
 from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
-from segue.wire.requests import Create, ReasoningConfig, TextConfig, ToolChoiceName
-from segue.wire.tools import (
-    BUILTINS,
-    NO_TOOLS,
-    McpTool,
-    Offer,
-    Tools,
-    ToolSearchTool,
-    WebSearchTool,
-    chosen_offers,
-)
+from segue.wire.requests import Create, ReasoningConfig, TextConfig
+from segue.wire.tools import NO_TOOLS, McpTool, Tools, ToolSearchTool, WebSearchTool
 from segue.wire.web import with_web
 
-# Each of these asks for something that is not built; a clear word is better than half of it.
-UNSUPPORTED = ("prompt",)
-# The least that a history may be compacted at (docs/protocol.md 2).
-THRESHOLD_MIN = 1_000
 # Items that bring tools; items with more to check than their fields.
 BRINGING = (AdditionalTools, ToolSearchOutput)
 CHECKED = (ConfigurationUpdate, CompactionTrigger)
@@ -59,78 +42,103 @@ CHECKED = (ConfigurationUpdate, CompactionTrigger)
 HOSTED_TOOLS = (McpTool, WebSearchTool, ToolSearchTool)
 
 
+class _Before(Struct, frozen=True):
+    """What is known of the history before this request: of its parent, or, where the client has sent the whole history,
+    of the beginning that it has sent before."""
+
+    warm: Warm | None = None
+    tools: Tools | None = None
+    open_calls: dict[str, Call] = {}
+    model_turns: int = 0
+    # How many of the given items belong to it; those are paired and counted already.
+    items: int = 0
+
+
 def resolve(
-    create: Create,
-    given: tuple[Item, ...],
-    parent: Turn | None,
-    earlier: tuple[Round, ...] = (),
-    resent: Resent | None = None,
-    *,
-    has_web: bool = False,
-    has_media: bool = True,
+    create: Create, given: Given, parent: Turn | None, *, has_web: bool = False
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched. `has_media`: there
-    are files, images or audio among the items."""
+    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
-    kinds = {type(item.value) for item in given}
-    if create.background or create.context_management or create.prompt:
-        check_request(create)
-    if has_media or not kinds.isdisjoint(CHECKED):
-        check_items(given)
+    check_request(create)
+    kinds = given.kinds
+    if given.has_media or not kinds.isdisjoint(CHECKED):
+        check_items(given.items)
     model = create.model or (parent.response.model if parent else None)
     if model is None:
         raise InvalidRequest("You must provide a model parameter.", param="model")
-    # A warm-up only prepares (docs/protocol.md 6.7).
-    is_prewarm = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm
-    generates = create.generate is not False and not is_prewarm
-    if not given and not earlier and parent is None and generates:
-        raise InvalidRequest("Missing required parameter: 'input'.", param="input")
-    if earlier and parent is not None:
-        raise InvalidRequest(
-            "A compaction stands for all that came before it: begin a new chain with it, without a parent.",
-            code="unsupported_value",
-            param="input",
-        )
-    beginning = resent.beginning if resent is not None and parent is None else None
-    warm = beginning.past.warm if beginning else parent.warm if parent else None
-    known = parent.tools if parent else warm.head.tools if warm else None
-    tools, did_decode = (
-        (NO_TOOLS, False) if create.tools is UNSET else decode_tools(create.tools, known)
-    )
-    effects = NO_EFFECTS if parent is None else parent.effects or effects_of(parent)
-    if earlier or not kinds.isdisjoint(EFFECTIVE):
-        shadowed = [item for one in earlier if not one.is_fresh for item in one.given]
-        effects = apply_effects(effects, (*shadowed, *given))
-    is_hosted = (
-        bool(effects.carried or effects.deferred or tools.deferred)
-        or any(isinstance(tool, HOSTED_TOOLS) for tool in tools.definitions)
-        or McpApprovalResponse in kinds
-    )
+    _check_beginning(create, given, parent)
+    before = _before(given, parent)
+    tools = NO_TOOLS
+    did_decode = False
+    if create.tools is not UNSET:
+        tools, did_decode = decode_tools(create.tools, before.tools)
+    effects = _effects(given, parent)
+    is_hosted = _is_hosted(tools, effects, kinds)
     if is_hosted or tools.carried:
         tools = _with_hosted(tools, effects, parent, did_decode=did_decode, has_web=has_web)
-    choice = create.tool_choice or "auto"
-    if choice != "auto":
-        _check_tool_choice(choice, tools, effects)
-    # What was sent before is paired already.
-    before: Turn | SentHistory | None = parent
-    new = given
-    if beginning is not None and given[: len(beginning.given)] == beginning.given:
-        before, new = beginning, given[len(beginning.given) :]
+    if create.tool_choice not in (None, "auto"):
+        check_tool_choice(create.tool_choice, tools, effects)
+    new = given.items[before.items :]
     return Resolved(
         create=create,
         parent=parent,
-        given=given,
-        head=_head(create, tools, warm),
-        open_calls=pair_calls(before.open_calls if before else {}, new),
-        model_turns=(before.model_turns if before else 0) + count_model_turns(new),
+        given=given.items,
+        head=_head(create, tools, before.warm),
+        open_calls=pair_calls(before.open_calls, new),
+        model_turns=before.model_turns + count_model_turns(new),
         model=model,
-        tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given),
+        tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given.items),
         effects=effects,
-        earlier=earlier,
-        resent=None if parent or earlier else resent,
-        generates=generates,
-        is_hosted=is_hosted or has_media,
+        earlier=given.earlier,
+        resent=None if parent or given.earlier else given.resent,
+        has_media=given.has_media,
+        is_hosted=is_hosted or given.has_media,
+    )
+
+
+def _check_beginning(create: Create, given: Given, parent: Turn | None) -> None:
+    """A history begins with something, and begins once."""
+    if parent is None:
+        if not given.items and not given.earlier and not create.is_warm_up:
+            raise InvalidRequest("Missing required parameter: 'input'.", param="input")
+    elif given.earlier:
+        raise InvalidRequest(
+            "A compaction item replaces the whole history before it: it cannot be sent with "
+            "'previous_response_id' or 'conversation'.",
+            code="unsupported_value",
+            param="input",
+        )
+
+
+def _before(given: Given, parent: Turn | None) -> _Before:
+    if parent is not None:
+        return _Before(parent.warm, parent.tools, parent.open_calls, parent.model_turns)
+    if given.resent is None or given.resent.beginning is None:
+        return _Before()
+    warm = given.resent.beginning.past.warm
+    tools = warm.head.tools if warm else None
+    known = given.resent.known_beginning(given.items)
+    if known is None:
+        return _Before(warm, tools)
+    return _Before(warm, tools, known.open_calls, known.model_turns, len(known.given))
+
+
+def _effects(given: Given, parent: Turn | None) -> Effects:
+    """The effects of all items, the new ones included."""
+    effects = NO_EFFECTS if parent is None else effects_of(parent)
+    if not given.earlier and given.kinds.isdisjoint(EFFECTIVE):
+        return effects
+    replaced = [item for round in given.earlier if not round.is_fresh for item in round.given]
+    return apply_effects(effects, (*replaced, *given.items))
+
+
+def _is_hosted(tools: Tools, effects: Effects, kinds: frozenset[type]) -> bool:
+    """Whether a tool of this server may be called."""
+    return (
+        bool(effects.carried or effects.deferred or tools.deferred)
+        or any(isinstance(tool, HOSTED_TOOLS) for tool in tools.definitions)
+        or McpApprovalResponse in kinds
     )
 
 
@@ -151,8 +159,9 @@ def effects_of(turn: Turn) -> Effects:
     """The effects of this history, counted again for a turn that comes from a store."""
     if turn.effects is not None:
         return turn.effects
-    rounds = [one for node in turn.lineage() for one in node.rounds]
-    return apply_effects(NO_EFFECTS, (item for one in rounds for item in (*one.given, *one.wrote)))
+    rounds = [round for link in turn.lineage() for round in link.rounds]
+    items = (item for round in rounds for item in (*round.given, *round.wrote))
+    return apply_effects(NO_EFFECTS, items)
 
 
 def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[McpListTools]:
@@ -160,10 +169,10 @@ def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[Mc
     servers = servers_of(tools)
     before = _servers_before(parent) if servers and parent else {}
     return [
-        one
-        for one in effects.listed
-        if (server := servers.get(one.server_label)) is not None
-        and is_same_server(before.get(one.server_label, server), server)
+        listing
+        for listing in effects.listed
+        if (server := servers.get(listing.server_label)) is not None
+        and is_same_server(before.get(listing.server_label, server), server)
     ]
 
 
@@ -234,68 +243,10 @@ def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | No
     return candidates[0] if is_clear else None
 
 
-def check_request(create: Create) -> None:
-    """What no request may ask for."""
-    if create.background and create.store is False:
-        raise InvalidRequest(
-            "A background response must be stored: otherwise it could not be fetched.",
-            code="unsupported_value",
-            param="store",
-        )
-    for index, one in enumerate(create.context_management or []):
-        path = f"context_management[{index}]"
-        if one.type != "compaction":
-            raise InvalidRequest(
-                f"'{path}.type' must be 'compaction'.", code="invalid_value", param=f"{path}.type"
-            )
-        if one.compact_threshold is not None and one.compact_threshold < THRESHOLD_MIN:
-            raise InvalidRequest(
-                f"'{path}.compact_threshold' must be at least {THRESHOLD_MIN}.",
-                code="invalid_value",
-                param=f"{path}.compact_threshold",
-            )
-    for name in UNSUPPORTED:
-        if getattr(create, name):
-            raise InvalidRequest(
-                f"'{name}' is not supported by this server.",
-                code="unsupported_parameter",
-                param=name,
-            )
-
-
-def check_items(given: Sequence[Item]) -> None:
-    """What no item may ask for, whichever way it comes."""
-    for index, item in enumerate(given):
-        match item.value:
-            case ConfigurationUpdate(text=TextUpdate() as text):
-                _check_format(text, f"input[{index}].")
-            case CompactionTrigger() if index != len(given) - 1:
-                raise InvalidRequest(
-                    "'compaction_trigger' must be the last item of the input.",
-                    code="invalid_value",
-                    param=f"input[{index}].type",
-                )
-            case (
-                Message(content=list() as parts)
-                | FunctionCallOutput(output=list() as parts)
-                | CustomToolCallOutput(output=list() as parts)
-            ):
-                for part in parts:
-                    if isinstance(part, InputFile | InputImage) and part.file_id:
-                        raise InvalidRequest(
-                            "'file_id' is not supported: this server has no Files API. "
-                            "Send the contents inline instead.",
-                            code="unsupported_value",
-                            param=f"input[{index}]",
-                        )
-            case _:
-                pass
-
-
 def _head(create: Create, tools: Tools, warm: Warm | None) -> Head:
     """The head of the prompt; the last one's own if it is equal, so that a chain keeps long instructions once."""
     if create.text is not None:
-        _check_format(create.text)
+        check_format(create.text)
     head = Head(
         instructions=create.instructions,
         tools=tools,
@@ -305,52 +256,3 @@ def _head(create: Create, tools: Tools, warm: Warm | None) -> Head:
         reasoning=create.reasoning or ReasoningConfig(),
     )
     return warm.head if warm is not None and warm.head == head else head
-
-
-def _check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:
-    """A choice that cannot be met is refused now rather than quietly missed. Tools from items count."""
-    offers = tools.offers + effects.offers
-    # One that is deferred can be called by name, though the model has not seen all of it.
-    known: tuple[Offer, ...] = (*offers, *tools.deferred, *effects.deferred)
-    servers = servers_of(tools)
-    match choice:
-        case "required" | ToolChoiceName(type="allowed_tools") if servers:
-            # Which tools there are is known when the servers have been asked.
-            return
-        case ToolChoiceName(type="mcp", server_label=str() as label) if label in servers:
-            return
-        case "required" if not offers:
-            problem = "'tool_choice' is 'required', but no tool was given that can be called."
-        case ToolChoiceName(type="allowed_tools", mode="required", tools=allowed):
-            if chosen_offers(allowed or [], known):
-                return
-            problem = "'tool_choice' requires one of several tools, none of which is in 'tools'."
-        case ToolChoiceName(type="allowed_tools"):
-            return
-        case ToolChoiceName(type=kind, name=name):
-            if chosen_offers([choice], known):
-                return
-            problem = (
-                f"'tool_choice' names the tool '{cut_name(name)}', which is not in 'tools'."
-                if kind in ("function", "custom")
-                else f"'tool_choice' names the server '{choice.server_label}', which is not in 'tools'."
-                if kind == "mcp"
-                else f"'tool_choice' forces '{kind}', which is not in 'tools' as something that the client runs."
-                if kind in BUILTINS
-                else f"'tool_choice' forces '{cut_name(kind)}', which this server cannot run."
-            )
-        case _:
-            return
-    raise InvalidRequest(problem, code="unsupported_value", param="tool_choice")
-
-
-def _check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
-    """A format by schema needs its schema; a schema that is not needed is echoed all the same."""
-    if text is None or text.format is None:
-        return
-    path, schema = f"{of}text.format.schema", text.format.schema
-    is_absent = schema is UNSET or bytes(schema) == b"null"
-    if is_absent and text.format.type == "json_schema":
-        raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
-    if schema is not UNSET:
-        check_schema(schema, path)

@@ -122,7 +122,12 @@ class Running:
     @property
     def bytes(self) -> int:
         """What its rounds and its events hold in memory."""
-        return self._ring.bytes + (self.input_bytes if self.turn is None else self.turn.bytes)
+        return self._ring.bytes + self.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What its rounds hold in memory."""
+        return self.input_bytes if self.turn is None else self.turn.bytes
 
     @property
     def is_background(self) -> bool:

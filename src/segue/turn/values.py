@@ -366,6 +366,12 @@ class Resent(Struct, frozen=True):
     sent: tuple[Item, ...] = ()
     beginning: SentHistory | None = None
 
+    def known_beginning(self, given: tuple[Item, ...]) -> SentHistory | None:
+        """The beginning, if these items, which are the same as they are understood now, still begin with it: what a
+        reference names may have changed."""
+        known = self.beginning
+        return known if known is not None and given[: len(known.given)] == known.given else None
+
 
 class Scene(Struct, frozen=True):
     """Everything that a dialect may look at to write a prompt: the history, then this turn's rounds so far,

@@ -7,7 +7,7 @@ Nothing here decides what a turn does with an item (docs/protocol.md 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -449,13 +449,31 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval_request_id: str | UnsetType = UNSET
 
 
+def contains_media(items: Iterable[Item]) -> bool:
+    """Whether there are files, images or audio among the contents of these items."""
+    return any(
+        isinstance(part, InputFile | InputImage | InputAudio)
+        for item in items
+        for part in _contents(item.value)
+    )
+
+
+def _contents(value: ItemValue) -> Sequence[object]:
+    match value:
+        case Message(content=list() as parts):
+            return parts
+        case FunctionCallOutput(output=list() as parts):
+            return parts
+        case CustomToolCallOutput(output=list() as parts):
+            return parts
+        case _:
+            return ()
+
+
 def count_media(value: ItemValue, sees_images: bool = False) -> int:
-    """How many pictures and sounds this item carries that a model cannot take in."""
-    parts = value.content if isinstance(value, Message) else getattr(value, "output", None)
-    if not isinstance(parts, list):
-        return 0
+    """How many images and sounds this item contains that a model is not shown."""
     return sum(
         isinstance(part, InputAudio)
         or (isinstance(part, InputImage) and not (sees_images and part.data_url))
-        for part in parts
+        for part in _contents(value)
     )

@@ -202,7 +202,7 @@ def words_of(value: McpCall) -> str:
         return value.output
     if not isinstance(value.error, Raw) or bytes(value.error) == b"null":
         # Chat endpoints refuse a call without an output.
-        return "[What came of this call is not at hand.]"
+        return "[The output of this call is not available.]"
     match msgspec.json.decode(value.error):
         case {"message": str() as message}:
             return f"Error: {message}"

@@ -157,6 +157,12 @@ class Create(Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def is_warm_up(self) -> bool:
+        """Whether the model is not to speak: the request only prepares (docs/protocol.md 6.7)."""
+        options = self.prompt_cache_options
+        return self.generate is False or bool(options is not None and options.prewarm)
+
+    @property
     def conversation_id(self) -> str | None:
         """The conversation that this request joins, if any."""
         named = self.conversation

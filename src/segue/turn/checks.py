@@ -1,0 +1,152 @@
+"""What may no request ask for, and no item, whatever its history?
+
+Pure: a request, or a part of it, in; an error or nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from segue.errors import InvalidRequest, cut_name
+from segue.wire.codec import check_schema
+from segue.wire.effects import Effects
+from segue.wire.items import (
+    CompactionTrigger,
+    ConfigurationUpdate,
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputFile,
+    InputImage,
+    Item,
+    Message,
+    TextUpdate,
+)
+from segue.wire.mcp import servers_of
+from segue.wire.requests import Compact, Create, TextConfig, ToolChoiceName
+from segue.wire.tools import BUILTINS, Offer, Tools, chosen_offers
+
+# Each of these asks for something that is not built.
+UNSUPPORTED = ("prompt",)
+# The least that a history may be compacted at (docs/protocol.md 2).
+THRESHOLD_MIN = 1_000
+
+
+def check_request(create: Create) -> None:
+    """What no request may ask for."""
+    if create.background and create.store is False:
+        raise InvalidRequest(
+            "A background response must be stored: otherwise it could not be fetched.",
+            code="unsupported_value",
+            param="store",
+        )
+    for index, rule in enumerate(create.context_management or ()):
+        _check_compaction(rule, f"context_management[{index}]")
+    for name in UNSUPPORTED:
+        if getattr(create, name):
+            raise InvalidRequest(
+                f"'{name}' is not supported by this server.",
+                code="unsupported_parameter",
+                param=name,
+            )
+
+
+def _check_compaction(rule: Compact, path: str) -> None:
+    if rule.type != "compaction":
+        raise InvalidRequest(
+            f"'{path}.type' must be 'compaction'.", code="invalid_value", param=f"{path}.type"
+        )
+    if rule.compact_threshold is not None and rule.compact_threshold < THRESHOLD_MIN:
+        raise InvalidRequest(
+            f"'{path}.compact_threshold' must be at least {THRESHOLD_MIN}.",
+            code="invalid_value",
+            param=f"{path}.compact_threshold",
+        )
+
+
+def check_items(items: Sequence[Item]) -> None:
+    """What no item may ask for, whichever way it comes."""
+    for index, item in enumerate(items):
+        match item.value:
+            case ConfigurationUpdate(text=TextUpdate() as text):
+                check_format(text, f"input[{index}].")
+            case CompactionTrigger() if index != len(items) - 1:
+                raise InvalidRequest(
+                    "'compaction_trigger' must be the last item of the input.",
+                    code="invalid_value",
+                    param=f"input[{index}].type",
+                )
+            case (
+                Message(content=list() as parts)
+                | FunctionCallOutput(output=list() as parts)
+                | CustomToolCallOutput(output=list() as parts)
+            ):
+                if any(isinstance(part, InputFile | InputImage) and part.file_id for part in parts):
+                    raise InvalidRequest(
+                        "'file_id' is not supported: this server has no Files API. "
+                        "Send the contents inline instead.",
+                        code="unsupported_value",
+                        param=f"input[{index}]",
+                    )
+            case _:
+                pass
+
+
+def check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
+    """A format by schema needs its schema; a schema that is not needed is echoed all the same."""
+    if text is None or text.format is None:
+        return
+    path = f"{of}text.format.schema"
+    schema = text.format.schema
+    is_absent = schema is UNSET or bytes(schema) == b"null"
+    if is_absent and text.format.type == "json_schema":
+        raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
+    if schema is not UNSET:
+        check_schema(schema, path)
+
+
+def check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:
+    """A choice that cannot be met is refused now rather than quietly missed. Tools from items count."""
+    problem = _unmet(choice, tools, effects)
+    if problem is not None:
+        raise InvalidRequest(
+            f"'tool_choice' {problem}.", code="unsupported_value", param="tool_choice"
+        )
+
+
+def _unmet(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> str | None:
+    """Why this choice cannot be met; None if it can be."""
+    servers = servers_of(tools)
+    offers = tools.offers + effects.offers
+    # A deferred tool can be called by name, though the model has not seen all of it.
+    known: tuple[Offer, ...] = (*offers, *tools.deferred, *effects.deferred)
+    match choice:
+        case "required" | ToolChoiceName(type="allowed_tools") if servers:
+            # Which tools there are is known when the servers have been asked.
+            return None
+        case ToolChoiceName(type="mcp", server_label=str() as label) if label in servers:
+            return None
+        case "required" if not offers:
+            return "is 'required', but no tool was given that can be called"
+        case ToolChoiceName(type="allowed_tools", mode="required", tools=allowed):
+            is_met = bool(chosen_offers(allowed or [], known))
+            return None if is_met else "requires one of several tools, none of which is in 'tools'"
+        case ToolChoiceName(type="allowed_tools"):
+            return None
+        case ToolChoiceName():
+            return None if chosen_offers([choice], known) else _unknown(choice)
+        case _:
+            return None
+
+
+def _unknown(choice: ToolChoiceName) -> str:
+    """What is wrong with the name of a tool that is not there."""
+    kind = choice.type
+    if kind in ("function", "custom"):
+        return f"names the tool '{cut_name(choice.name)}', which is not in 'tools'"
+    if kind == "mcp":
+        return f"names the server '{choice.server_label}', which is not in 'tools'"
+    if kind in BUILTINS:
+        return f"forces '{kind}', which is not in 'tools' as something that the client runs"
+    return f"forces '{cut_name(kind)}', which this server cannot run"

@@ -1,0 +1,162 @@
+"""What do items stand for that a client sends in place of others? References name items of other turns, what we have
+sealed only we can open, and calls that our own tools have answered need their outputs.
+
+The items of a request in, the same items as the model will see them out. Nothing of an unstored turn may reach the disk
+with a stored one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import structs
+
+from segue.background import off_loop
+from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound
+from segue.ids import given_id, turn_of
+from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
+from segue.turn.plan import MANY_ITEMS, Caller, Given
+from segue.turn.seams import Seals
+from segue.turn.values import Owner, Round, Turn
+from segue.wire.items import (
+    Compaction,
+    CompactionSummary,
+    Item,
+    ItemReference,
+    McpCall,
+    Reasoning,
+    ReasoningText,
+    WebSearchCall,
+    contains_media,
+)
+from segue.wire.mcp import with_outputs
+
+# Items that stand for something else: references, what we have sealed, calls that our own tools have answered.
+INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
+# Clients name some of the items of a conversation, at most all of a long one.
+REFERENCES_MAX = 4_096
+
+
+async def replace_indirect(
+    given: Given, parent: Turn | None, caller: Caller, seals: Seals, *, is_stored: bool
+) -> Given:
+    """The items, with what they stand for in place of those that stand for something else."""
+    if given.kinds.isdisjoint(INDIRECT):
+        return given
+    items = await resolve_references(given.items, parent, caller, is_stored=is_stored)
+    opened = unseal(structs.replace(given, items=items), caller.owner, seals)
+    items = with_outputs(opened.items)
+    # A reference may stand for an item with files.
+    has_media = given.has_media or await off_loop(len(items) > MANY_ITEMS, contains_media, items)
+    return structs.replace(opened, items=items, has_media=has_media)
+
+
+# --- references ---
+
+
+async def resolve_references(
+    items: tuple[Item, ...], parent: Turn | None, caller: Caller, *, is_stored: bool
+) -> tuple[Item, ...]:
+    """The items with every reference replaced by what it names: in the history, or in a turn that is kept."""
+    names = [item.value.id or "" for item in items if isinstance(item.value, ItemReference)]
+    if not names:
+        return items
+    if len(names) > REFERENCES_MAX:
+        raise InvalidRequest(
+            f"Too many item references: {len(names)}, at most {REFERENCES_MAX}.", param="input"
+        )
+    known = await _items_in_history(parent, is_stored=is_stored)
+    await _add_items_of_turns(known, names, caller, is_stored=is_stored)
+    return tuple(
+        _named(item.value, known, index) if isinstance(item.value, ItemReference) else item
+        for index, item in enumerate(items)
+    )
+
+
+async def _items_in_history(parent: Turn | None, *, is_stored: bool) -> dict[str, Item]:
+    """The items of this history by their ids."""
+    known: dict[str, Item] = {}
+    for turn in parent.lineage() if parent else ():
+        if turn.is_stored or not is_stored:
+            known |= _items_with_ids(turn)
+            await asyncio.sleep(0)
+    return known
+
+
+async def _add_items_of_turns(
+    known: dict[str, Item], names: list[str], caller: Caller, *, is_stored: bool
+) -> None:
+    """Read the turns whose items are named and not known yet; what has no id of its own has one by its place."""
+    searched: set[str] = set()
+    for name in names:
+        turn_id = turn_of(name)
+        if name in known or not turn_id or turn_id in searched:
+            continue
+        searched.add(turn_id)
+        turn = await caller.turns.read(caller.owner, turn_id)
+        if turn is not None and (turn.is_stored or not is_stored):
+            by_place = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
+            for item_id, item in (_items_with_ids(turn) | by_place).items():
+                known.setdefault(item_id, item)
+        await asyncio.sleep(0)
+
+
+def _items_with_ids(turn: Turn) -> dict[str, Item]:
+    items = (item for round in turn.rounds for item in (*round.given, *round.wrote))
+    return {item.value.id: item for item in items if item.value.id}
+
+
+def _named(reference: ItemReference, known: dict[str, Item], index: int) -> Item:
+    name = reference.id or ""
+    if name not in known:
+        raise NotFound(
+            f"Item with id '{name[:ID_CHARS_MAX]}' not found.",
+            code="item_not_found",
+            param=f"input[{index}].id",
+        )
+    return known[name]
+
+
+# --- seals ---
+
+
+def unseal(given: Given, owner: Owner, seals: Seals) -> Given:
+    """Open what only we can read. A thought that we cannot open stays closed, and the model does without; a compaction
+    that we cannot open would be a lost history, and is refused."""
+    earlier: tuple[Round, ...] = ()
+    replaced: list[Item] = []
+    items: list[Item] = []
+    for index, item in enumerate(given.items):
+        match item.value:
+            case Reasoning(encrypted_content=str() as sealed, content=content) if not content:
+                items.append(_with_thought(item, seals.open(owner, sealed)))
+            case Compaction(encrypted_content=sealed) | CompactionSummary(encrypted_content=sealed):
+                compacted = _compacted(seals.open(owner, sealed), index)
+                meant = structs.replace(summary_message(compacted), id=item.value.id)
+                items.append(Item(item.raw, meant))
+                if compacted.kind == "chain":
+                    replaced += items
+                    items = []
+                    stand = Round(stand_in(compacted), is_fresh=True)
+                    earlier = (Round(tuple(replaced)), stand)
+            case _:
+                items.append(item)
+    return structs.replace(given, items=tuple(items), earlier=earlier)
+
+
+def _with_thought(item: Item, body: bytes | None) -> Item:
+    if body is None:
+        return item
+    thought = structs.replace(item.value, content=[ReasoningText(text=body.decode())])
+    return Item(item.raw, thought)
+
+
+def _compacted(body: bytes | None, index: int) -> Compacted:
+    compacted = None if body is None else from_bytes(body)
+    if compacted is None:
+        raise InvalidRequest(
+            "The encrypted content of this compaction could not be verified.",
+            code="invalid_encrypted_content",
+            param=f"input[{index}].encrypted_content",
+        )
+    return compacted
