@@ -29,7 +29,7 @@ ROOMS = {
     "readers": "3: what did the model say, and how is it made to say it?",
     "dialects": "3: how does this model family write and read?",
     "engines": "3: who produces tokens?",
-    "replicas": "3: which of several servers takes a job? Loaded where there are several, or several processes share one.",
+    "replicas": "3: which of several servers takes a job? Loaded only where several servers or processes are.",
     "inside": "3: how does a model run in this process?",
     "stores": "3: what is remembered? One class for one backend.",
     "tools": "3: what may the server do for the model?",
