@@ -136,7 +136,7 @@ test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its o
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)
 
 test-traces: $(DEV_DONE) ## replay real agent sessions with faults put in; ARGS="FILE" names all of them, else a sample
-	@$(VENV)/bin/python -m tests.reuse.traces $(ARGS)
+	@$(VENV)/bin/python -m tests.reports.traces $(ARGS)
 
 test-reliability: $(DEV_DONE) $(NPM_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_NGINX),,$(NGINX_DONE)) ## the long versions: hundreds of losses, kills and floods
 	@$(VENV)/bin/python -m pytest -n auto --dist loadfile -m reliability --timeout 1800 tests $(ARGS)

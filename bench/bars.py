@@ -106,7 +106,7 @@ def traces(*, is_quick: bool) -> Iterator[Bar]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         sessions = ("--sessions", "4" if is_quick else "0")
-        run("segue.cli", "bench", "--trace", *sessions, "--ways", "ws", "--json", str(path))
+        run("segue_cli.cli", "bench", "--trace", *sessions, "--ways", "ws", "--json", str(path))
         report = msgspec.json.decode(path.read_bytes(), type=TraceReport)
     row = next(row for row in report.amplification if row.kind == "continuation")
     bars = {"bytes": 1.0, "items": 1.0, "tokenized": 1.0, "computed": 1.05}

@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from segue.app import open_app
 from segue.errors import ApiError
+from segue.server.app import open_app
 from segue.settings import load_settings
 from segue.turn.plan import Caller, Tally
 from segue.wire.codec import decode_create

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from segue.fast_tokenizer import SAMPLES, fast_encode
-from segue.models import load_vocabulary
-from segue.turn.values import IdArray
+from segue.seams.prompt import IdArray
+from segue.server.models import load_vocabulary
+from segue.vocabularies.fast_tokenizer import SAMPLES, fast_encode
 from segue_bench.rounds import print_table
 from tests.models.assets import CACHE
 

@@ -29,11 +29,12 @@ import msgspec
 from msgspec import Raw
 
 from segue.ids import new_id
+from segue.seams.history import Round, Turn
+from segue.seams.prompt import id_array
 from segue.stores.postgres import PostgresStore
 from segue.stores.postgres_database import CONNECTIONS_MAX, PostgresDatabase
 from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import GROUP_MAX, SqliteDatabase
-from segue.turn.values import Round, Turn, id_array
 from segue.wire.items import Item, ItemValue
 from segue.wire.response import InputDetails, OutputDetails, ReasoningEcho, Response, Usage
 from segue_bench.rounds import interleaved, print_table

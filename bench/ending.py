@@ -20,10 +20,10 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.peer import Client, server
-from segue import cli
+from segue.seams.history import UsageEntry
 from segue.stores import sqlite
-from segue.turn.values import UsageEntry
 from segue_bench.rounds import interleaved, print_table
+from segue_cli import cli
 
 LEDGER_S = 0.2
 # At a speed at which they come one by one; the limit ends a turn with a word and not with an end mark after it.
@@ -35,7 +35,7 @@ ENDINGS = {
     "stored, relaxed": (True, "relaxed"),
     "stored, full": (True, "full"),
 }
-LEDGERS = {"a fast ledger": "segue.cli", "a ledger of 200 ms": "bench.ending"}
+LEDGERS = {"a fast ledger": "segue_cli.cli", "a ledger of 200 ms": "bench.ending"}
 
 
 class SlowLedger(sqlite._Ledger):
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
 
-        def client(*flags: str, module: str = "segue.cli") -> Client:
+        def client(*flags: str, module: str = "segue_cli.cli") -> Client:
             return Client(stack.enter_context(server(SCRIPT, *FLAGS, *flags, module=module)).port)
 
         clients = {kind: client("--durability", kind) for kind in ("full", "relaxed")}

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from bench.peer import Client, server
+from segue.seams.guard import PASSED, Verdict
 from segue.settings import Settings
-from segue.turn.values import PASSED, Verdict
 from segue_bench.rounds import interleaved, print_table
 
 GUARD_S = 0.05

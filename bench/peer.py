@@ -21,7 +21,7 @@ DELTA = b'{"type":"response.output_text.delta"'
 def server(
     script: Mapping[str, Any] | None = None,
     *flags: str,
-    module: str = "segue.cli",
+    module: str = "segue_cli.cli",
     is_pinned: bool = True,
 ) -> Iterator[ServerProcess]:
     """Run a server, pinned to the first core where there are two; another module may change it before it serves."""

@@ -24,13 +24,14 @@ from rich.progress import Progress
 
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.inside.embedded import EmbeddedEngine
-from segue.inside.weights import find_weights
-from segue.turn.values import Head, Ids, Job, Sampling, Scene
+from segue.seams.model import Ids, Job, Sampling, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_tools, user_message
 from segue_bench.rounds import print_table
+from segue_embedded.embedded import EmbeddedEngine
+from segue_embedded.weights import find_weights
 
 PARALLEL = 4
 ANSWER_TOKENS_MAX = 60

@@ -30,20 +30,10 @@ from segue.dialects.family import TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.template import template_dialect
-from segue.inside.weights import find_weights
+from segue.seams.history import Round, Turn
+from segue.seams.model import Dialect, Ids, ItemClosed, Rendered, Scene, TurnClosed
+from segue.seams.prompt import Head, Tokens
 from segue.turn.commit import warm_after
-from segue.turn.seams import Dialect
-from segue.turn.values import (
-    Head,
-    Ids,
-    ItemClosed,
-    Rendered,
-    Round,
-    Scene,
-    Tokens,
-    Turn,
-    TurnClosed,
-)
 from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import CONTROL, vocabulary_from_metadata
@@ -52,6 +42,7 @@ from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import FunctionTool, Tools, offers_of
 from segue_bench.rounds import interleaved, print_table
+from segue_embedded.weights import find_weights
 
 SIZES = (1_000, 10_000, 100_000, 500_000)
 OUTPUT_CHARS = 2_000

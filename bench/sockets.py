@@ -89,7 +89,7 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 def segue_class(size_max: int) -> type[asyncio.Protocol]:
-    from segue.transports.socket import Socket, SocketClosed, SocketLimits, socket_class
+    from segue.listener.socket import Socket, SocketClosed, SocketLimits, socket_class
 
     class Bench:
         __slots__ = ("resumption", "socket")

@@ -31,9 +31,9 @@ from rich.progress import Progress
 
 from bench.peer import Client, server
 from bench.state_load import NEWEST_S, OLDEST_S, SCRIPT, load
+from segue.seams.store import Retention
 from segue.stores.maintenance import PAUSE_S
 from segue.stores.postgres import PostgresStore
-from segue.turn.values import Retention
 from segue_bench.rounds import print_table
 from tests.postgres import PostgresServer, other_user, programs, reachable, temporary_folder
 

@@ -8,7 +8,7 @@ number of hops since then, `calls` the number of all calls and resumptions, whic
 ends the recording and gives it back, and `ignore` ends it so that its hops are left out from now on. The end of the
 socket ends the server.
 
-Of the package only `segue.cli:main` is named here, so that the same tracer runs on any checkout.
+Of the package only `segue_cli.cli:main` is named here, so that the same tracer runs on any checkout.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def obey(control: socket.socket, recorder: Recorder) -> None:
 def main(arguments: list[str]) -> int:
     """Serve, watched."""
     control, package, *command = arguments
-    import segue.cli
+    import segue
+    import segue_cli.cli
 
     assert segue.__file__ is not None
     if Path(segue.__file__).parent != Path(package):
@@ -169,7 +170,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=obey, args=(listener, recorder), daemon=True).start()
     threading.setprofile(recorder.see)
     sys.setprofile(recorder.see)
-    return segue.cli.main(command)
+    return segue_cli.cli.main(command)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def listening(port: int) -> None:
 async def serve_segue() -> None:
     import uvicorn
 
-    from segue.transports.socket import Socket, SocketClosed, SocketLimits, socket_class
+    from segue.listener.socket import Socket, SocketClosed, SocketLimits, socket_class
 
     tasks: set[asyncio.Task[None]] = set()
 

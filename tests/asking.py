@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from segue.transports.http import HttpApp
-from segue.transports.openapi import openapi
+from segue.openapi.pages import openapi
+from segue.responses.http import HttpApp
 from tests.events import check_turn
 from tests.support import MODEL, WEATHER, Answer, served_process
 

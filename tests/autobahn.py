@@ -26,12 +26,12 @@ from typing import Any, cast
 
 import uvloop
 
-from segue.app import App
-from segue.process.intake import Inflow, Intake
-from segue.process.memory import Memory
-from segue.server import build_server
+from segue.listener.socket import MessageFault, Socket, SocketClosed
+from segue.memory.budget import Memory
+from segue.memory.intake import Inflow, Intake
+from segue.server.app import App
+from segue.server.serve import build_server
 from segue.settings import load_settings
-from segue.transports.socket import MessageFault, Socket, SocketClosed
 
 SECTIONS = ("1", "2", "3", "4", "5", "6", "7", "9", "10", "12", "13")
 # What release 25.10.1 has in them; fewer would be a run that ended early.

@@ -125,7 +125,7 @@ class Victim:
 
     async def kill_at_start(self) -> None:
         """Before it listens, or soon after: in the middle of recovery, as it may be."""
-        words = ["-m", "segue.cli", "serve", "--port", "0", "--engine", "scripted", *self.words]
+        words = ["-m", "segue_cli.cli", "serve", "--port", "0", "--engine", "scripted", *self.words]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = await asyncio.create_subprocess_exec(
             sys.executable, *words, cwd=self.folder, **quiet

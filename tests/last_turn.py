@@ -88,7 +88,7 @@ def section() -> str:
 @pytest.fixture(autouse=True)
 def remember_the_last_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin anew, and hear of every turn that ends."""
-    from segue.dashboard.history import RecentTurns
+    from segue_dashboard.history import RecentTurns
 
     events.clear()
     ended.clear()

@@ -86,7 +86,7 @@ async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator
     from mcp.server.transport_security import TransportSecuritySettings
 
     # Here, because the program that speaks over its pipes has nothing of ours.
-    from segue.server import UvicornServer
+    from segue.server.serve import UvicornServer
 
     found = Remote()
     server = build(found)

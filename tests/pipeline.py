@@ -19,14 +19,16 @@ from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.chains import Lineages
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
+from segue.seams.model import Dialect, Engine, EngineFacts, Finish, Ids, Job, Piece
+from segue.seams.prompt import Tokens
+from segue.seams.store import Turns
 from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteStore
-from segue.turn.plan import Caller, Model, Resources, Tally
+from segue.turn.plan import Caller, Model, Tally
+from segue.turn.resources import Resources
 from segue.turn.running import Running
-from segue.turn.seams import Dialect, Engine, Turns
-from segue.turn.values import EngineFacts, Finish, Ids, Job, Piece, Tokens
 from segue.wire.codec import decode_create
 from segue.wire.events import Event
 from tests.contracts.engine import chatml

@@ -13,16 +13,17 @@ from segue.dialects.harmony import tools_section
 from segue.engines.example import example
 from segue.engines.structural_tags import gbnf, lark
 from segue.errors import InvalidRequest
-from segue.inside.unrolled import unrolled
 from segue.json_schema import CopyBudget, JsonSchema, moved, properties_of, refers
 from segue.readers.arguments import TaggedArguments
 from segue.readers.call_tags import SPELLINGS, Spelling, tagged_calls
 from segue.readers.formats import Tags
 from segue.readers.offers import call_schema, format_schema
-from segue.turn.values import Grammar, Head, Scene
+from segue.seams.model import Grammar, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import TextConfig, TextFormat
 from segue.wire.tools import FunctionTool
+from segue_embedded.unrolled import unrolled
 from tests.contracts.dialect import smollm2, tools_of
 
 Json = Any

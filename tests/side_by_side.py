@@ -327,7 +327,7 @@ def refusal(program: Program, store: str, folder: Path) -> str:
     """What this version says that does not start on the store."""
     words = ["serve", "--port", "0", "--engine", "scripted", "--store", store]
     ended = subprocess.run(
-        [sys.executable, "-m", "segue.cli", *words],
+        [sys.executable, "-m", "segue_cli.cli", *words],
         cwd=folder, env={**os.environ, **program.environment}, text=True, timeout=WAIT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

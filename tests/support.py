@@ -21,8 +21,8 @@ from typing import Any
 
 import websockets.asyncio.client
 
-from segue.app import ALONE, App, WorkerPlace, open_app
-from segue.server import build_server
+from segue.server.app import ALONE, App, WorkerPlace, open_app
+from segue.server.serve import build_server
 from segue.settings import load_settings
 from tests import last_turn
 
@@ -228,7 +228,7 @@ def served_process(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable, "-m", "segue.cli"),
+    program: Sequence[str] = (sys.executable, "-m", "segue_cli.cli"),
 ) -> Iterator[ServedProcess]:
     """Run the command as a person would, on a free port; everything it prints is kept. A wrapper is a command that runs
     the rest of its line; `program` is another `segue` than that of the checkout."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import VERBS, main
+from segue.seams.history import UsageEntry
 from segue.stores.seals import RingSeals, open_ring
 from segue.stores.sqlite import SqliteStore
-from segue.turn.values import UsageEntry
+from segue_cli.cli import VERBS, main
 
 NOW = int(time.time())
 ENTRIES = [

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 
-from segue.cli import main, parse
 from segue.errors import Misconfigured
 from segue.settings import (
     FLAGS,
@@ -18,6 +17,7 @@ from segue.settings import (
     settings_of,
     shown_address,
 )
+from segue_cli.cli import main, parse
 
 
 def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:

@@ -124,7 +124,7 @@ class Servers:
         """Segue with its render cache on and off, and agentic-api, in front of this vLLM."""
         base = f"http://127.0.0.1:{self.port(engine)}"
         segue = [
-            *(sys.executable, "-m", "segue.cli", "serve", "--engine", "vllm"),
+            *(sys.executable, "-m", "segue_cli.cli", "serve", "--engine", "vllm"),
             *("--engine-url", base, "--model", "m", "--tokenizer", str(self.model(engine))),
             *("--engine-parallel", str(PARALLEL), "--context-tokens", str(CONTEXT_TOKENS)),
         ]

@@ -21,9 +21,9 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from segue.inside.weights import find_weights
 from segue.vocabularies.gguf import read_gguf
 from segue_bench.server import ServerProcess
+from segue_embedded.weights import find_weights
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".cache" / "hollow-vllm"

@@ -205,7 +205,7 @@ def serve_in(folder: Path, options: ServerOptions, port: int = 0) -> Iterator[Se
         lines += [f"tps = {model.tokens_per_s:g}"]
     config = folder / "segue.toml"
     config.write_text("\n".join(lines) + "\n")
-    command = ["-m", "segue.cli", "serve", "--port", str(port), "--config", str(config)]
+    command = ["-m", "segue_cli.cli", "serve", "--port", str(port), "--config", str(config)]
     with spawn([*command, *options.flags], LISTENING, folder) as process:
         yield process
 

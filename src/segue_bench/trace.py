@@ -116,7 +116,7 @@ def traced_server(words: Words, scale: int, *, is_peer: bool) -> Iterator[Traced
         (folder / "engine").mkdir()
         replica = stack.enter_context(spawn(command, r" at http://\S+:(\d+)", folder / "engine"))
         command = [
-            *("-m", "segue.cli", "serve", "--port", "0", "--config", "none"),
+            *("-m", "segue_cli.cli", "serve", "--port", "0", "--config", "none"),
             *("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{replica.port}"),
             *("--model", MODEL, "--tokenizer", str(VOCABULARY)),
             *("--store", f"sqlite:///{folder}/trace.db"),

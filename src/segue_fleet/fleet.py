@@ -247,7 +247,7 @@ class Fleet:
         folder = self.folder / name
         folder.mkdir()
         command = [
-            sys.executable, "-m", "segue.cli", "serve", "--config", "none", "--port", str(port),
+            sys.executable, "-m", "segue_cli.cli", "serve", "--config", "none", "--port", str(port),
             "--workers", str(self.shape.workers), "--store", self._postgres().url,
             "--engine", "vllm", "--model", MODEL, "--tokenizer", str(tokenizer_path()),
             *(word for engine in engines for word in ("--engine-url", engine)),

@@ -12,7 +12,7 @@ import pytest
 from segue.accounts.account import LOCAL, SECRET, TRUST_S, Account, Accounts
 from segue.errors import Unauthenticated, Unavailable
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
-from segue.storage import give_out
+from segue.server.storage import give_out
 from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.cli import main
+from segue_cli.cli import main
 from tests.support import fetch, metric, served_process
 
 KEYS = {

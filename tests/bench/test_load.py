@@ -4,10 +4,10 @@ import json
 from array import array
 from pathlib import Path
 
-from segue.cli import main
 from segue_bench.load import LoadRun, summarise
 from segue_bench.machine import describe
 from segue_bench.streams import LATE_STEPS, late_ms, note_late
+from segue_cli.cli import main
 
 
 def test_load_delivers_and_is_counted(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.cli import main
 from segue_bench.sessions import load_sessions, plan
 from segue_bench.trace import TraceRun, TraceTotals
 from segue_bench.trace_report import TraceReport, along, ttft_chart
+from segue_cli.cli import main
 
 # A root, two continuations, a reset that keeps some of the second turn, a fork, and a sub-agent.
 TURNS = [

@@ -19,7 +19,7 @@ from bench.tracer import Recorder
 from bench.vllm import IDS, ids_of
 from bench.walk import Hop, Recording, Spot, cell, count, main, path_lines, shared
 
-READ = Spot("transports/socket.py", "Socket.read")
+READ = Spot("listener/socket.py", "Socket.read")
 DECODE = Spot("wire/codec.py", "decode")
 CHECK = Spot("wire/codec.py", "check")
 RUN = Spot("turn/run.py", "run")

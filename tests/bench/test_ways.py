@@ -119,6 +119,6 @@ def test_a_socket_sends_only_what_is_new() -> None:
 
 
 def test_a_server_of_ours_that_does_not_start_says_why(tmp_path: Path) -> None:
-    command = ["-m", "segue.cli", "serve", "--engine", "scripted", "--store", "nowhere"]
+    command = ["-m", "segue_cli.cli", "serve", "--engine", "scripted", "--store", "nowhere"]
     with pytest.raises(ServerNotStarted, match="nowhere"), spawn(command, "port (1)", tmp_path):
         pass

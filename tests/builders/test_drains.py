@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.builders import drains as module
 from segue.builders.drains import Drains
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.control import DrainOrder, FleetStatus
 from segue.engine_status import EngineStatus
 from segue.engines.queued import servers_of
-from segue.models import ServedModels, build_models
+from segue.server.control import DrainOrder, FleetStatus
+from segue.server.models import ServedModels, build_models
 from segue.settings import load_settings
 from tests.cluster.test_peers import met
 from tests.support import until

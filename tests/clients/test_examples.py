@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from segue.cli import main
+from segue_cli.cli import main
 from tests.clients.agents import EXAMPLES
 from tests.clients.outside import PYTHON, run_python
+from tests.documents.papers import pdf
 from tests.support import served_process
-from tests.tools.papers import pdf
 
 # What each example says, among other things, in front of the engine that plays a script.
 SAYS: dict[str, tuple[str, ...]] = {

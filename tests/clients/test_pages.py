@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from segue.remote.clients import CLIENTS, settings_of
-from segue.remote.codex import codex_block
-from segue.remote.talk import URL, ModelEndpoint
+from segue_cli.remote.clients import CLIENTS, settings_of
+from segue_cli.remote.codex import codex_block
+from segue_cli.remote.talk import URL, ModelEndpoint
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged
@@ -41,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
 def connect(served: ServedProcess, *arguments: str, **environment: str) -> str:
     """What `segue connect` prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "segue.cli", "connect", *arguments, "--url", served.url],
+        [sys.executable, "-m", "segue_cli.cli", "connect", *arguments, "--url", served.url],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

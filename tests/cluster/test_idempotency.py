@@ -12,8 +12,8 @@ import pytest
 from segue.cluster.idempotency import SharedIdempotencyKeys
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
+from segue.seams.store import Claim
 from segue.stores.memory import MemoryIdempotencyKeys
-from segue.turn.values import Claim
 from tests.support import until
 
 

@@ -14,11 +14,12 @@ from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
 from segue.cluster.remote import RemoteTurns
 from segue.ids import new_turn_id
+from segue.seams.model import ItemOpened, ItemText
 from segue.stores.memory import MemoryEventLog
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel
 from segue.turn.running import Running
-from segue.turn.values import Cancel, ItemOpened, ItemText
 from segue.wire.codec import encode
 from segue.wire.events import Event
 from tests.contracts.turns import OWNER, make_turn

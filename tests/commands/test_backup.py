@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from segue import cli
+from segue_cli import cli
 from tests.postgres import PostgresServer
 from tests.support import MODEL, fetch, serving, wire
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import VERBS, main
+from segue_cli.cli import VERBS, main
 
 ENGINES = {"embedded", "scripted", "llamacpp", "vllm", "sglang", "chat"}
 # What is typed, and some of what must be offered.

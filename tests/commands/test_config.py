@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import main
+from segue_cli.cli import main
 
 Printed = pytest.CaptureFixture[str]
 

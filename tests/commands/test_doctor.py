@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import main
-from segue.commands.doctor import Check, compare, examine
-from segue.inside.weights import find_weights
-from segue.models import SCRIPTED_VOCABULARY
+from segue.seams.model import EngineFacts
+from segue.server.models import SCRIPTED_VOCABULARY
 from segue.settings import ModelSettings, load_settings
-from segue.turn.values import EngineFacts
 from segue.vocabularies.load import vocabulary_from_gguf
+from segue_cli.cli import main
+from segue_cli.commands.doctor import Check, compare, examine
+from segue_embedded.weights import find_weights
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm
 from tests.support import serving

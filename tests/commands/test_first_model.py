@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from segue.commands import first_model
-from segue.commands.first_model import with_first_model
-from segue.models import missing_models
+from segue.server.models import missing_models
 from segue.settings import Settings, load_settings
+from segue_cli.commands import first_model
+from segue_cli.commands.first_model import with_first_model
 
 BETTER = ("better", 1_100_000_000)
 
@@ -100,7 +100,7 @@ def test_missing_weights_are_downloaded_if_a_person_agrees(
     monkeypatch.setattr(first_model, "missing_models", missing_models)
     # A machine without weights.
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("segue.inside.weights._installed", lambda weights: None)
+    monkeypatch.setattr("segue_embedded.weights._installed", lambda weights: None)
     ask = None if answer is None else lambda question: answer
     with_first_model(settings(**flags), ask)
     assert fetched == (["smollm2"] if is_fetched else [])

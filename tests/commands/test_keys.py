@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from segue.cli import main
-from segue.commands.keys import chosen
 from segue.errors import Misconfigured
 from segue.limits import Key, KeyLimits
+from segue_cli.cli import main
+from segue_cli.commands.keys import chosen
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]{43}")
 

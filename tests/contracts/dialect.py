@@ -17,28 +17,20 @@ import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.parts import MODEL_TURN, parts_of
-from segue.inside.weights import find_weights
 from segue.process.render_cache import is_cut
-from segue.turn.commit import warm_after
-from segue.turn.seams import Dialect
-from segue.turn.values import (
-    Head,
-    IdArray,
+from segue.seams.history import Round, Turn, Unfinished, Warm
+from segue.seams.model import (
+    Dialect,
     Ids,
     ItemClosed,
     ItemOpened,
     ItemText,
     Parsed,
-    Prompt,
-    Round,
     Scene,
-    Tokens,
-    Turn,
     TurnClosed,
-    Unfinished,
-    Warm,
-    id_array,
 )
+from segue.seams.prompt import Head, IdArray, Prompt, Tokens, id_array
+from segue.turn.commit import warm_after
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
@@ -46,6 +38,7 @@ from segue.wire.effects import NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
+from segue_embedded.weights import find_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """What every `Engine` must do: jobs to give it, and one function for each promise.
 
-A `Bench` is an engine with the dialect that its jobs are written in. The promises are those of `turn/seams.py`: ids,
+A `Bench` is an engine with the dialect that its jobs are written in. The promises are those of `seams/`: ids,
 then one `Finish`; never more than was asked for; closing or cancelling at any moment leaves it free for the next.
 """
 
@@ -17,11 +17,11 @@ import msgspec
 
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.inside.weights import find_weights
-from segue.turn.seams import Dialect, Engine
-from segue.turn.values import Finish, Head, Ids, Job, JobStarted, Piece, Sampling, Scene
+from segue.seams.model import Dialect, Engine, Finish, Ids, Job, JobStarted, Piece, Sampling, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.wire.items import Item
+from segue_embedded.weights import find_weights
 from tests.contracts.turns import said
 
 WAIT_S = 20

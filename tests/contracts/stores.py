@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.seams.history import UsageEntry
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
 from segue.stores.postgres import PostgresStore
@@ -19,7 +20,6 @@ from segue.stores.postgres_database import PostgresDatabase
 from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import SqliteDatabase
 from segue.stores.store import Store
-from segue.turn.values import UsageEntry
 from tests.pgbouncer import POOLED
 from tests.postgres import PostgresServer
 

@@ -14,7 +14,7 @@ from segue.cluster.hub import Hub, open_hub_bus
 from segue.cluster.local import LocalBus
 from segue.cluster.notify import PART_BYTES, PartJoiner, cut, open_notify_bus
 from segue.errors import Unavailable
-from segue.turn.seams import Bus
+from segue.seams.bus import Bus
 
 WAIT_S = 20
 

@@ -10,8 +10,7 @@ import pytest
 from msgspec import structs
 
 from segue.errors import ApiError
-from segue.turn.seams import Conversations
-from segue.turn.values import Conversation, ConversationItem
+from segue.seams.store import Conversation, ConversationItem, Conversations
 from segue.wire.codec import ITEM_ID_CHARS_MAX
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn, said

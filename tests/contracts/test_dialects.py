@@ -12,11 +12,12 @@ from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.dialects.template import template_dialect
-from segue.inside.weights import find_weights
-from segue.turn.values import Delta, Deltas, Head, Scene
+from segue.seams.model import Delta, Deltas, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.gguf import read_gguf
 from segue.wire.items import Item, ItemValue, Message
+from segue_embedded.weights import find_weights
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import DialectCase, smollm2
 from tests.contracts.turns import SAMPLES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from segue.engines.scripted import Script, ScriptedEngine, ScriptedTurn
-from segue.inside.shared import SharedEngine, sharing
+from segue_embedded.shared import SharedEngine, sharing
 from tests.contracts import engine as contract
 from tests.contracts.engine import Bench, chatml
 

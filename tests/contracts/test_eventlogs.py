@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.turn.values import Retention
+from segue.seams.store import Retention
 from segue.wire.events import Event
 from tests.contracts.stores import KINDS, Stores, open_stores
 from tests.contracts.turns import NASTY, OWNER, make_turn

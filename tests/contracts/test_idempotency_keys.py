@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.turn.values import Claim
+from segue.seams.store import Claim
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 

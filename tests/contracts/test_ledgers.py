@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from segue.limits import UsageTotal
-from segue.turn.values import UsageEntry
+from segue.seams.history import UsageEntry
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.background import failures
+from segue.aio import failures
+from segue.seams.history import Turn
+from segue.seams.store import Conversation, Retention
 from segue.stores import maintenance
 from segue.stores.maintenance import BATCH, maintained
-from segue.turn.values import Conversation, Retention, Turn
 from segue.wire.events import Event
 from tests.contracts.stores import KINDS, SHARED, Stores, open_stores
 from tests.contracts.turns import OWNER, make_chain, make_turn

@@ -18,14 +18,13 @@ import pytest
 from aiohttp import web
 from msgspec import Raw
 
-from segue.tools.fetch import Fetcher, Policy
-from segue.tools.hosts import McpHosts
-from segue.tools.index import IndexWeb, build
-from segue.tools.mcp import McpServer, McpServers
-from segue.tools.search import JsonEngine, JsonSearch
-from segue.tools.web import LiveWeb, WebTool
-from segue.turn.seams import Tool
-from segue.turn.values import HostedCall, ToolResult
+from segue.mcp.hosts import McpHosts
+from segue.mcp.sessions import McpServer, McpServers
+from segue.seams.tools import HostedCall, Tool, ToolResult
+from segue.web.fetch import Fetcher, Policy
+from segue.web.index import IndexWeb, build
+from segue.web.search import JsonEngine, JsonSearch
+from segue.web.web import LiveWeb, WebTool
 from tests.mcp_server import remote
 
 WAIT_S = 30

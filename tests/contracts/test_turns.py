@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.turn.seams import Turns
-from segue.turn.values import id_array
+from segue.seams.prompt import id_array
+from segue.seams.store import Turns
 from tests.contracts.stores import KINDS, open_stores
 from tests.contracts.turns import (
     NASTY,

@@ -10,7 +10,8 @@ from typing import get_args
 import msgspec
 from msgspec import Raw
 
-from segue.turn.values import NO_IDS, IdArray, Round, Turn, id_array
+from segue.seams.history import Round, Turn
+from segue.seams.prompt import NO_IDS, IdArray, id_array
 from segue.wire.items import Call, Item, ItemReference, ItemValue, Message
 from segue.wire.response import (
     InputDetails,

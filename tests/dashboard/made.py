@@ -1,9 +1,9 @@
 """Turns that are over, made by hand."""
 
 from segue.process.afterwards import MARKS, EndedTurn
-from segue.transports.websocket import SessionStatus
+from segue.responses.websocket import SessionStatus
+from segue.seams.history import UsageEntry
 from segue.turn.plan import Span, Tally
-from segue.turn.values import UsageEntry
 
 
 def settled(

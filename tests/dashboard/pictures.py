@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from segue.control import DrainOrder
 from segue.limits import KeyLimits
-from segue.storage import give_out
+from segue.server.control import DrainOrder
+from segue.server.storage import give_out
 from tests.dashboard.browser import Page, browsing
 from tests.scenarios.test_replicas import ask, fleet_of, restart, staged
 from tests.support import MODEL, WEATHER, Served, Wire, fetch, serving, wire

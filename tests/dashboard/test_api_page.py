@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.accounts.scopes import SCOPES
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.dashboard.browser import Page, browsing
 from tests.support import fetch, serving
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from segue.accounts.scopes import SCOPES
-from segue.inside.weights import find_weights
-from segue.storage import give_out
+from segue.server.storage import give_out
+from segue_embedded.weights import find_weights
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.engines.fakes.vllm import FakeVllm
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own

@@ -8,20 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.dashboard.feed import (
-    IDLE_S,
-    TICK_S,
-    TURNS_MAX,
-    WATCHERS_MAX,
-    Feed,
-    Sources,
-    Watcher,
-)
-from segue.dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
-from segue.dashboard.views import CacheUse, Viewer
 from segue.engine_status import EngineStatus
 from segue.errors import TooMany
-from segue.transports.websocket import SessionStatus
+from segue.responses.websocket import SessionStatus
+from segue_dashboard.feed import IDLE_S, TICK_S, TURNS_MAX, WATCHERS_MAX, Feed, Sources, Watcher
+from segue_dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
+from segue_dashboard.views import CacheUse, Viewer
 from tests.dashboard.made import glance, settled
 
 ANNA = Viewer("anna", is_operator=False)

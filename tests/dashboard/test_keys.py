@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving
 
 KEYS = "/dashboard/keys"

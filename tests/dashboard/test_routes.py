@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from segue.dashboard.routes import policy, read_assets
-from segue.storage import give_out
-from segue.transports.auth import KEY_PROTOCOL, PROTOCOL
+from segue.listener.auth import KEY_PROTOCOL, PROTOCOL
+from segue.server.storage import give_out
+from segue_dashboard.routes import policy, read_assets
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, wire
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from segue.dashboard.feed import Feed, Sources
-from segue.dashboard.history import RecentTurns
-from segue.dashboard.together import together
-from segue.dashboard.views import (
+from segue.engine_status import EngineStatus
+from segue_dashboard.feed import Feed, Sources
+from segue_dashboard.history import RecentTurns
+from segue_dashboard.together import together
+from segue_dashboard.views import (
     CONNECTIONS_LISTED_MAX,
     FULLEST,
     CacheUse,
@@ -22,7 +23,6 @@ from segue.dashboard.views import (
     Totals,
     Viewer,
 )
-from segue.engine_status import EngineStatus
 from tests.dashboard.made import settled
 
 ANNA = Viewer("anna", is_operator=True)

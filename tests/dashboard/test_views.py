@@ -1,7 +1,7 @@
 """What a watcher sees is its own; an operator sees totals, and nobody's conversations."""
 
-from segue.dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
 from segue.turn.plan import Span
+from segue_dashboard.views import CELLS_MAX, CONNECTIONS_LISTED_MAX, Viewer, connections, turn_row
 from tests.dashboard.made import glance, settled
 
 SALT = b"salt"

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2.sandbox
 
-from segue.turn.values import Head
+from segue.seams.prompt import Head
 from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from segue.dialects.messages import MessagesDialect
-from segue.turn.values import Delta, Deltas, Head, Scene
+from segue.seams.model import Delta, Deltas, Scene
+from segue.seams.prompt import Head
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item

@@ -13,13 +13,14 @@ from hypothesis import assume, given, settings
 
 from segue.dialects.chatml import SMOLLM2, SMOLLM2_SYSTEM
 from segue.dialects.family import TokenDialect
-from segue.inside.weights import find_weights
-from segue.turn.values import Head, Ids, ItemClosed, ItemText, Parsed, Scene
+from segue.seams.model import Ids, ItemClosed, ItemText, Parsed, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import CustomToolCall, FunctionCall, Item, Message, Reasoning
+from segue_embedded.weights import find_weights
 from tests.contracts.dialect import (
     BARE,
     OFFERING,

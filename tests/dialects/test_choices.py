@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
-from segue.turn.values import Delta, Deltas, Head, Ids, Scene
+from segue.seams.model import Delta, Deltas, Ids, Scene
+from segue.seams.prompt import Head
 from segue.wire.requests import ToolChoiceName
 from tests.contracts import dialect as contract
 from tests.contracts.dialect import TOOLS, DialectCase, call, custom_call, message

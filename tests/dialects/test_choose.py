@@ -14,10 +14,9 @@ from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import AROUND, MISTRAL
 from segue.errors import Misconfigured, ServerFault
-from segue.inside.weights import find_weights
+from segue.seams.model import Dialect, Scene
+from segue.seams.prompt import Head
 from segue.settings import DIALECTS
-from segue.turn.seams import Dialect
-from segue.turn.values import Head, Scene
 from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import (
@@ -26,6 +25,7 @@ from segue.vocabularies.load import (
     vocabulary_from_metadata,
 )
 from segue.wire.requests import Effort, ReasoningConfig
+from segue_embedded.weights import find_weights
 from tests.contracts.dialect import flat, message, smollm2
 from tests.dialects import templates
 from tests.dialects.test_template import CHATML

@@ -12,7 +12,9 @@ import pytest
 from segue.dialects.choose import choose, dialect_for
 from segue.dialects.deepseek import TEMPLATES
 from segue.errors import Misconfigured, ServerFault
-from segue.turn.values import Grammar, Head, Scene, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Grammar, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Vocabulary

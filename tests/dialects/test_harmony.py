@@ -10,7 +10,9 @@ import pytest
 from segue.dialects.family import TokenDialect
 from segue.dialects.harmony import HARMONY, tools_section
 from segue.errors import InvalidRequest
-from segue.turn.values import Head, Ids, ItemClosed, ItemText, Scene, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Ids, ItemClosed, ItemText, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName

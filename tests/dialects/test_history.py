@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from segue.dialects.family import TokenDialect
 from segue.dialects.template import template_dialect
-from segue.turn.values import Head, Scene, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.items import Item

@@ -11,7 +11,9 @@ from segue.dialects.choose import choose
 from segue.dialects.family import TokenDialect
 from segue.dialects.images import placeholder_of
 from segue.dialects.template import template_dialect
-from segue.turn.values import Head, ImageAt, Scene, Tokens, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Scene
+from segue.seams.prompt import Head, ImageAt, Tokens
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item

@@ -8,7 +8,8 @@ import pytest
 from segue.dialects.choose import choose
 from segue.dialects.family import TokenDialect
 from segue.dialects.llama3 import LLAMA3
-from segue.turn.values import Head, Ids, Scene
+from segue.seams.model import Ids, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import OFFERING, TOOLS, Heard, call, flat, heard, message, output, read

@@ -14,25 +14,20 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
-from segue.turn.commit import warm_after
-from segue.turn.values import (
-    NO_IDS,
+from segue.seams.history import Round, Turn, Unfinished, Warm
+from segue.seams.model import (
     Delta,
     Deltas,
-    Head,
     ItemClosed,
     ItemOpened,
     ItemText,
-    Messages,
     Parsed,
     Rendered,
-    Round,
     Scene,
-    Turn,
     TurnClosed,
-    Unfinished,
-    Warm,
 )
+from segue.seams.prompt import NO_IDS, Head, Messages
+from segue.turn.commit import warm_after
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item
 from segue.wire.response import Response

@@ -11,7 +11,8 @@ import pytest
 from segue.dialects.family import TokenDialect
 from segue.dialects.mistral import MISTRAL
 from segue.errors import ServerFault
-from segue.turn.values import Head, Ids, Scene
+from segue.seams.model import Ids, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item

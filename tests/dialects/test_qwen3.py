@@ -6,7 +6,9 @@ import pytest
 
 from segue.dialects.chatml import QWEN3
 from segue.dialects.family import TokenDialect
-from segue.turn.values import Head, Scene, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import ReasoningConfig
 from tests.contracts.dialect import (

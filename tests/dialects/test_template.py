@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from segue.dialects.family import TokenDialect
 from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, ServerFault
-from segue.turn.values import Head, Round, Scene, Turn, Unfinished, Warm
+from segue.seams.history import Round, Turn, Unfinished, Warm
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import ChatTemplate
 from tests.contracts.dialect import (
     OFFERING,

@@ -6,7 +6,9 @@ import pytest
 
 from segue.dialects.chatml import QWEN3
 from segue.dialects.family import TokenDialect
-from segue.turn.values import Head, Round, Scene, Unfinished, Warm
+from segue.seams.history import Round, Unfinished, Warm
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
 from segue.wire.items import Item
 from tests.contracts.dialect import (
     TOOLS,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import VERBS, parser_of
-from segue.commands.completion import places_of
+from segue_cli.cli import VERBS, parser_of
+from segue_cli.commands.completion import places_of
 from tests.rules.test_citations import ROOT, documents
 
 COMMAND = re.compile(r"(?:^ *|`|\$\()segue ([a-z]+)((?: +[^\s`|;&#)>]+)*)", re.MULTILINE)

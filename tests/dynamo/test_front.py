@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from segue import models
 from segue.engines.dynamo import DYNAMO
 from segue.engines.token_engine import TokenRequest
-from segue.turn.values import Job
+from segue.seams.model import Job
+from segue.server import models
 from tests.dynamo.rig import AFFINITY, MODEL, SCRIPT, SCRIPT_TURNS, Rig, dynamo, write_answers
 from tests.dynamo.sessions import TURNS, Client, Found, sessions
 from tests.support import Served, fetch, metric, serving, wire

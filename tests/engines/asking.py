@@ -13,11 +13,9 @@ import msgspec
 
 from segue.engines.client import HttpResponse
 from segue.engines.upstream import EventStream, Timeouts, Upstream
-from segue.turn.seams import Engine
-from segue.turn.values import (
-    NO_TOKENS,
+from segue.seams.model import (
+    Engine,
     Finish,
-    Head,
     Ids,
     Job,
     JobStarted,
@@ -25,9 +23,8 @@ from segue.turn.values import (
     Sampling,
     Scene,
     TokenLogprob,
-    Tokens,
-    id_array,
 )
+from segue.seams.prompt import NO_TOKENS, Head, Tokens, id_array
 from segue.wire.codec import as_item
 from segue.wire.items import Item, Message, OutputText
 from tests.contracts import engine as contract

@@ -32,7 +32,7 @@ class Listener:
 @contextmanager
 def llama_server(slots: int = 2, projector: Path | str = "") -> Iterator[Listener]:
     """A server that is ready; ended by its own process at the end. With a projector it takes images."""
-    from segue.inside.weights import find_weights
+    from segue_embedded.weights import find_weights
 
     model = find_weights("smollm2")
     with socket.socket() as probe:

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import EVENTS_MIN, EVENTS_PER_TOKEN_MAX, ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
-from segue.turn.values import (
+from segue.seams.model import (
     Delta,
     Deltas,
     Finish,
-    Head,
     ItemClosed,
     ItemOpened,
     ItemText,
@@ -31,6 +30,7 @@ from segue.turn.values import (
     Sampling,
     Scene,
 )
+from segue.seams.prompt import Head
 from segue.wire.codec import decode_item
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Logprob, TopLogprob

@@ -5,18 +5,8 @@ from __future__ import annotations
 import pytest
 
 from segue.engines.counts import UNSEEN_TOKENS_MAX, plausible
-from segue.turn.values import (
-    NO_MESSAGES,
-    NO_TOKENS,
-    Finish,
-    Head,
-    Job,
-    JobStarted,
-    Prompt,
-    Sampling,
-    Scene,
-    id_array,
-)
+from segue.seams.model import Finish, Job, JobStarted, Sampling, Scene
+from segue.seams.prompt import NO_MESSAGES, NO_TOKENS, Head, Prompt, id_array
 
 # 40 bytes, about 12 tokens; and 31 tokens.
 MESSAGES = NO_MESSAGES.plus(b"m" * 40, tokens=12)

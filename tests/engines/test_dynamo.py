@@ -13,8 +13,8 @@ from segue.engines.dynamo import DYNAMO
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.lineage import Lineage
-from segue.turn.values import Finish, Grammar, JobStarted, Sampling
+from segue.seams.lineage import Lineage
+from segue.seams.model import Finish, Grammar, JobStarted, Sampling
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,

@@ -15,7 +15,7 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import ContextRefused, error_for_status
 from segue.engines.vllm import VLLM
 from segue.errors import InvalidRequest
-from segue.turn.values import EngineFacts
+from segue.seams.model import EngineFacts
 from tests.engines.asking import heard, ids_of, job, tokens, upstream
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.vllm import FakeVllm

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from segue.engines.hidden_tokens import HiddenTokens
-from segue.inside.weights import find_weights
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
+from segue_embedded.weights import find_weights
 
 
 @pytest.fixture(scope="module")

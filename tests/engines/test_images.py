@@ -13,7 +13,7 @@ from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import SMALL_IMAGE, VLLM
 from segue.errors import ApiError, InvalidRequest
-from segue.turn.values import ImageAt, Tokens, id_array
+from segue.seams.prompt import ImageAt, Tokens, id_array
 from tests.contracts.dialect import smollm2, special_ids
 from tests.engines.asking import finish_of, heard, ids_of, job, upstream
 from tests.engines.fakes.llama import MARKER, FakeLlama

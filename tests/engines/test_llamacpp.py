@@ -18,19 +18,8 @@ from segue.engines.llamacpp import LLAMACPP, KnownGrammars
 from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
 from segue.readers.tags import any_of, json_of, sequence, tag_of, text_without, words
-from segue.turn.values import (
-    Finish,
-    Grammar,
-    Head,
-    Ids,
-    ItemText,
-    JobStarted,
-    Piece,
-    Sampling,
-    Scene,
-    Tokens,
-    id_array,
-)
+from segue.seams.model import Finish, Grammar, Ids, ItemText, JobStarted, Piece, Sampling, Scene
+from segue.seams.prompt import Head, Tokens, id_array
 from tests.contracts import engine as contract
 from tests.contracts.dialect import smollm2
 from tests.contracts.engine import chatml

@@ -15,7 +15,7 @@ from segue.engines.scripted import ScriptedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
-from segue.turn.values import EngineFacts, Finish, JobStarted
+from segue.seams.model import EngineFacts, Finish, JobStarted
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,

@@ -12,8 +12,8 @@ import pytest
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.errors import EngineFailed, InvalidRequest, Unavailable
-from segue.lineage import Lineage
-from segue.turn.values import Finish, Grammar, JobStarted, Sampling, TokenLogprob
+from segue.seams.lineage import Lineage
+from segue.seams.model import Finish, Grammar, JobStarted, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,

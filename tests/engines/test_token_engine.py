@@ -31,19 +31,8 @@ from segue.engines.token_engine import (
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed
-from segue.turn.seams import Engine
-from segue.turn.values import (
-    NO_TOKENS,
-    Finish,
-    Ids,
-    Job,
-    JobStarted,
-    Sampling,
-    TokenLogprob,
-    Tokens,
-    Written,
-    id_array,
-)
+from segue.seams.model import Engine, Finish, Ids, Job, JobStarted, Sampling, TokenLogprob, Written
+from segue.seams.prompt import NO_TOKENS, Tokens, id_array
 from tests.engines.asking import STOP, Played, job, tokens
 from tests.engines.fakes.server import DONE, event
 

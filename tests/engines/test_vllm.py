@@ -9,8 +9,8 @@ import pytest
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import RENDER, VLLM
 from segue.errors import EngineFailed, InvalidRequest
-from segue.lineage import Lineage
-from segue.turn.values import Finish, Grammar, Sampling, TokenLogprob
+from segue.seams.lineage import Lineage
+from segue.seams.model import Finish, Grammar, Sampling, TokenLogprob
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,

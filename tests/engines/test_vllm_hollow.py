@@ -23,7 +23,7 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import GENERATE, VLLM, VllmOffer
 from segue.errors import ApiError, InvalidRequest
-from segue.turn.values import Grammar, Sampling
+from segue.seams.model import Grammar, Sampling
 from segue_bench.client import local, open_websocket
 from segue_bench.trace import VOCABULARY
 from segue_bench.ways import Stopwatch, frame, socket_turn

@@ -16,17 +16,8 @@ import pytest
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM, VllmOffer
 from segue.errors import InvalidRequest
-from segue.turn.values import (
-    Finish,
-    Grammar,
-    Head,
-    Ids,
-    ItemText,
-    Sampling,
-    Scene,
-    Tokens,
-    id_array,
-)
+from segue.seams.model import Finish, Grammar, Ids, ItemText, Sampling, Scene
+from segue.seams.prompt import Head, Tokens, id_array
 from tests.contracts.dialect import smollm2
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said

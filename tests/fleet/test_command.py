@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import main
+from segue_cli.cli import main
 from segue_fleet import programs
 from segue_fleet.fleet import await_port, free_ports, kill_session
 
-UP = [sys.executable, "-m", "segue.cli", "fleet", "up", "--no-prometheus"]
+UP = [sys.executable, "-m", "segue_cli.cli", "fleet", "up", "--no-prometheus"]
 SMALL = ["--machines", "1", "--workers", "1", "--replicas", "2"]
 
 

@@ -14,20 +14,11 @@ from hypothesis import strategies as st
 
 from segue.guards.gate import HELD_CHARS_MAX, GuardGate
 from segue.guards.texts import forms_of
+from segue.seams.guard import PASSED, Verdict
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.seams.prompt import id_array
+from segue.turn.notices import Blocked, Filtered, Notice
 from segue.turn.plan import Guards, Tally
-from segue.turn.values import (
-    PASSED,
-    Blocked,
-    Filtered,
-    ItemClosed,
-    ItemOpened,
-    ItemText,
-    Notice,
-    Parsed,
-    TurnClosed,
-    Verdict,
-    id_array,
-)
 from segue.wire.items import Logprob
 
 BAD = "<bad>"

@@ -19,7 +19,8 @@ from segue.engines.chat import ChatEngine
 from segue.engines.upstream import Upstream
 from segue.errors import ApiError
 from segue.guards.texts import texts_of, texts_of_head
-from segue.turn.values import Head, Job, Messages, Sampling, Scene
+from segue.seams.model import Job, Sampling, Scene
+from segue.seams.prompt import Head, Messages
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item, McpListTools

@@ -10,7 +10,7 @@ import pytest
 import websockets
 
 from segue.listener.protocol import LISTENERS, UPGRADE_S_MAX, UPGRADES_MAX, UpgradeQueue
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, until, wire
 
 # More than the buffers of a loopback connection take.
@@ -122,7 +122,7 @@ async def test_empty_lines_between_requests_do_not_keep_a_connection() -> None:
 async def test_rest_of_a_request_that_is_answered_is_not_waited_for(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("segue.transports.exchange.DISCARD_S_MAX", 0.1)
+    monkeypatch.setattr("segue.listener.exchange.DISCARD_S_MAX", 0.1)
     async with serving(handshake_s_max=0.2, auth="keys") as served:
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with asyncio.timeout(WAIT_S):
@@ -270,7 +270,7 @@ async def test_client_that_asks_and_does_not_read_is_cut(
 async def test_one_connection_too_many_is_told_so_in_a_few_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("segue.server.SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr("segue.server.serve.SPARE_CONNECTIONS", 0)
     async with serving(connections_max=1) as served, wire(served):
         waits = set()
         for _ in range(20):

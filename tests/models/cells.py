@@ -18,20 +18,10 @@ import msgspec
 
 from segue.dialects.choose import dialect_for
 from segue.dialects.family import TokenDialect
+from segue.seams.history import Round, Turn
+from segue.seams.model import Grammar, ItemClosed, ItemOpened, ItemText, Parsed, Scene, TurnClosed
+from segue.seams.prompt import Head, Tokens
 from segue.turn.commit import warm_after
-from segue.turn.values import (
-    Grammar,
-    Head,
-    ItemClosed,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Round,
-    Scene,
-    Tokens,
-    Turn,
-    TurnClosed,
-)
 from segue.vocabularies.load import vocabulary_from_file
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from segue.turn.values import Grammar, Scene
+from segue.seams.model import Grammar, Scene
 from segue.vocabularies.vocabulary import Own
 from segue.wire.requests import ToolChoiceName
 from tests.contracts.dialect import message

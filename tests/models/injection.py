@@ -14,7 +14,8 @@ import msgspec
 
 from segue.dialects.family import TokenDialect
 from segue.errors import InvalidRequest
-from segue.turn.values import Head, Scene, Tokens
+from segue.seams.model import Scene
+from segue.seams.prompt import Head, Tokens
 from segue.vocabularies.vocabulary import BLANK
 from segue.wire.items import Item
 from segue.wire.tools import CustomTool, FunctionTool

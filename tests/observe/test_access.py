@@ -18,8 +18,8 @@ from segue.errors import Misconfigured
 from segue.observe.access import text_of
 from segue.observe.logs import make_formatter
 from segue.process.afterwards import AccessLine
+from segue.server.storage import give_out
 from segue.settings import load_settings
-from segue.storage import give_out
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.support import Served, fetch, serving, until, wire
 

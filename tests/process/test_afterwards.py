@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from segue.process.afterwards import BACKLOG_MAX, BATCH_MAX, Afterwards, EndedTurn, Observer
+from segue.seams.history import UsageEntry
 from segue.stores.memory import MemoryLedger
 from segue.turn.commit import entry_of
 from segue.turn.plan import Span, Tally
-from segue.turn.values import UsageEntry
 from tests.contracts.turns import make_turn
 
 WAIT_S = 10

@@ -7,7 +7,7 @@ from typing import Any
 
 from segue.engines.scripted import Script, ScriptedCall, ScriptedTurn
 from segue.errors import EngineFailed
-from segue.lineage import Lineage
+from segue.seams.lineage import Lineage
 from tests.pipeline import Stage, Told, staged
 
 CALLING = Script((ScriptedTurn(calls=(ScriptedCall("look"),)), ScriptedTurn(text="Done.")))

@@ -9,8 +9,8 @@ import pytest
 
 from segue.errors import Fenced
 from segue.process.patient_turns import PatientTurns
+from segue.seams.history import Owner, Turn
 from segue.stores.postgres_database import LEASE_S, PostgresDatabase
-from segue.turn.values import Owner, Turn
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 

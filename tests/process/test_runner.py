@@ -14,9 +14,11 @@ import pytest
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
 from segue.process import pace
+from segue.seams.history import Owner, Turn
+from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
+from segue.seams.store import Turns
+from segue.turn.notices import Cancel
 from segue.turn.plan import Caller, Tally
-from segue.turn.seams import Turns
-from segue.turn.values import Cancel, EngineFacts, Finish, Ids, Job, Owner, Piece, Turn
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from segue.engines.structural_tags import lark
-from segue.turn.values import Grammar
+from segue.seams.model import Grammar
 from segue.vocabularies.vocabulary import Vocabulary
 
 library: Any = importlib.import_module("llguidance")

@@ -16,7 +16,8 @@ from segue.errors import InvalidRequest
 from segue.readers.call_tags import tagged_calls
 from segue.readers.forced import CallForm, lead_of
 from segue.readers.tags import GRAMMAR_BYTES_MAX, json_of, maybe, sequence, tag_of
-from segue.turn.values import Grammar, Head, Scene
+from segue.seams.model import Grammar, Scene
+from segue.seams.prompt import Head
 from segue.wire.requests import TextConfig, TextFormat
 from tests.readers.following import is_accepted
 from tests.schemas import chain, lists, scene_of, spelling, tag, tree, vocabulary, wide

@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from segue.turn.values import Grammar, Head, Ids, Scene, Turn, id_array
+from segue.seams.history import Turn
+from segue.seams.model import Grammar, Ids, Scene
+from segue.seams.prompt import Head, id_array
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool, NamespaceTool
 from tests.contracts import dialect as contract

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from segue.readers.bound import BoundFamily
 from segue.readers.formats import FORMATS, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
-from segue.turn.values import Head, Ids, ItemText, Parsed, Scene
+from segue.seams.model import Ids, ItemText, Parsed, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.tools import CustomTool, FunctionTool

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
-from segue.turn.values import (
+from segue.seams.model import (
     Delta,
     Deltas,
     Ids,

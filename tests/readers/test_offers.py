@@ -11,8 +11,8 @@ from segue.dialects.chatml import QWEN3, SMOLLM2
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.llama3 import LLAMA3
 from segue.readers.offers import call_schema, forced, format_schema
-from segue.turn.seams import Dialect
-from segue.turn.values import Head, Scene
+from segue.seams.model import Dialect, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import TextConfig, TextFormat, ToolChoiceName
 from segue.wire.tools import FunctionTool

@@ -4,7 +4,8 @@ import pytest
 
 from segue.dialects.chatml import PLAIN, SMOLLM2
 from segue.dialects.family import TokenDialect
-from segue.turn.values import Head, Ids, ItemText, Scene
+from segue.seams.model import Ids, ItemText, Scene
+from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from tests.contracts.dialect import OFFERING, Heard, heard, read, smollm2
 

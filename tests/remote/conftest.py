@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from segue.cli import main
+from segue_cli.cli import main
 from tests.support import served_process
 
 

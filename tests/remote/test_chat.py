@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from segue.remote.chat import Talk
+from segue_cli.remote.chat import Talk
 from tests.clients.proxy import proxied
 from tests.support import WAIT_S, ServedProcess, metric, served_process
 
@@ -16,7 +16,7 @@ from tests.support import WAIT_S, ServedProcess, metric, served_process
 async def chat(url: str, typed: str, *flags: str) -> tuple[int, str]:
     """The command with these lines typed; its exit status, and what it said."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "segue.cli", "chat", "--url", url, *flags),
+        *(sys.executable, "-m", "segue_cli.cli", "chat", "--url", url, *flags),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -91,7 +91,7 @@ async def test_interrupt_ends_the_answer_and_frees_the_engine(tmp_path: Path) ->
     flags = serving(tmp_path, {"text": "So:", "pad_tokens": 2_000}, tps="20")
     with served_process(*flags, cwd=tmp_path) as served:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "segue.cli", "chat", "--url", served.url),
+            *(sys.executable, "-m", "segue_cli.cli", "chat", "--url", served.url),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.cli import main
 from segue.errors import Misconfigured
-from segue.remote.clients import CLIENTS, settings_of
-from segue.remote.codex import codex_block, with_provider
-from segue.remote.talk import ModelEndpoint, ServedModel, base_url_of
+from segue_cli.cli import main
+from segue_cli.remote.clients import CLIENTS, settings_of
+from segue_cli.remote.codex import codex_block, with_provider
+from segue_cli.remote.talk import ModelEndpoint, ServedModel, base_url_of
 from tests.clients.outside import NODE
 from tests.support import served_process
 
@@ -215,7 +215,7 @@ def test_address_without_a_scheme_is_refused() -> None:
 def segue(*arguments: str, home: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
     """The command, as a person would run it."""
     return subprocess.run(
-        [sys.executable, "-m", "segue.cli", *arguments],
+        [sys.executable, "-m", "segue_cli.cli", *arguments],
         env={"PATH": "", "CODEX_HOME": str(home), "PYTHONPATH": ":".join(sys.path)},
         input=typed,
         capture_output=True,

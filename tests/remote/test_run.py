@@ -42,7 +42,7 @@ def segue(
     # Not below the folder for temporary files: Codex does not like that.
     own = {"HOME": str(home), "XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": os.getcwd()}
     return subprocess.run(
-        [sys.executable, "-m", "segue.cli", "run", *words],
+        [sys.executable, "-m", "segue_cli.cli", "run", *words],
         cwd=folder,
         env={
             **clean(os.environ),

@@ -14,9 +14,9 @@ import tomllib
 
 import pytest
 
-from segue.cli import main
-from segue.remote.clients import CLIENTS
-from segue.remote.talk import RunningServer, ServerRefused
+from segue_cli.cli import main
+from segue_cli.remote.clients import CLIENTS
+from segue_cli.remote.talk import RunningServer, ServerRefused
 from tests.support import WAIT_S
 
 Said = tuple[int, str, str]
@@ -111,7 +111,7 @@ def test_lines_can_be_edited_and_fetched_again(locked: tuple[str, str]) -> None:
     """On a terminal: Up fetches the last question, arrow keys move in it, an interrupt drops a line, Ctrl-D exits."""
     url, key = locked
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "segue.cli", "chat", "--url", url, "--key", key]
+    command = [sys.executable, "-m", "segue_cli.cli", "chat", "--url", url, "--key", key]
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     process = subprocess.Popen(command, env=environment, stdin=end, stdout=end, stderr=end)
     try:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from segue.lineage import Lineage
 from segue.replicas.book import RouteBook, held_tokens
 from segue.replicas.placement import Choice
-from segue.turn.values import Head, Scene, Tokens, Turn, Unfinished, Warm, id_array
+from segue.seams.history import Turn, Unfinished, Warm
+from segue.seams.lineage import Lineage
+from segue.seams.model import Scene
+from segue.seams.prompt import Head, Tokens, id_array
 from tests.contracts.turns import response_of
 from tests.engines.asking import job, tokens
 

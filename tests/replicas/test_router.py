@@ -13,22 +13,11 @@ from segue.engines.queued import QueuedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
-from segue.lineage import Lineage
 from segue.replicas.router import RoutedEngine
-from segue.turn.seams import Engine
-from segue.turn.values import (
-    EngineFacts,
-    Finish,
-    Head,
-    Job,
-    JobStarted,
-    Piece,
-    Scene,
-    Tokens,
-    Unfinished,
-    Warm,
-    id_array,
-)
+from segue.seams.history import Unfinished, Warm
+from segue.seams.lineage import Lineage
+from segue.seams.model import Engine, EngineFacts, Finish, Job, JobStarted, Piece, Scene
+from segue.seams.prompt import Head, Tokens, id_array
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
     PROMISES,

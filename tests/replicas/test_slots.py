@@ -19,9 +19,9 @@ from segue.engines.scripted import ScriptedEngine
 from segue.limits import Draw, Grant, HeldPlaces, share_out
 from segue.replicas import slots
 from segue.replicas.slots import SharedSlots, SlotShare
+from segue.seams.access import SharedLimits
+from segue.server.storage import open_store
 from segue.settings import Settings
-from segue.storage import open_store
-from segue.turn.seams import SharedLimits
 from tests.contracts.engine import chatml
 from tests.support import until
 
@@ -113,7 +113,7 @@ HOLDS = """
 import asyncio, sys
 from segue.limits import Draw, HeldPlaces, KeyLimits
 from segue.settings import Settings
-from segue.storage import open_store
+from segue.server.storage import open_store
 
 async def hold():
     async with open_store(Settings(store=sys.argv[1])) as store:

@@ -613,7 +613,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "bad_input::test_frame_that_is_not_utf8_ends_the_connection",
         ),
         "pings: an uploading client is not late": (
-            "transports/socket::test_uploading_peer_is_not_lost_without_pongs",
+            "listener/socket::test_uploading_peer_is_not_lost_without_pongs",
         ),
     },
     "6.10 steering": {
@@ -648,7 +648,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "protocol_section_10::test_section_10_row_6_a_socket_carries_json_objects_and_nothing_else",
         ),
         "type is an own string key": (OPEN,),
-        "large client frames": ("transports/socket::test_message_at_the_limit_is_taken",),
+        "large client frames": ("listener/socket::test_message_at_the_limit_is_taken",),
         "a text frame in every silence": (
             "protocol_section_10::test_section_10_row_13_text_frames_break_every_silence",
         ),
@@ -725,7 +725,7 @@ ROWS["beside the contract"] = {
         "connections::test_close_frame_cancels_a_stored_turn_and_keeps_its_finished_items",
     ),
     "documents are served": (
-        "transports/openapi::test_documents_are_served_and_are_the_same_bytes_each_time",
+        "openapi/pages::test_documents_are_served_and_are_the_same_bytes_each_time",
         "protocol_shapes::test_everything_that_leaves_by_http_is_in_our_openapi_document",
         "protocol_shapes::test_everything_that_leaves_by_socket_is_in_our_asyncapi_document",
     ),

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from segue.cli import parse
 from segue.settings import FLAGS, Settings, load_settings
+from segue_cli.cli import parse
 from tests.releases import newest_version
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -1,6 +1,6 @@
 """Does every endless loop run where its errors are heard, and is each of them documented?
 
-An endless loop is an async function with `while True`. It is started by `segue.background`, which names it, logs what
+An endless loop is an async function with `while True`. It is started by `segue.aio`, which names it, logs what
 it raises and starts it again: not as a bare task, whose error nobody hears of until somebody waits for it. The rule
 goes by the names of functions, and does not follow one through a variable. A made-up tree shows that it can fail.
 """

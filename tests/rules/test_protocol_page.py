@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from segue.transports.openapi import CLIENT_EVENTS, OPERATIONS
+from segue.openapi.pages import CLIENT_EVENTS, OPERATIONS
+from segue.openapi.schema import REF, schemas
 from segue.wire.events import EVENT_TYPES
 from segue.wire.items import HostedOutput, ItemValue
-from segue.wire.schema import REF, schemas
 from segue.wire.tools import ToolDefinition
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
+from segue.server.app import WorkerPlace
 from segue.stores import maintenance
 from tests.pgbouncer import POOLED
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, kinds, metric, serving, until, wire

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from segue.accounts.scopes import OPERATOR
-from segue.app import WorkerPlace
-from segue.cli import main
 from segue.cluster.hub import Hub
-from segue.process.reuse import ReuseWatch
-from segue.storage import give_out
+from segue.reports.watch import ReuseWatch
+from segue.server.app import WorkerPlace
+from segue.server.storage import give_out
+from segue_cli.cli import main
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import reply
 from tests.engines.fakes.vllm import FakeVllm

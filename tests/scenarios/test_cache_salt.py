@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import reply
 from tests.engines.fakes.chat import FakeChat, delta, end, usage

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.cli import main
-from segue.storage import give_out
+from segue.server.storage import give_out
+from segue_cli.cli import main
 from tests.canaries import WORD, find_traces, leave_traces, read_metrics
 from tests.support import MODEL, fetch, metric, served_process, serving, wire
 

@@ -27,24 +27,15 @@ from hypothesis.stateful import (
 )
 
 from segue.errors import EngineFailed
-from segue.inside.weights import find_weights
+from segue.seams.history import Round, Turn
+from segue.seams.model import Ids, ItemClosed, Scene, TurnClosed
+from segue.seams.prompt import Head, IdArray, Tokens, id_array
 from segue.turn.resolve import count_model_turns
-from segue.turn.values import (
-    Head,
-    IdArray,
-    Ids,
-    ItemClosed,
-    Round,
-    Scene,
-    Tokens,
-    Turn,
-    TurnClosed,
-    id_array,
-)
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.items import Item
+from segue_embedded.weights import find_weights
 from tests.contracts.engine import chatml
 from tests.contracts.turns import make_turn
 from tests.events import check_refusal, check_turn

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from segue.inside.weights import find_weights
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
+from segue_embedded.weights import find_weights
 from tests.support import ServedProcess, Wire, metric, served_process, wire
 
 pytestmark = pytest.mark.xdist_group("embedded")

@@ -19,12 +19,13 @@ from msgspec import Raw, structs
 from segue.dialects.chatml import SMOLLM2
 from segue.dialects.family import TokenDialect
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
-from segue.inside.embedded import EmbeddedEngine
-from segue.inside.weights import find_weights
-from segue.tools.index import build
+from segue.seams.model import Finish, Ids, Job, Piece
+from segue.seams.prompt import Tokens, id_array
 from segue.turn.plan import Model
-from segue.turn.values import Finish, Ids, Job, Piece, Tokens, id_array
 from segue.vocabularies.load import vocabulary_from_gguf
+from segue.web.index import build
+from segue_embedded.embedded import EmbeddedEngine
+from segue_embedded.weights import find_weights
 from tests.clients.outside import ROOT, run_python
 from tests.mcp_server import remote
 from tests.support import WEATHER, Served, fetch, kinds, metric, served_process, serving, wire

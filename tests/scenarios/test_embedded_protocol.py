@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from segue.inside.weights import find_weights
+from segue_embedded.weights import find_weights
 from tests.clients.outside import PYTHON, ROOT
 from tests.engines.llama_listener import CONTEXT_TOKENS, KEY, Listener, llama_server
 from tests.support import Served, Wire, fetch, serving, wire

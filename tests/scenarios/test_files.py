@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.documents.papers import TEDIOUS, drawn, pdf
 from tests.scenarios.test_rollout import CALL, append, outputs, scripted, until_done
 from tests.support import MODEL, WEATHER, fetch, serving, wire
-from tests.tools.papers import TEDIOUS, drawn, pdf
 
 WORDS = "The glacier moves slowly. " * 20
 SLOW = drawn(*[TEDIOUS] * 4)

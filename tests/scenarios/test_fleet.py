@@ -15,11 +15,11 @@ import pytest
 import websockets
 
 from segue.accounts.quota import AHEAD
-from segue.cli import main
 from segue.limits import KeyLimits
 from segue.process.idempotency import CLAIMS_MAX
+from segue.server.storage import create_key
 from segue.settings import Settings, load_settings
-from segue.storage import create_key
+from segue_cli.cli import main
 from tests.support import (
     MODEL,
     TERMINAL,

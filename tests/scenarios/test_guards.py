@@ -19,13 +19,13 @@ from aiohttp import web
 
 from segue.accounts.account import LOCAL
 from segue.errors import Misconfigured
-from segue.models import build_models
+from segue.seams.guard import PASSED, Verdict
+from segue.server.models import build_models
+from segue.server.storage import give_out
 from segue.settings import Settings, load_settings
-from segue.storage import give_out
-from segue.turn.values import PASSED, Verdict
+from tests.documents.papers import pdf
 from tests.scenarios.test_mcp import DONE, echoing, hosting_own
 from tests.support import MODEL, WAIT_S, WEATHER, Wire, fetch, metric, serving, wire
-from tests.tools.papers import pdf
 
 CHECKED = "segue_guard_chars_checked_total"
 WATCHED = "segue_guard_chars_watched_total"

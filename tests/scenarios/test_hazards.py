@@ -18,11 +18,11 @@ import websockets
 from segue.ids import new_id
 from segue.limits import KeyLimits
 from segue.listener.protocol import HttpProtocol
+from segue.listener.socket import Socket, SocketLimits
+from segue.responses import websocket
+from segue.responses.websocket import SocketSession
+from segue.server.storage import give_out
 from segue.settings import load_settings
-from segue.storage import give_out
-from segue.transports import websocket
-from segue.transports.socket import Socket, SocketLimits
-from segue.transports.websocket import SocketSession
 from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.wire import codec

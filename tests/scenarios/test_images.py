@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from segue.dialects.choose import choose
-from segue.models import load_vocabulary
-from segue.turn.seams import Dialect
+from segue.seams.model import Dialect
+from segue.server.models import load_vocabulary
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import call, message

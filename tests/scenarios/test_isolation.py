@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import websockets
 
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.support import MODEL, Answer, Served, fetch, serving, wire
 
 ONE = r"/v1/responses/(?P<id>[^/]+)"

@@ -13,11 +13,11 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from segue.app import open_app
 from segue.errors import Misconfigured
 from segue.limits import Key, KeyLimits
+from segue.server.app import open_app
+from segue.server.storage import give_out
 from segue.settings import load_settings
-from segue.storage import give_out
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
 
 WRONG = "sk-segue-" + "x" * 43

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-import segue.tools.mcp
+import segue.mcp.sessions
 from segue.accounts.account import LOCAL
-from segue.cli import main
-from segue.turn.values import Tokens
+from segue.seams.prompt import Tokens
+from segue_cli.cli import main
 from tests.clients.outside import misfits, run_python
 from tests.events import told_alike
 from tests.mcp_server import Remote, remote
@@ -477,7 +477,7 @@ async def test_server_that_dies_in_a_call_fails_the_call_alone(tmp_path: Path) -
 async def test_session_that_died_at_rest_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segue.tools.mcp, "DOUBT_S", 0.0)
+    monkeypatch.setattr(segue.mcp.sessions, "DOUBT_S", 0.0)
     mark = tmp_path / "pid"
     table = {**PIPED, "environment": {"SEGUE_TEST_PID": str(mark)}}
     async with (

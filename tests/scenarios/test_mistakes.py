@@ -13,8 +13,8 @@ import pytest
 from msgspec import Raw
 
 from segue.observe.logs import TextFormatter
+from segue.responses import steering
 from segue.stores.memory_turns import MemoryTurns
-from segue.transports import steering
 from segue.wire import codec
 from segue.wire.codec import LARGE_BYTES
 from tests.support import MODEL, TERMINAL, WEATHER, Served, Wire, fetch, serving, wire

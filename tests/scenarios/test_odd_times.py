@@ -13,8 +13,11 @@ from typing import Any, cast
 import pytest
 
 from segue.errors import Unavailable
-from segue.turn.compose import Composed, compose
-from segue.turn.values import Claim, Conversation, ConversationItem, Job, Piece, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Job, Piece
+from segue.seams.store import Claim, Conversation, ConversationItem
+from segue.turn.compose import compose
+from segue.turn.plan import Composed
 from segue.wire.items import Compaction, Item
 from tests.scenarios.test_background import KEY, LONG, follow, post
 from tests.scenarios.test_compaction import CALL, STORY

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.inside.weights import find_weights
 from segue.observe.logs import TextFormatter
+from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
 from tests.support import Served, fetch, metric, serving, until, wire
 

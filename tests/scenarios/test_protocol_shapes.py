@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 
-from segue.wire.schema import REF, SENT, WRITTEN, WRITTEN_PARTS
+from segue.openapi.schema import REF, SENT, WRITTEN, WRITTEN_PARTS
 from tests.clients.outside import ROOT, run_python
 from tests.openresponses import OUTSIDE, check_open_event, check_open_response
 from tests.scenarios.test_transports import (

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from segue.limits import KeyLimits
+from segue.seams.history import Turn
+from segue.server.storage import give_out, revoke_key
 from segue.settings import load_settings
-from segue.storage import give_out, revoke_key
 from segue.turn.loop import TurnLoop
-from segue.turn.values import Turn
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.events import check_turn
 from tests.mcp_server import remote

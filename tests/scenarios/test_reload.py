@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from segue import cli
-from segue.control import control_path
+from segue.server.control import control_path
+from segue_cli import cli
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.engines.fakes.server import Body
 from tests.support import ServedProcess, fetch, served_process, until, wire

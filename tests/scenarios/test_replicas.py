@@ -19,7 +19,7 @@ from segue.builders.fleet import (
     joined_rows,
     joined_visits,
 )
-from segue.control import DrainOrder
+from segue.server.control import DrainOrder
 from segue_fleet.blocks import ReplicaShape
 from segue_fleet.replica import Replica, ReplicaConnection, Words
 from tests.contracts.dialect import find_weights

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from segue.app import WorkerPlace
 from segue.cluster.hub import Hub
+from segue.server.app import WorkerPlace
 from segue_fleet.blocks import ReplicaShape
 from segue_fleet.replica import Replica, serve
 from segue_fleet.words import known_words, tokenizer_path

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.inside.weights import find_weights
+from segue_embedded.weights import find_weights
 from tests.engines.asking import reply
 from tests.engines.fakes.server import Fake
 from tests.engines.fakes.sglang import FakeSglang

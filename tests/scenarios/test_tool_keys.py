@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from segue.storage import give_out
+from segue.server.storage import give_out
 from tests.mcp_server import remote
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting, hosting_own
 from tests.scenarios.test_web_search import ANSWER, SEARCH, WEB, searching

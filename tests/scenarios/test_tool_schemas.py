@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.inside.weights import find_weights
+from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
 from tests.schemas import own_unions, tree
 from tests.support import MODEL, fetch, serving, wire

@@ -17,13 +17,14 @@ from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
 from segue.process.render_cache import RenderCache
-from segue.process.reuse import ReuseWatch
 from segue.process.runner import Records, Runner
 from segue.replicas.router import RoutedEngine
+from segue.reports.watch import ReuseWatch
+from segue.seams.model import Dialect, Engine
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
-from segue.turn.plan import Judge, Model, Resources
-from segue.turn.seams import Dialect, Engine
+from segue.turn.plan import Model
+from segue.turn.resources import Judge, Resources
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.engines.asking import STOP, Played, assistant, reply, upstream

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from segue.app import WorkerPlace
-from segue.builders import observers
 from segue.cluster.hub import Hub
-from segue.inside.weights import find_weights
+from segue.server import observers
+from segue.server.app import WorkerPlace
+from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
 from tests.support import Served, fetch, metric, serving, until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.tools.index import build
+from segue.web.index import build
 from tests.clients.outside import misfits
 from tests.events import told_alike
 from tests.scenarios.test_tools import WAYS, asking, calling, response_of, scripted

@@ -221,7 +221,7 @@ async def test_workers_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
 def test_memory_store_and_taken_port_are_refused_in_words(tmp_path: Path) -> None:
     def run(*words: str) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "segue.cli", "serve", "--engine", "scripted", *words],
+            [sys.executable, "-m", "segue_cli.cli", "serve", "--engine", "scripted", *words],
             cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip
         return done.returncode, done.stderr

@@ -18,13 +18,13 @@ from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
-import segue.app
-from segue.app import App, WorkerPlace, open_app
-from segue.models import ServedModels
+import segue.server.app
+from segue.listener.exchange import CUT
+from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
+from segue.server.app import App, WorkerPlace, open_app
+from segue.server.models import ServedModels
 from segue.settings import Settings, load_settings
-from segue.transports.exchange import CUT
 from segue.turn.plan import Model
-from segue.turn.values import EngineFacts, Finish, Ids, Job, Piece
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.simulator.clock import ProcessLoop, World
@@ -110,7 +110,7 @@ class Process:
     async def _live(self) -> None:
         engine = SimulatedEngine(self.name, self._said)
         model = Model("m", engine, chatml(), CONTEXT_TOKENS)
-        segue.app.build_models = lambda *_: ServedModels({"m": model})
+        segue.server.app.build_models = lambda *_: ServedModels({"m": model})
         async with open_app(settings(), WorkerPlace(group=self.name)) as self.app:
             await asyncio.Event().wait()
 

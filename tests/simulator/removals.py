@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import segue.app
+import segue.server.app
 import segue.stores.postgres
-from segue.background import in_background
+from segue.aio import in_background
 from segue.errors import ApiError, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
 from segue.process import idempotency
 from segue.process.patient_turns import PatientTurns
 from segue.process.registry import TurnRegistry
+from segue.seams.history import Turn
+from segue.seams.store import Claim
 from segue.stores.maintenance import BEAT_S
-from segue.turn.values import Claim, Turn
 from tests.simulator import checks
 from tests.simulator.database import Database, Session, Transaction
 from tests.simulator.network import Connection
@@ -43,7 +44,7 @@ class Removal:
 
 
 def _lease_task(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(segue.app, "maintained", _maintained_in_turn))
+    stack.enter_context(patch.object(segue.server.app, "maintained", _maintained_in_turn))
     stack.enter_context(patch.object(segue.stores.postgres, "BATCH", 1))
     # That it takes long is not what is looked for.
     stack.enter_context(patch.object(checks, "FREE_S", 90.0))

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import asyncpg
 
-import segue.app
+import segue.server.app
 from segue.limits import Key, KeyLimits
 from segue.observe.metrics import Metrics
 from segue.stores.hashes import KeyHashes
@@ -156,12 +156,12 @@ class Simulation:
     # --- the run ---
 
     def run(self) -> Outcome:
-        built = segue.app.build_models
+        built = segue.server.app.build_models
         with ExitStack() as stack:
             stack.enter_context(ruling(self.world))
             stack.enter_context(patch.object(asyncpg, "connect", self.network.connect))
             stack.enter_context(patch.object(asyncpg, "create_pool", self.network.create_pool))
-            stack.callback(setattr, segue.app, "build_models", built)
+            stack.callback(setattr, segue.server.app, "build_models", built)
             # The lag of a simulated loop is always nothing.
             stack.enter_context(patch.object(Metrics, "watch_loop", _never))
             gc.disable()

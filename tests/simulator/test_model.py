@@ -20,9 +20,10 @@ from msgspec import structs
 
 from segue.errors import ApiError
 from segue.limits import Draw, HeldPlaces, KeyLimits
+from segue.seams.history import UsageEntry
+from segue.seams.store import Claim, Conversation, ConversationItem
 from segue.stores.postgres import PostgresStore
 from segue.stores.postgres_database import QUERIES, PostgresDatabase
-from segue.turn.values import Claim, Conversation, ConversationItem, UsageEntry
 from segue.wire.events import Event
 from tests.contracts.turns import OWNER, make_turn, said
 from tests.postgres import PostgresServer

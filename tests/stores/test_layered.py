@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from segue.errors import Unavailable
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Claim
 from segue.stores.layered import LayeredIdempotencyKeys
 from segue.stores.memory import MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
-from segue.turn.values import Claim, Owner, Turn
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
 PLENTY = 1 << 30

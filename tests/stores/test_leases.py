@@ -10,11 +10,12 @@ import pytest
 from segue.errors import Fenced, ServerFault, Unavailable
 from segue.limits import Draw, HeldPlaces, KeyLimits
 from segue.process.conversations import acquire
+from segue.seams.history import Turn
+from segue.seams.store import Claim, Conversation
 from segue.stores import postgres
 from segue.stores.maintenance import BATCH
 from segue.stores.postgres_database import PostgresConnection, PostgresDatabase
 from segue.turn.commit import entry_of
-from segue.turn.values import Claim, Conversation, Turn
 from segue.wire.events import Event
 from segue.wire.requests import Create
 from tests.contracts.stores import Stores, open_stores

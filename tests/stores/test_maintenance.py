@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from segue.errors import Outdated, StoreFailed, Unavailable
+from segue.seams.history import Owner
+from segue.seams.store import Retention
 from segue.stores import maintenance
 from segue.stores.maintenance import maintained
-from segue.turn.values import Owner, Retention
 from tests.support import until
 
 

@@ -1,5 +1,7 @@
 """Usage, events and idempotency keys in memory have a limit; the oldest go first."""
 
+from segue.seams.history import UsageEntry
+from segue.seams.store import Claim
 from segue.stores.memory import (
     CLAIM_BYTES,
     EVENT_BYTES,
@@ -8,7 +10,6 @@ from segue.stores.memory import (
     MemoryIdempotencyKeys,
     MemoryLedger,
 )
-from segue.turn.values import Claim, UsageEntry
 from segue.wire.events import Event
 from tests.contracts.turns import OWNER
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue.seams.history import Turn, Warm
+from segue.seams.prompt import NO_TOKENS, Head
 from segue.stores.memory_turns import SLOT_BYTES, Budget, MemoryTurns
-from segue.turn.values import NO_TOKENS, Head, Turn, Warm
 from tests.contracts.turns import OWNER, make_chain, make_turn
 
 NODE = SLOT_BYTES + 1_000

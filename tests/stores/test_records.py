@@ -6,8 +6,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue.seams.history import Round, Turn
+from segue.seams.prompt import id_array
 from segue.stores.records import FIELD_BYTES_MIN, pack, unpack
-from segue.turn.values import Round, Turn, id_array
 from tests.contracts.turns import OWNER, make_turn, meaning, rich_turn, said
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from segue.errors import StoreFailed
 from segue.ids import current_request
+from segue.seams.store import Conversation, ConversationItem
 from segue.stores.sql_files import log_failure
-from segue.turn.values import Conversation, ConversationItem
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn, said
 

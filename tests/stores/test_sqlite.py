@@ -16,6 +16,7 @@ import pytest
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable
+from segue.seams.store import Claim, Retention
 from segue.stores import sql_files, sqlite_database
 from segue.stores.layered import LayeredIdempotencyKeys
 from segue.stores.memory import MemoryIdempotencyKeys
@@ -23,7 +24,6 @@ from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.sql_files import load_migrations
 from segue.stores.sqlite import SqliteStore
 from segue.stores.sqlite_database import SqliteDatabase, statements
-from segue.turn.values import Claim, Retention
 from segue.wire.events import Event as WireEvent
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 

@@ -14,6 +14,10 @@ from msgspec import Raw
 
 from segue.errors import InvalidRequest
 from segue.ids import item_ids
+from segue.seams.history import Round
+from segue.seams.model import Scene
+from segue.seams.prompt import NO_IDS
+from segue.seams.tools import HostedCall, Source, Tool, ToolResult
 from segue.tools.hosted import (
     CUT_OFF,
     NOT_MADE,
@@ -25,11 +29,11 @@ from segue.tools.hosted import (
     TurnToolCalls,
 )
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel
 from segue.turn.plan import USUAL, Given, Plan, Tally
 from segue.turn.resolve import resolve
+from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
-from segue.turn.seams import Gate, Hosted, HostedCalls, Tool
-from segue.turn.values import NO_IDS, Cancel, HostedCall, Round, Scene, Source, ToolResult
 from segue.wire.codec import as_item, decode_create, decode_item, encode
 from segue.wire.items import Item, McpCall, McpListTools, WebSearchCall
 from segue.wire.web import SearchAction, UrlSource

@@ -15,15 +15,15 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.dialects.parts import part_of
+from segue.documents.pdf import PdfTexts
 from segue.errors import InvalidRequest
-from segue.tools.fetch import read_as_data
 from segue.tools.hosted import ServerTools
 from segue.tools.inputs import URLS_MAX, attach
-from segue.tools.pdf import PdfTexts
+from segue.web.fetch import read_as_data
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from tests.support import MODEL, WEATHER, Served, fetch, serving, wire
-from tests.tools.test_fetch import page, site
+from tests.web.test_fetch import page, site
 
 
 def item(**fields: Any) -> Item:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from segue.inside.weights import find_weights
-from segue.storage import give_out
+from segue.server.storage import give_out
+from segue_embedded.weights import find_weights
 from tests.contracts.dialect import smollm2
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.engines.fakes.vllm import FakeVllm

@@ -14,10 +14,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.errors import EngineFailed, InvalidRequest
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.seams.prompt import id_array
 from segue.turn.assemble import Assembler
 from segue.turn.decide import End
 from segue.turn.plan import ReasoningView
-from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed, id_array
 from segue.wire.codec import as_item
 from segue.wire.events import Event
 from segue.wire.items import McpCall, McpListTools

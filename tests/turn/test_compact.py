@@ -6,6 +6,7 @@ from itertools import count
 
 import msgspec
 
+from segue.seams.history import Round
 from segue.turn.compact import (
     Compacted,
     from_bytes,
@@ -15,7 +16,6 @@ from segue.turn.compact import (
     window,
     worth_keeping,
 )
-from segue.turn.values import Round
 from segue.wire.items import Message
 from tests.contracts.turns import said
 

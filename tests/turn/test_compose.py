@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from segue.turn.values import NO_TOKENS, Scene, Turn, id_array
+from segue.seams.history import Turn
+from segue.seams.model import Scene
+from segue.seams.prompt import NO_TOKENS, id_array
 from tests.support import WEATHER, fetch, serving, wire
 
 

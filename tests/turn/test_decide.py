@@ -6,8 +6,9 @@ import pytest
 from msgspec import Raw
 
 from segue.errors import EngineFailed, ServerFault
+from segue.seams.model import Finish
 from segue.turn.decide import Again, Await, End, decide
-from segue.turn.values import Append, Cancel, Drain, Finish, Notice, Steer
+from segue.turn.notices import Append, Cancel, Drain, Notice, Steer
 from segue.wire.codec import user_message
 
 FINISHES = [Finish("stop"), Finish("length"), None]

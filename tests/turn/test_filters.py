@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.seams.prompt import id_array
 from segue.turn.filters import StopStrings, Summary
-from segue.turn.values import (
-    ItemClosed,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    TurnClosed,
-    id_array,
-)
 from tests.support import serving, wire
 
 

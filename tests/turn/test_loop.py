@@ -18,29 +18,17 @@ from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
 from segue.ids import item_ids
 from segue.process.render_cache import RenderCache
+from segue.seams.access import Seals
+from segue.seams.history import Round, Turn, Unfinished
+from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarted, Piece, Scene
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.plan import Caller, Model, Plan, Resources, Tally
+from segue.turn.notices import Append, Cancel, Drain
+from segue.turn.plan import Caller, Model, Plan, Tally
 from segue.turn.prepare import prepare
+from segue.turn.resources import Gate, Resources
 from segue.turn.running import Running
-from segue.turn.seams import Gate, Seals
-from segue.turn.values import (
-    Append,
-    Cancel,
-    Delta,
-    Deltas,
-    Drain,
-    EngineFacts,
-    Finish,
-    Job,
-    JobStarted,
-    Piece,
-    Round,
-    Scene,
-    Turn,
-    Unfinished,
-)
 from segue.wire.codec import decode_create, decode_item, user_message
 from segue.wire.events import Event
 from segue.wire.items import HostedOutput, Item, weigh

@@ -11,9 +11,10 @@ from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
 from segue.process.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
-from segue.turn.plan import Caller, Model, Plan, Resources, Tally
+from segue.turn.plan import Caller, Model, Plan, Tally
 from segue.turn.prepare import prepare
 from segue.turn.references import REFERENCES_MAX
+from segue.turn.resources import Resources
 from segue.wire.codec import decode_create, decode_item
 from tests.contracts.turns import OWNER, make_turn
 from tests.turn.test_loop import ListEngine, OpenSeals

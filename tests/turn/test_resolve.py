@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.errors import ApiError, InvalidRequest
+from segue.seams.history import Turn
 from segue.turn.plan import Given, Resolved
 from segue.turn.resolve import count_model_turns, is_continuable, pair_calls, resolve
-from segue.turn.values import Turn
 from segue.wire.codec import decode_create, decode_item
 from segue.wire.items import Call, Item
 from segue.wire.tools import NO_TOOLS

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from segue.ids import item_ids
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel, Drain
 from segue.turn.running import INBOX_MAX, Running
-from segue.turn.values import Cancel, Drain
 from segue.wire.events import PACKED_BYTES, RING_BYTES_MAX, Event, EventRing
 from tests.contracts.turns import response_of
 

@@ -7,9 +7,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.seams.history import Round
+from segue.seams.model import Scene
+from segue.seams.prompt import Head, id_array
 from segue.turn.compact import truncate
 from segue.turn.resolve import pair_calls
-from segue.turn.values import Head, Round, Scene, id_array
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from segue.wire.kinds import call_of

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from segue import fast_tokenizer
 from segue.errors import ServerFault
-from segue.fast_tokenizer import SAMPLES, fast_encode
-from segue.models import SCRIPTED_VOCABULARY
+from segue.server.models import SCRIPTED_VOCABULARY
+from segue.vocabularies import fast_tokenizer
+from segue.vocabularies.fast_tokenizer import SAMPLES, fast_encode
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Encode, Vocabulary
 from tests.models.assets import CACHE

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.errors import ServerFault
-from segue.inside.weights import find_weights
 from segue.vocabularies.cuts import ASCII_CUTS
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary, pieces_of
+from segue_embedded.weights import find_weights
 from tests.contracts.dialect import special_ids
 
 ORACLE = Path(__file__).parents[1] / "golden" / "smollm2-llamacpp-tokens.json"

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import Raw
 
-from segue.turn.values import ItemOpened
+from segue.seams.model import ItemOpened
 from segue.wire import items
 from segue.wire.codec import decode_item, encode
 from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents

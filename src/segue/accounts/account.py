@@ -27,11 +27,11 @@ from msgspec import structs
 from segue.accounts.metering import Meter
 from segue.accounts.quota import KeyQuota
 from segue.accounts.scopes import OPERATOR, SCOPES
-from segue.background import GiveUp, in_background
+from segue.aio import GiveUp, in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
-from segue.turn.seams import Keys, Quota
-from segue.turn.values import Owner
+from segue.seams.access import Keys, Quota
+from segue.seams.history import Owner
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from segue.accounts.quota import KeyQuota
-from segue.background import in_background
+from segue.aio import in_background
 from segue.errors import ApiError
 from segue.limits import Draw, Grant
-from segue.turn.seams import OtherProcesses, SharedLimits
+from segue.seams.access import SharedLimits
+from segue.turn.seams import OtherProcesses
 
 log = logging.getLogger(__name__)
 

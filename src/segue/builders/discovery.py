@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from segue.errors import Misconfigured
-from segue.models import Closer, ServedModels
+from segue.server.models import Closer, ServedModels
 from segue.settings import ModelSettings, shown_address
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from segue.control import DrainOrder, FleetStatus
 from segue.engine_status import EngineStatus, joined
 from segue.errors import Misconfigured
-from segue.models import ServedModels
+from segue.server.control import DrainOrder, FleetStatus
+from segue.server.models import ServedModels
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers

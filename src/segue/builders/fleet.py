@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from segue.dashboard.history import RecentTurns
 from segue.engine_status import EngineState, EngineStatus
+from segue.listener.exchange import Exchange
 from segue.observe.replicas import ReplicaKey, ReplicaTotals
-from segue.transports.exchange import Exchange
-from segue.transports.http import Route
-from segue.turn.values import Owner
+from segue.responses.http import Route
+from segue.seams.history import Owner
 from segue.wire.codec import encode as encode_json
+from segue_dashboard.history import RecentTurns
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers

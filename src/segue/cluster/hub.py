@@ -17,11 +17,11 @@ from typing import Literal
 
 import msgspec
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.cluster.local import TopicListeners
 from segue.errors import Unavailable
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-from segue.turn.seams import Hear
+from segue.seams.bus import Hear
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.cluster.peers import Peers
-from segue.turn.seams import IdempotencyKeys
-from segue.turn.values import Claim, Owner
+from segue.seams.history import Owner
+from segue.seams.store import Claim, IdempotencyKeys
 
 # As long as an idempotency key is kept in the store.
 CLAIM_S = 86_400.0

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from segue.turn.seams import Hear
+from segue.seams.bus import Hear
 
 log = logging.getLogger(__name__)
 

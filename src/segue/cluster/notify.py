@@ -20,10 +20,10 @@ from typing import Protocol
 
 import asyncpg  # type: ignore[import-untyped]
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.cluster.local import TopicListeners
 from segue.errors import Unavailable
-from segue.turn.seams import Hear
+from segue.seams.bus import Hear
 
 log = logging.getLogger(__name__)
 

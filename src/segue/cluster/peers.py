@@ -23,10 +23,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from segue.background import cancel_all, in_background, spawn
+from segue.aio import cancel_all, in_background, spawn
 from segue.errors import ApiError
 from segue.ids import new_id
-from segue.turn.seams import Bus
+from segue.seams.bus import Bus
 
 log = logging.getLogger(__name__)
 

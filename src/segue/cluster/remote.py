@@ -26,14 +26,16 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from segue.background import run_forever, spawn
+from segue.aio import run_forever, spawn
 from segue.cluster.peers import Peers
 from segue.errors import ApiError
 from segue.ids import new_id, tag_of
+from segue.seams.bus import Bus
+from segue.seams.history import Owner
+from segue.seams.store import EventLog, Turns
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel, Notice
 from segue.turn.running import EventSink, Running, Subscriber
-from segue.turn.seams import Bus, EventLog, Turns
-from segue.turn.values import Cancel, Notice, Owner
 from segue.wire.codec import encode, terminal_event
 from segue.wire.events import Event, EventRing
 from segue.wire.response import ENDED, Response

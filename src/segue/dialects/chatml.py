@@ -23,7 +23,8 @@ from segue.readers.forced import CallForm
 from segue.readers.formats import HERMES
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
-from segue.turn.values import NO_IDS, Head, IdArray, Round
+from segue.seams.history import Round
+from segue.seams.prompt import NO_IDS, Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer

@@ -27,8 +27,9 @@ from segue.dialects.mistral import MISTRAL
 from segue.dialects.template import template_dialect
 from segue.errors import InvalidRequest, Misconfigured, ServerFault
 from segue.readers.offers import definition_of
+from segue.seams.model import Scene
+from segue.seams.prompt import Head, Tokens
 from segue.settings import DIALECTS
-from segue.turn.values import Head, Scene, Tokens
 from segue.vocabularies.chat_template import (
     NO_VALUES,
     Chat,

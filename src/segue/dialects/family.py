@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from segue.dialects.parts import text_of
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import CallForm, Chunks, GrammarReader, grammar_offer, lead_of
-from segue.turn.values import Head, IdArray, Parsed, Piece, Rendered, Scene
+from segue.seams.model import Parsed, Piece, Rendered, Scene
+from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Own, Vocabulary
 from segue.wire.items import Item, Message
 

@@ -59,7 +59,9 @@ from segue.readers.tags import (
     text_without,
     words,
 )
-from segue.turn import values
+from segue.seams.history import Round
+from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
+from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire import items as wire
 from segue.wire.kinds import is_model_written
@@ -97,11 +99,11 @@ PEOPLE = {"assistant", "user", "all"}
 
 def _begin(
     vocabulary: Vocabulary,
-    head: values.Head,
+    head: Head,
     items: Sequence[wire.Item],
     root_at: int,
     name_of: NameOf,
-) -> values.IdArray[int]:
+) -> IdArray[int]:
     instructions, items = system_of(head, items)
     offers = head.tools.offers
     day = datetime.fromtimestamp(root_at, UTC).date().isoformat()
@@ -117,9 +119,7 @@ def _begin(
     return vocabulary.ids(*chunks) + _given(vocabulary, items, name_of)
 
 
-def _given(
-    vocabulary: Vocabulary, items: Sequence[wire.Item], name_of: NameOf
-) -> values.IdArray[int]:
+def _given(vocabulary: Vocabulary, items: Sequence[wire.Item], name_of: NameOf) -> IdArray[int]:
     chunks: list[Chunk] = []
     finals = _finals(items)
     names: dict[str, str] = {}
@@ -175,13 +175,13 @@ def _plain(role: str, text: str) -> tuple[Chunk, ...]:
     return Mark(START, role), Mark(MESSAGE), text, Mark(END)
 
 
-def _wrote(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> values.IdArray[int]:
+def _wrote(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> IdArray[int]:
     """A model turn after the cue, as it stands in history. Only the last call ends as a call, since a reader
     stops there."""
     return vocabulary.ids(*_model_turn(items))
 
 
-def _write(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> values.IdArray[int]:
+def _write(vocabulary: Vocabulary, items: Sequence[wire.Item]) -> IdArray[int]:
     chunks = _model_turn(items)
     return vocabulary.ids(*chunks[:-1], Mark(CALL if chunks[-1] == Mark(CALL) else RETURN))
 
@@ -215,7 +215,7 @@ def _channel(name: str) -> tuple[Chunk, ...]:
     return Mark(CHANNEL, name), Mark(MESSAGE)
 
 
-def _kept(vocabulary: Vocabulary, round: values.Round, forgotten: int) -> values.IdArray[int]:
+def _kept(vocabulary: Vocabulary, round: Round, forgotten: int) -> IdArray[int]:
     """What was sampled, less what is forgotten; what is first then needs no `<|start|>` after the cue."""
     joined = array("I")
     for n, (item, ids) in enumerate(zip(round.wrote, round.ids, strict=True)):
@@ -230,11 +230,11 @@ def _recipient(name: str) -> str:
     return name if "." in name else f"{FUNCTIONS}.{name}"
 
 
-def _effort(head: values.Head) -> str:
+def _effort(head: Head) -> str:
     return EFFORTS.get(head.reasoning.effort or "", "medium")
 
 
-def _is_alike(head: values.Head, other: values.Head) -> bool:
+def _is_alike(head: Head, other: Head) -> bool:
     formats = (_formats_section(head.text.format), _formats_section(other.text.format))
     is_alike = _effort(head) == _effort(other) and formats[0] == formats[1]
     return is_alike and is_alike_by_words(head, other)
@@ -419,7 +419,7 @@ def _text(schema: object, key: str) -> str | None:
 class HarmonyReader:
     """A `Reader`: see the table of states at the top."""
 
-    def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
+    def __init__(self, bound: BoundFamily, scene: Scene) -> None:
         self._bound = bound
         self._vocabulary = vocabulary = bound.vocabulary
         self._scene = scene
@@ -437,20 +437,20 @@ class HarmonyReader:
         self._header = {"": ""}
         self._section = ""
         # What the body is; None in a header. Text is opened by its first letter.
-        self._body: values.ItemOpened | None = None
+        self._body: ItemOpened | None = None
 
     feed = feed_tokens
 
-    def close(self, *, is_cut: bool) -> list[values.Parsed]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         items = self._items
         items.parsed = []
         is_call = self._body is not None and self._body.is_call
         self._end(is_cut=is_cut and not self._is_done())
         if not self._is_ended:
             items.ids.append(self._vocabulary.special(CALL if is_call else END))
-        return [*items.parsed, values.TurnClosed(items.ids)]
+        return [*items.parsed, TurnClosed(items.ids)]
 
-    def _take(self, id: int, logprobs: values.TokenLogprob | None = None) -> None:
+    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         if self._is_done():
             return
         mark = self._marks.get(id)
@@ -480,7 +480,7 @@ class HarmonyReader:
     def _is_done(self) -> bool:
         return self._is_stopped or self._items.is_over
 
-    def _take_text(self, id: int, logprobs: values.TokenLogprob | None) -> None:
+    def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._bound.plain_tokens:
             self._bound.plain_tokens[id] = plain_token(data)
@@ -505,7 +505,7 @@ class HarmonyReader:
             self._items.begin(self._body)
             return
         is_thought = channel.split()[:1] == ["analysis"]
-        self._body = values.ItemOpened("reasoning" if is_thought else "message")
+        self._body = ItemOpened("reasoning" if is_thought else "message")
         if self._items.pending is not None:
             self._items.pending.begin(0)
 
@@ -531,7 +531,7 @@ class HarmonyReader:
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
-            self._body, rest = values.ItemOpened("message"), stray + rest
+            self._body, rest = ItemOpened("message"), stray + rest
         if self._body is not None:
             self._write_text(rest)
         items.end_arguments()
@@ -546,7 +546,7 @@ class HarmonyReader:
 TEXT = text_without(START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
 
 
-def _tagged(scene: values.Scene, vocabulary: Vocabulary) -> Forced | None:
+def _tagged(scene: Scene, vocabulary: Vocabulary) -> Forced | None:
     """Any of several tools, or an answer in JSON after any thoughts; one tool is called after its header."""
     marks = partial(marks_of, vocabulary)
     offers = forced(scene)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from segue.errors import InvalidRequest
-from segue.turn.values import ImageAt
+from segue.seams.prompt import ImageAt
 from segue.vocabularies.chat_template import Chat, TemplateRunner
 from segue.wire.items import InputImage
 

@@ -27,7 +27,7 @@ from segue.readers import formats
 from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
-from segue.turn.values import Head, IdArray
+from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer

@@ -28,7 +28,18 @@ from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
 from segue.readers.plain_names import PlainNames
-from segue.turn import values
+from segue.seams.history import Round, Warm, since_fresh
+from segue.seams.model import (
+    Deltas,
+    ItemOpened,
+    ItemText,
+    Parsed,
+    Piece,
+    Rendered,
+    Scene,
+    TurnClosed,
+)
+from segue.seams.prompt import NO_IDS, NO_MESSAGES, Head, IdArray, Messages
 from segue.wire import items as wire
 from segue.wire.effects import Effects
 from segue.wire.kinds import call_id_of, is_output
@@ -115,11 +126,11 @@ class MessagesDialect:
         # Of the tools that were last asked for: agents send the same ones each turn.
         self._names: tuple[Tools, Effects, PlainNames] | None = None
 
-    def render(self, scene: values.Scene) -> values.Rendered:
+    def render(self, scene: Scene) -> Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
         return self.render_as(scene, self.form_for(scene))
 
-    def form_for(self, scene: values.Scene) -> MessageForm:
+    def form_for(self, scene: Scene) -> MessageForm:
         """The form in which this scene is written."""
         form, respelled = self.form, self._names_of(scene).respelled
         sees_images = scene.sees_images and form.sees_images
@@ -127,17 +138,17 @@ class MessagesDialect:
             return form
         return structs.replace(form, sees_images=sees_images, respelled=respelled)
 
-    def names(self, scene: values.Scene) -> Callable[[str], str]:
+    def names(self, scene: Scene) -> Callable[[str], str]:
         """What the tools of this scene are called, by their qualified names."""
         return self._names_of(scene).name
 
-    def _names_of(self, scene: values.Scene) -> PlainNames:
+    def _names_of(self, scene: Scene) -> PlainNames:
         tools, effects, known = scene.head.tools, scene.effects, self._names
         if known is None or known[0] is not tools or known[1] is not effects:
             known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
         return known[2]
 
-    def render_as(self, scene: values.Scene, form: MessageForm) -> values.Rendered:
+    def render_as(self, scene: Scene, form: MessageForm) -> Rendered:
         """The messages in this form."""
         warm, rounds = self._last_warm(scene, form)
         rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
@@ -150,14 +161,14 @@ class MessagesDialect:
         # More instructions may follow at the beginning, and belong into the same message.
         is_begun = warm is not None or any(one["role"] != "system" for one in messages)
         placed = place(messages, form.roles, is_beginning=warm is None)
-        context = warm or values.NO_MESSAGES
+        context = warm or NO_MESSAGES
         tokens = sum(map(_tokens, placed))
         if warm is None:
             tokens += _estimate(len(scene.head.tools.raw))
         row = b",".join(map(_encode, placed))
         context = context.plus(row, form if is_begun else None, tokens)
         reused = 0 if warm is None else warm.length
-        return values.Rendered(context, values.NO_IDS, context.length - reused, reused)
+        return Rendered(context, NO_IDS, context.length - reused, reused)
 
     def otherwise(self, form: MessageForm, refusal: str) -> MessageForm | None:
         """How to write instead, by an endpoint's refusal; None if it is about something else."""
@@ -170,7 +181,7 @@ class MessagesDialect:
             return structs.replace(form, reasoning=None, refused=(*form.refused, name))
         return None
 
-    def adopt(self, form: MessageForm, scene: values.Scene) -> None:
+    def adopt(self, form: MessageForm, scene: Scene) -> None:
         """Write in this form from now on; it was found for a scene that may have had no place for pictures."""
         sees_images = form.sees_images or not scene.sees_images
         sees_images = self.form.sees_images and sees_images
@@ -181,16 +192,16 @@ class MessagesDialect:
         if name != self.form.reasoning and name not in self.form.refused:
             self.form = structs.replace(self.form, reasoning=name)
 
-    def write(self, items: Sequence[wire.Item]) -> values.IdArray[int]:
+    def write(self, items: Sequence[wire.Item]) -> IdArray[int]:
         """Nothing: a chat endpoint takes no ids."""
-        return values.NO_IDS
+        return NO_IDS
 
-    def reader(self, scene: values.Scene) -> MessagesReader:
+    def reader(self, scene: Scene) -> MessagesReader:
         return MessagesReader(scene, self._names_of(scene))
 
     def _last_warm(
-        self, scene: values.Scene, form: MessageForm
-    ) -> tuple[values.Messages | None, Sequence[values.Round]]:
+        self, scene: Scene, form: MessageForm
+    ) -> tuple[Messages | None, Sequence[Round]]:
         """The longest row that still holds, and the rounds after it. What a turn keeps ends before its last words."""
         # The last is the oldest.
         later = [*reversed(scene.rounds)]
@@ -198,19 +209,17 @@ class MessagesDialect:
         while turn is not None:
             row = self._usable(scene.head, turn.warm, form)
             if row is not None:
-                return row, [values.Round((), turn.rounds[-1].wrote), *reversed(later)]
+                return row, [Round((), turn.rounds[-1].wrote), *reversed(later)]
             later.extend(reversed(turn.rounds))
             turn = turn.above
-        return None, values.since_fresh(later[::-1])
+        return None, since_fresh(later[::-1])
 
-    def _usable(
-        self, head: values.Head, warm: values.Warm | None, form: MessageForm
-    ) -> values.Messages | None:
+    def _usable(self, head: Head, warm: Warm | None, form: MessageForm) -> Messages | None:
         """The row that was kept, if it was made in this form under the same instructions."""
         if warm is None or warm.fingerprint != self.fingerprint or not form.roles.is_local:
             return None
         row = warm.prompt
-        if not isinstance(row, values.Messages) or row.form != form:
+        if not isinstance(row, Messages) or row.form != form:
             return None
         return row if warm.head.instructions == head.instructions else None
 
@@ -390,7 +399,7 @@ class MessagesReader:
     Blank text opens nothing: templates leave newlines between a thought and a call. There are no ids to keep.
     """
 
-    def __init__(self, scene: values.Scene, names: PlainNames) -> None:
+    def __init__(self, scene: Scene, names: PlainNames) -> None:
         self._scene = scene
         self._names = names
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
@@ -405,8 +414,8 @@ class MessagesReader:
         """Whether the only call that is allowed is whole."""
         return self._items.is_over
 
-    def feed(self, piece: values.Piece) -> list[values.Parsed]:
-        assert isinstance(piece, values.Deltas), "this dialect reads deltas"
+    def feed(self, piece: Piece) -> list[Parsed]:
+        assert isinstance(piece, Deltas), "this dialect reads deltas"
         parsed = self._items.parsed = []
         for delta in piece.deltas:
             if self.is_over:
@@ -419,16 +428,16 @@ class MessagesReader:
                 self._call(delta.call_index, delta.call_name, delta.call_arguments)
         return parsed
 
-    def close(self, *, is_cut: bool) -> list[values.Parsed]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         self._items.parsed = []
         self._close(is_cut=is_cut and not self.is_over)
-        return [*self._items.parsed, values.TurnClosed(values.NO_IDS)]
+        return [*self._items.parsed, TurnClosed(NO_IDS)]
 
     def _think(self, text: str) -> None:
         if not self._is_open("reasoning"):
             if not text.strip():
                 return
-            self._begin(values.ItemOpened("reasoning"))
+            self._begin(ItemOpened("reasoning"))
             if self.is_over:
                 return
             self._has_thought = True
@@ -443,10 +452,10 @@ class MessagesReader:
                 return
             # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
-            self._begin(values.ItemOpened("message"))
+            self._begin(ItemOpened("message"))
             if self.is_over:
                 return
-        self._items.parsed.append(values.ItemText(text, logprobs))
+        self._items.parsed.append(ItemText(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -467,7 +476,7 @@ class MessagesReader:
     def _is_open(self, kind: str) -> bool:
         return self._items.open is not None and self._items.open.kind == kind
 
-    def _begin(self, opened: values.ItemOpened) -> None:
+    def _begin(self, opened: ItemOpened) -> None:
         self._close()
         if not self.is_over:
             self._items.begin(opened)

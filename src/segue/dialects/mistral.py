@@ -40,7 +40,17 @@ from segue.readers.formats import MISTRAL_LIST
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_in, function_of, offer_in
 from segue.readers.text_reader import TextReader
-from segue.turn import values
+from segue.seams.model import (
+    Ids,
+    ItemClosed,
+    ItemOpened,
+    Parsed,
+    Piece,
+    Scene,
+    TokenLogprob,
+    TurnClosed,
+)
+from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.ranked import TEKKEN
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
@@ -73,11 +83,11 @@ JOINS = MODEL_TURN | {("talk", "talk"), ("user", "user")}
 def _begin(
     default_system: str,
     vocabulary: Vocabulary,
-    head: values.Head,
+    head: Head,
     items: Sequence[Item],
     root_at: int,
     name_of: NameOf,
-) -> values.IdArray[int]:
+) -> IdArray[int]:
     """The system's blocks, then the tools, then the rest."""
     ids = vocabulary.ids(Mark(BEGIN))
     others = (n for n in range(len(items)) if not is_from(items[n:], "system", "developer"))
@@ -92,7 +102,7 @@ def _begin(
     return ids + _given(vocabulary, items[count:], name_of)
 
 
-def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> values.IdArray[int]:
+def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
     chunks: list[Chunk] = []
     for parts in blocks_of(items, JOINS, _tools):
         match parts[0].kind:
@@ -103,7 +113,7 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> va
     return vocabulary.ids(*chunks)
 
 
-def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> values.IdArray[int]:
+def _write(vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
     return vocabulary.ids(*_model_turn(parts_of(items)))
 
 
@@ -156,7 +166,7 @@ def _definition(tool: Offer) -> object:
 class MistralReader:
     """A `Reader`: see the table of states at the top."""
 
-    def __init__(self, bound: BoundFamily, scene: values.Scene) -> None:
+    def __init__(self, bound: BoundFamily, scene: Scene) -> None:
         self._bound = bound
         self._vocabulary = bound.vocabulary
         self._scene = scene
@@ -178,15 +188,15 @@ class MistralReader:
         self._is_streamed: bool | None = None
         # From where on the ids are the name of a call, and their logprobs.
         self._name_from = 0
-        self._name_logprobs: list[values.TokenLogprob | None] = []
+        self._name_logprobs: list[TokenLogprob | None] = []
 
     @property
     def is_over(self) -> bool:
         """Whether the only call that is allowed is whole."""
         return self._items.is_over
 
-    def feed(self, piece: values.Piece) -> list[values.Parsed]:
-        assert isinstance(piece, values.Ids), "this dialect reads tokens"
+    def feed(self, piece: Piece) -> list[Parsed]:
+        assert isinstance(piece, Ids), "this dialect reads tokens"
         items = self._items
         items.parsed = []
         is_read = not (self._is_stopped or items.is_over)
@@ -198,13 +208,13 @@ class MistralReader:
                 self._take(id, piece.logprobs[n : n + 1])
         return items.parsed
 
-    def close(self, *, is_cut: bool) -> list[values.Parsed]:
+    def close(self, *, is_cut: bool) -> list[Parsed]:
         items = self._items
         items.parsed = []
         self._finish(is_cut=is_cut and not (self._is_stopped or items.is_over))
-        return [*items.parsed, values.TurnClosed(items.ids + self._bound.seal)]
+        return [*items.parsed, TurnClosed(items.ids + self._bound.seal)]
 
-    def _take(self, id: int, logprobs: Sequence[values.TokenLogprob | None]) -> None:
+    def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
             self._name_logprobs.extend(logprobs or [None])
@@ -229,7 +239,7 @@ class MistralReader:
             self._name_logprobs = list(logprobs or [None])
             self._items.ids.append(id)
         elif not self._state:
-            self._talk(values.Ids([id], logprobs))
+            self._talk(Ids([id], logprobs))
         else:
             self._items.ids.append(id)
             self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
@@ -244,21 +254,21 @@ class MistralReader:
 
     # Talking.
 
-    def _talk(self, piece: values.Ids) -> None:
+    def _talk(self, piece: Ids) -> None:
         if self._text is None:
             self._text = TextReader(self._bound, self._scene, MISTRAL_LIST)
         self._pass(self._text.feed(piece))
         self._items.is_over = self._text.is_over
 
-    def _pass(self, parsed: Sequence[values.Parsed]) -> None:
+    def _pass(self, parsed: Sequence[Parsed]) -> None:
         """What the reader of text has read; the ids before it are the first item's."""
         items = self._items
         for value in parsed:
             match value:
-                case values.ItemClosed():
-                    items.parsed.append(values.ItemClosed(items.ids + value.ids, value.is_cut))
+                case ItemClosed():
+                    items.parsed.append(ItemClosed(items.ids + value.ids, value.is_cut))
                     items.ids = array("I")
-                case values.TurnClosed():
+                case TurnClosed():
                     items.ids.extend(value.ids[: -len(self._bound.seal)])
                 case _:
                     items.parsed.append(value)
@@ -269,16 +279,14 @@ class MistralReader:
         self._items.ids = self._items.ids[: self._name_from]
         self._state, self._held = "", ""
         self._decode.reset()
-        self._talk(
-            values.Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ())
-        )
+        self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
 
     # Thinking and calling.
 
     def _think(self, text: str) -> None:
         self._held += text
         if self._items.open is None and self._held.strip():
-            self._items.begin(values.ItemOpened("reasoning"))
+            self._items.begin(ItemOpened("reasoning"))
         if self._items.open is not None:
             self._items.write(self._held)
             self._held = ""

@@ -37,7 +37,9 @@ from segue.readers.bound import BoundFamily
 from segue.readers.call_tags import form_of
 from segue.readers.formats import HERMES, declared_format, format_of, unread_marks
 from segue.readers.text_reader import TextReader
-from segue.turn.values import NO_IDS, IdArray, ImageAt, Rendered, Round, Scene, Tokens, Warm
+from segue.seams.history import Round, Warm
+from segue.seams.model import Rendered, Scene
+from segue.seams.prompt import NO_IDS, IdArray, ImageAt, Tokens
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.items import Item

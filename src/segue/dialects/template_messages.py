@@ -30,7 +30,8 @@ from segue.dialects.shield import Shield
 from segue.errors import InvalidRequest
 from segue.readers.call_json import is_object
 from segue.readers.offers import definition_of
-from segue.turn.values import Round, Scene
+from segue.seams.history import Round
+from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of

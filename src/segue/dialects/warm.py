@@ -23,18 +23,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from segue.readers.bound import BoundFamily
-from segue.turn.values import (
-    NO_TOKENS,
-    Head,
-    IdArray,
-    Past,
-    Rendered,
-    Round,
-    Scene,
-    Tokens,
-    Warm,
-    since_fresh,
-)
+from segue.seams.history import Past, Round, Warm, since_fresh
+from segue.seams.model import Rendered, Scene
+from segue.seams.prompt import NO_TOKENS, Head, IdArray, Tokens
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, Reasoning
 from segue.wire.kinds import call_of, called, hosted_call_of

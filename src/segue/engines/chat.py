@@ -35,18 +35,18 @@ from segue.engines.upstream import (
     unreadable,
 )
 from segue.errors import ApiError, CallerError, ServerFault
-from segue.turn.values import (
+from segue.seams.model import (
     Delta,
     Deltas,
     EngineFacts,
     Finish,
     Job,
-    Messages,
     Piece,
     Rendered,
     Sampling,
     Scene,
 )
+from segue.seams.prompt import Messages
 from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
 from segue.wire.requests import TextFormat, ToolChoiceName, template_values

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from segue.turn.values import Finish, Job, JobStarted, Messages
+from segue.seams.model import Finish, Job, JobStarted
+from segue.seams.prompt import Messages
 
 C = TypeVar("C", bound=JobStarted | Finish)
 

@@ -31,7 +31,7 @@ from segue.engines.vllm import (
     read_usage,
 )
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import Job
+from segue.seams.model import Job
 
 READY = "/v1/models/{model}/ready"
 EXTRA_FIELDS = ["completion_token_ids", "worker_id", "stop_reason"]

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
-from segue.turn.values import EngineFacts, Job, Tokens
+from segue.seams.model import EngineFacts, Job
+from segue.seams.prompt import Tokens
 
 MODELS = "/v1/models"
 # What a screenshot takes, in place of its placeholder: no server says it before it has read the image. Half of what is

@@ -40,7 +40,8 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob, Tokens
+from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
+from segue.seams.prompt import Tokens
 
 PATH = "/completion"
 # The last event would otherwise repeat the whole prompt as text.

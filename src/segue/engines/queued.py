@@ -37,8 +37,7 @@ from segue.engines.counts import plausible
 from segue.engines.fair_queue import FairQueue
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
-from segue.turn.seams import Engine
-from segue.turn.values import Finish, Job, JobStarted, Piece
+from segue.seams.model import Engine, Finish, Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
 

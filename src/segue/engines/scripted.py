@@ -18,8 +18,8 @@ from msgspec import UNSET, Raw, Struct
 
 from segue.engines.example import example
 from segue.errors import InvalidRequest
-from segue.turn.seams import Dialect
-from segue.turn.values import EngineFacts, Finish, Head, Ids, Job, Piece, Scene, TokenLogprob
+from segue.seams.model import Dialect, EngineFacts, Finish, Ids, Job, Piece, Scene, TokenLogprob
+from segue.seams.prompt import Head
 from segue.wire import items
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Item, ItemValue

@@ -25,7 +25,7 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, Upstream, error_for_status
 from segue.ids import new_id
-from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
+from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
 A = TypeVar("A", bound=Struct)
 

@@ -41,18 +41,17 @@ from segue.engines.upstream import (
     unreadable,
 )
 from segue.errors import ApiError, EngineFailed, Unavailable
-from segue.turn.values import (
+from segue.seams.model import (
     EngineFacts,
     Finish,
     Ids,
-    ImageAt,
     Job,
     JobStarted,
     Piece,
     Sampling,
     TokenLogprob,
-    Tokens,
 )
+from segue.seams.prompt import ImageAt, Tokens
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, RequestRefused, Upstream
 from segue.errors import EngineFailed, InvalidRequest
-from segue.turn.values import EngineFacts, Grammar, Job, Sampling, TokenLogprob
+from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"

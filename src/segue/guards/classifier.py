@@ -20,7 +20,7 @@ from typing import Protocol, cast
 from tokenizers import Tokenizer
 
 from segue.errors import Misconfigured, MissingPackage
-from segue.turn.values import PASSED, Verdict
+from segue.seams.guard import PASSED, Verdict
 
 # A sentence is lost in a long part: in 512 tokens the prompt guard scores an injection among harmless words 0.2, in 128
 # tokens 1.0 (docs/guards.md). Neighbouring parts share some, so that a sentence is whole in one of them.

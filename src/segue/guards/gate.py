@@ -41,21 +41,12 @@ from segue.guards.texts import (
     texts_of,
     texts_of_head,
 )
+from segue.seams.guard import Verdict
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, Scene, TurnClosed
+from segue.seams.prompt import NO_IDS
+from segue.turn.notices import Blocked, Filtered, Notice
 from segue.turn.plan import Plan
 from segue.turn.running import Running
-from segue.turn.values import (
-    NO_IDS,
-    Blocked,
-    Filtered,
-    ItemClosed,
-    ItemOpened,
-    ItemText,
-    Notice,
-    Parsed,
-    Scene,
-    TurnClosed,
-    Verdict,
-)
 from segue.wire.items import Item
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from segue.errors import Unavailable
-from segue.turn.values import PASSED, Verdict
+from segue.seams.guard import PASSED, Verdict
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from hashlib import blake2b
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.seams.guard import PASSED, Verdict
 from segue.settings import RuleSettings
-from segue.turn.values import PASSED, Verdict
 
 # A fraction of a millisecond for an ordinary pattern. Some patterns take four times as long for twice as much.
 WINDOW_CHARS = 32 * 1024

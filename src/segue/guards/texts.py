@@ -17,7 +17,9 @@ from msgspec import Raw
 from segue.dialects.parts import dumps, part_of
 from segue.readers.call_json import ESCAPE, unescaped
 from segue.readers.offers import added_by, definition_of
-from segue.turn.values import Head, Past, Round, Scene, Turn
+from segue.seams.history import Past, Round, Turn
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
 from segue.wire.codec import encode
 from segue.wire.items import ConfigurationUpdate, Item
 from segue.wire.kinds import shown_as

@@ -22,8 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import get_remote_addr, is_ssl
 
 from segue.errors import ApiError, Refused, Unavailable
-from segue.process.memory import UNREAD_BYTES_MIN, Unread
-from segue.transports.exchange import CUT, raw_refusal
+from segue.listener.exchange import CUT, raw_refusal
+from segue.memory.budget import UNREAD_BYTES_MIN, Unread
 
 log = logging.getLogger(__name__)
 

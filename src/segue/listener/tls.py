@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.errors import Misconfigured, Refused
-from segue.transports.exchange import raw_refusal
+from segue.listener.exchange import raw_refusal
 
 log = logging.getLogger(__name__)
 

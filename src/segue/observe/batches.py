@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
-from segue.background import in_background
+from segue.aio import in_background
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from segue import __version__
-from segue.background import failures
+from segue.aio import failures
 from segue.engine_status import EngineStatus
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn

@@ -15,9 +15,9 @@ from time import perf_counter
 
 from msgspec import Struct
 
+from segue.seams.history import UsageEntry
+from segue.seams.store import Ledger
 from segue.turn.plan import Span, Tally
-from segue.turn.seams import Ledger
-from segue.turn.values import UsageEntry
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import dropwhile, takewhile
 
 from segue.ids import turn_of
-from segue.lineage import PRIORITIES, Lineage
+from segue.seams.lineage import PRIORITIES, Lineage
 from segue.turn.plan import Plan
 from segue.wire.items import InputText, Item, Message
 from segue.wire.kinds import call_of, is_model_written

@@ -24,10 +24,10 @@ from segue.errors import (
     conversation_not_found,
 )
 from segue.ids import given_id
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Conversation, ConversationItem, Conversations, Turns
 from segue.turn.plan import Joined
 from segue.turn.resolve import is_continuable
-from segue.turn.seams import Conversations, Turns
-from segue.turn.values import Conversation, ConversationItem, Owner, Turn
 from segue.wire.requests import Create
 
 # How often concurrent writers may conflict.

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from segue.turn.seams import EventLog
-from segue.turn.values import Owner
+from segue.seams.history import Owner
+from segue.seams.store import EventLog
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,12 @@ from msgspec import UNSET, structs
 
 from segue.errors import ApiError, Conflict, Unavailable
 from segue.process.registry import TurnRegistry
+from segue.seams.history import Owner
+from segue.seams.store import Claim, EventLog, IdempotencyKeys, Turns
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Cancel, Drain
 from segue.turn.plan import Plan
 from segue.turn.running import Running, Subscriber
-from segue.turn.seams import EventLog, IdempotencyKeys, Turns
-from segue.turn.values import Cancel, Claim, Drain, Owner
 from segue.wire.codec import encode
 from segue.wire.requests import Create
 from segue.wire.response import ENDED

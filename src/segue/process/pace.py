@@ -15,8 +15,8 @@ import asyncio
 from collections import deque
 
 from segue.errors import ServerFault
+from segue.turn.notices import Blocked, Cancel
 from segue.turn.running import Running
-from segue.turn.values import Blocked, Cancel
 
 HEARTBEAT_S = 15.0
 # A stored turn whose client was lost may go on this long.

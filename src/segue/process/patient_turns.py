@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from segue.errors import Fenced, TryLater, Unavailable
-from segue.turn.seams import Turns
-from segue.turn.values import Owner, Turn
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Turns
 from segue.wire.response import ENDED
 
 RETRY_S = 1.0

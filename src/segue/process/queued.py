@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from segue.background import cancel_all, in_background, spawn
+from segue.aio import cancel_all, in_background, spawn
 from segue.errors import ApiError, ServerFault, TryLater
+from segue.seams.access import Seals
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Maintenance, Turns
 from segue.turn.plan import Caller
-from segue.turn.seams import Maintenance, Seals, Turns
-from segue.turn.values import Owner, Turn
 from segue.wire.codec import decode_create, encode
 from segue.wire.requests import Create
 

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from segue.errors import Unavailable
 from segue.ids import new_turn_id
+from segue.seams.history import Owner
+from segue.seams.store import EventLog, Turns
 from segue.turn.running import Running, Subscriber
-from segue.turn.seams import EventLog, Turns
-from segue.turn.values import Owner
 from segue.wire.codec import encode, terminal_event
 from segue.wire.response import ENDED, Response
 

@@ -16,10 +16,10 @@ from typing import Literal, assert_never
 
 from msgspec import UNSET, Raw, structs
 
-from segue.background import off_loop
-from segue.turn.compose import Composed
-from segue.turn.plan import Plan
-from segue.turn.values import Owner, Past, Resent, Round, SentHistory, Tokens, Unfinished, Warm
+from segue.aio import off_loop
+from segue.seams.history import Owner, Past, Resent, Round, SentHistory, Unfinished, Warm
+from segue.seams.prompt import Tokens
+from segue.turn.plan import Composed, Plan
 from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import (
     AdditionalTools,

@@ -18,32 +18,34 @@ from time import perf_counter
 
 from msgspec import structs
 
-from segue.background import cancel_all, in_background, spawn
+from segue.aio import cancel_all, in_background, spawn
 from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater, Unavailable
 from segue.ids import item_ids
+from segue.memory.budget import Memory, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import ConversationTurns, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
-from segue.process.memory import Memory, sent_bytes
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
 from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
+from segue.seams.history import Round, Turn
+from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compact import CompactionKind
-from segue.turn.compose import FirstPrompt, count
+from segue.turn.compose import count
 from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
-from segue.turn.plan import Caller, Model, Models, Plan, Resources, Span, Tally
+from segue.turn.notices import Drain
+from segue.turn.plan import Caller, FirstPrompt, Model, Models, Plan, Span, Tally
 from segue.turn.prepare import prepare
+from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
-from segue.turn.seams import Conversations, EventLog, IdempotencyKeys, Turns
-from segue.turn.values import Drain, Round, Turn
 from segue.wire.codec import check_item_ids
 from segue.wire.items import Item
 from segue.wire.requests import Create

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from segue.turn.values import IdArray, ItemText
+from segue.seams.model import ItemText
+from segue.seams.prompt import IdArray
 from segue.vocabularies.vocabulary import Vocabulary
 
 

@@ -37,7 +37,7 @@ from segue.readers.tags import (
     too_large,
     words,
 )
-from segue.turn.values import Scene
+from segue.seams.model import Scene
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.tools import Offer, allowed_offers
 

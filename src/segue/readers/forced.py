@@ -24,7 +24,8 @@ from segue.errors import InvalidRequest
 from segue.readers.bound import BoundFamily
 from segue.readers.offers import arguments_schema, call_schema, forced, format_schema, opened_call
 from segue.readers.tags import check_size
-from segue.turn import values
+from segue.seams.model import Grammar, Ids, ItemClosed, ItemText, Parsed, Piece, Scene, TurnClosed
+from segue.seams.prompt import IdArray
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.tools import Offer, grammar_of
 
@@ -32,7 +33,7 @@ from segue.wire.tools import Offer, grammar_of
 QUOTE, UNQUOTE = '{"input": "', '"}'
 
 Chunks = tuple[Chunk, ...]
-Forced = tuple[Chunks, bytes | values.Grammar | None]
+Forced = tuple[Chunks, bytes | Grammar | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,19 @@ class CallForm:
     # Whether what follows `named` is JSON.
     is_json: bool = True
     # The lead and the structural tag of a forced answer; None: the schema does it.
-    tagged: Callable[[values.Scene, Vocabulary], Forced | None] = lambda scene, vocabulary: None
+    tagged: Callable[[Scene, Vocabulary], Forced | None] = lambda scene, vocabulary: None
 
 
-def lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> Forced:
+def lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
     """Our words at the beginning of a forced answer, and the schema or grammar of what follows them."""
     lead, held = _lead_of(form, scene, vocabulary) if scene.can_constrain else ((), None)
     if held is not None:
-        size = len(held.definition if isinstance(held, values.Grammar) else held)
+        size = len(held.definition if isinstance(held, Grammar) else held)
         check_size(size, "tools" if forced(scene) else "text.format")
     return lead, held
 
 
-def _lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> Forced:
+def _lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
     if (found := grammar_offer(scene)) is not None:
         return (*form.named(found[0].qualified_name), form.around_input[0]), found[1]
     tagged = form.tagged(scene, vocabulary) if scene.can_follow_tags else None
@@ -88,7 +89,7 @@ def _lead_of(form: CallForm, scene: values.Scene, vocabulary: Vocabulary) -> For
     return form.before_object, call_schema(offers, form.arguments_key)
 
 
-def _text_schema(form: CallForm, scene: values.Scene) -> bytes | None:
+def _text_schema(form: CallForm, scene: Scene) -> bytes | None:
     """None where the model may also call in a way that is no JSON: one schema cannot describe both."""
     may_call = scene.head.tool_choice != "none" and bool(scene.offers)
     is_free = may_call and form.arguments_key is None
@@ -102,7 +103,7 @@ def _unsupported(param: str, why: str) -> InvalidRequest:
 # --- an input that follows a grammar --------------------------------------------------------------
 
 
-def grammar_offer(scene: values.Scene) -> tuple[Offer, values.Grammar] | None:
+def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
     """The only tool that must be called, if it has a grammar and the engine can follow it.
 
     Whether the engine reads this grammar was checked before the turn began.
@@ -113,14 +114,14 @@ def grammar_offer(scene: values.Scene) -> tuple[Offer, values.Grammar] | None:
     if found is None:
         return None
     syntax, definition = found
-    return offers[0], values.Grammar("regex" if syntax == "regex" else "lark", definition)
+    return offers[0], Grammar("regex" if syntax == "regex" else "lark", definition)
 
 
 class GrammarReader:
     """A `Reader` of a call whose input follows a grammar."""
 
     def __init__(
-        self, bound: BoundFamily, offer: Offer, lead_tokens: int, closing: values.IdArray[int]
+        self, bound: BoundFamily, offer: Offer, lead_tokens: int, closing: IdArray[int]
     ) -> None:
         """`lead_tokens`: how many tokens begin the call. `closing`: what is added after the input."""
         self._bound = bound
@@ -133,9 +134,9 @@ class GrammarReader:
         self._is_open = False
         self.is_over = False
 
-    def feed(self, piece: values.Piece) -> list[values.Parsed]:
-        assert isinstance(piece, values.Ids), "this dialect reads tokens"
-        parsed: list[values.Parsed] = []
+    def feed(self, piece: Piece) -> list[Parsed]:
+        assert isinstance(piece, Ids), "this dialect reads tokens"
+        parsed: list[Parsed] = []
         for id in piece.ids:
             self._is_stopped = self._is_stopped or id in self._bound.stops
             if self._is_stopped:
@@ -143,23 +144,23 @@ class GrammarReader:
             self._take(id, parsed)
         return parsed
 
-    def close(self, *, is_cut: bool) -> list[values.Parsed]:
-        parsed: list[values.Parsed] = []
+    def close(self, *, is_cut: bool) -> list[Parsed]:
+        parsed: list[Parsed] = []
         is_cut = is_cut and not self._is_stopped
         if not self._is_open:
-            return [values.TurnClosed(self._ids + self._bound.seal)]
+            return [TurnClosed(self._ids + self._bound.seal)]
         if not is_cut and (rest := self._decode.decode(b"", final=True)):
-            parsed.append(values.ItemText(rest))
-        parsed.append(values.ItemClosed(self._ids, is_cut))
+            parsed.append(ItemText(rest))
+        parsed.append(ItemClosed(self._ids, is_cut))
         # Which stop the engine took, when nothing else was allowed, says nothing about how this family ends a turn.
-        parsed.append(values.TurnClosed(self._closing + self._bound.seal))
+        parsed.append(TurnClosed(self._closing + self._bound.seal))
         return parsed
 
-    def _take(self, id: int, parsed: list[values.Parsed]) -> None:
+    def _take(self, id: int, parsed: list[Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
             if text := self._decode.decode(self._bound.vocabulary.bytes_of(id)):
-                parsed.append(values.ItemText(text))
+                parsed.append(ItemText(text))
         elif len(self._ids) == self._lead_tokens:
             self._is_open = True
             parsed.append(opened_call(self._offer))

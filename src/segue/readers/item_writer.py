@@ -17,7 +17,7 @@ from typing import Protocol
 
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import InputReader
-from segue.turn.values import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
+from segue.seams.model import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
 

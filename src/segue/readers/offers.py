@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from segue.json_schema import OBJECT, moved, refers
-from segue.turn.values import ItemOpened, Scene
+from segue.seams.model import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
 from segue.wire.tools import (
     FunctionTool,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from segue.errors import InvalidRequest
-from segue.turn.values import Grammar
+from segue.seams.model import Grammar
 from segue.vocabularies.vocabulary import Own, Vocabulary
 
 Node = dict[str, object]

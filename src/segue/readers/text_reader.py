@@ -46,7 +46,7 @@ from segue.readers.marks import (
     spelt_format,
 )
 from segue.readers.offers import call_in, forced, offer_in, parameters_of
-from segue.turn.values import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
+from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 from segue.vocabularies.vocabulary import Own
 
 BLANKS = " \t\r\n"

@@ -15,7 +15,9 @@ from hashlib import blake2b
 from segue.engines.queued import QueuedEngine
 from segue.replicas.measures import Pace, Work
 from segue.replicas.placement import Asked, Choice, ReplicaLoad
-from segue.turn.values import Head, Job, Messages, Prompt, Turn
+from segue.seams.history import Turn
+from segue.seams.model import Job
+from segue.seams.prompt import Head, Messages, Prompt
 
 # About 200 bytes each; the longest unused go first.
 HINTS_MAX = 50_000

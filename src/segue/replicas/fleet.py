@@ -17,12 +17,14 @@ from math import exp2
 import msgspec
 from msgspec import Struct
 
-from segue.background import in_background
+from segue.aio import in_background
 from segue.engines.queued import NO_LOAD, ServerLoad, servers_of
 from segue.replicas.measures import HALF_LIFE_S
 from segue.replicas.router import RoutedEngine
 from segue.replicas.slots import SharedSlots
-from segue.turn.seams import Engine, OtherProcesses, SharedLimits
+from segue.seams.access import SharedLimits
+from segue.seams.model import Engine
+from segue.turn.seams import OtherProcesses
 
 REPORT_S = 0.5
 # A job that changes the picture is reported at once, so often at most.

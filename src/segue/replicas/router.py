@@ -25,7 +25,7 @@ from segue.engines.queued import (
 from segue.errors import ApiError, EngineFailed, TooMany, Unavailable
 from segue.replicas.book import RouteBook, Visit
 from segue.replicas.placement import choose
-from segue.turn.values import EngineFacts, Finish, Job, JobStarted, Moved, Piece
+from segue.seams.model import EngineFacts, Finish, Job, JobStarted, Moved, Piece
 
 # How many servers may fail with one job: it may be the job that breaks them.
 FAILURES_MAX = 2

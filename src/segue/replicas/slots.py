@@ -15,11 +15,12 @@ from math import ceil
 import msgspec
 from msgspec import Struct
 
-from segue.background import run_forever
+from segue.aio import run_forever
 from segue.engines.queued import QueuedEngine
 from segue.errors import ApiError
 from segue.limits import slots_draw
-from segue.turn.seams import OtherProcesses, SharedLimits
+from segue.seams.access import SharedLimits
+from segue.turn.seams import OtherProcesses
 
 # How often a process looks again that is short, or whose slots are wanted by others.
 LOOK_S = 0.05

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 
+from segue.seams.store import Claim, IdempotencyKeys, Maintenance, Retention
 from segue.stores.memory import MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.store import Store
-from segue.turn.seams import IdempotencyKeys, Maintenance
-from segue.turn.values import Claim, Retention
 
 
 class LayeredStore:

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from segue.background import GiveUp, in_background
+from segue.aio import GiveUp, in_background
 from segue.errors import ApiError, Outdated
-from segue.turn.seams import Maintenance
-from segue.turn.values import Owner, Retention
+from segue.seams.history import Owner
+from segue.seams.store import Maintenance, Retention
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,11 @@ from operator import add
 from msgspec import structs
 
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.seams.history import Owner, Turn, UsageEntry
+from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
-from segue.turn import values
-from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
@@ -81,15 +80,15 @@ class MemoryLedger:
     """Usage in memory: the latest rows, each turn once."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        self._entries: dict[str, values.UsageEntry] = {}
+        self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
 
     @property
-    def entries(self) -> list[values.UsageEntry]:
+    def entries(self) -> list[UsageEntry]:
         """The rows that are still held, oldest first."""
         return list(self._entries.values())
 
-    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         for entry in entries:
             self.record(entry)
 
@@ -104,7 +103,7 @@ class MemoryLedger:
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
         return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
-    def record(self, entry: values.UsageEntry) -> None:
+    def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""
         self._entries.setdefault(entry.turn_id, entry)
         if len(self._entries) > self._entries_max:

@@ -30,8 +30,8 @@ from heapq import heapify, heappop, heapreplace
 from itertools import count
 from weakref import ref
 
-from segue.turn.seams import Turns
-from segue.turn.values import Owner, Turn
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Turns
 from segue.wire.response import ENDED
 
 TurnKey = tuple[Owner, str]

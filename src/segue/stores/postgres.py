@@ -3,7 +3,7 @@ limits, and the seal keys.
 
 In: turns to save, owners and ids to find. Out: turns, and only our own errors. How the database is reached is the
 question of `postgres_database`; here are the rows, packed as in SQLite. A class for each seam, in the order of
-`turn/seams.py`, then what runs on a connection.
+`seams/`, then what runs on a connection.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Literal, Self
 import msgspec
 from msgspec.structs import astuple, replace
 
-from segue.background import off_loop
+from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.seams.history import Owner, Turn, UsageEntry
+from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
@@ -42,9 +44,6 @@ from segue.stores.postgres_database import (
 )
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import RingKey, new_key
-from segue.turn import values
-from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -174,7 +173,7 @@ class _Turns:
 class _Ledger:
     database: PostgresDatabase
 
-    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         # In the same order everywhere, so that two processes with the same rows cannot deadlock.
         rows = sorted(astuple(entry) for entry in entries)
         if rows:
@@ -492,7 +491,7 @@ async def _take_some(
 
 _TurnKey = tuple[Owner, str]
 _LeftTurn = tuple[Owner, int | None, TurnColumns[bytes]]
-_EndedTurn = tuple[_TurnKey, bytes, values.UsageEntry, list[Event]]
+_EndedTurn = tuple[_TurnKey, bytes, UsageEntry, list[Event]]
 
 
 def _turn_key(owner: Owner, turn_id: str) -> _TurnKey:
@@ -532,7 +531,7 @@ def _abandon(
     return ends, queued, unreadable
 
 
-def _usage(entry: values.UsageEntry) -> tuple[object, ...]:
+def _usage(entry: UsageEntry) -> tuple[object, ...]:
     """The columns of an abandoned turn's usage; all have the same status."""
     tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
     return (entry.model, *tokens, entry.ended_at, entry.tool_calls)

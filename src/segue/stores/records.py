@@ -23,9 +23,10 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.limits import Key
-from segue.turn import values
+from segue.seams.history import Owner, Round, Turn, UsageEntry
+from segue.seams.prompt import IdArray
+from segue.seams.store import Conversation, ConversationItem
 from segue.turn.commit import entry_of
-from segue.turn.values import Conversation, ConversationItem, Owner, Round, Turn, UsageEntry
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, ItemValue, Reasoning
@@ -347,7 +348,7 @@ def _unpack_item(kept: _KeptItem) -> Item:
     return Item(kept.raw, _VALUES[kept.kind].decode(kept.form or kept.raw))
 
 
-def _pack_ids(ids: values.IdArray[int]) -> bytes:
+def _pack_ids(ids: IdArray[int]) -> bytes:
     """Token ids as four bytes each, little-endian on every machine."""
     if sys.byteorder == "big":
         ids = array("I", ids)
@@ -355,7 +356,7 @@ def _pack_ids(ids: values.IdArray[int]) -> bytes:
     return ids.tobytes()
 
 
-def _unpack_ids(packed: bytes) -> values.IdArray[int]:
+def _unpack_ids(packed: bytes) -> IdArray[int]:
     ids = array("I", packed)
     if sys.byteorder == "big":
         ids.byteswap()

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from segue.errors import Misconfigured
-from segue.turn.values import Owner
+from segue.seams.history import Owner
 
 VERSION = b"\x01"
 KEY_BYTES = 32

@@ -2,7 +2,7 @@
 
 In: turns to save, owners and ids to find. Out: turns, and only our own errors. How the file is written and read beside
 the event loop is the question of `sqlite_database`; here are the rows. A class for each seam, in the order of
-`turn/seams.py`, then what the writing thread does.
+`seams/`, then what the writing thread does.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from typing import Literal, Self
 import msgspec
 from msgspec import structs
 
-from segue.background import off_loop
+from segue.aio import off_loop
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.seams.history import Owner, Turn, UsageEntry
+from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
-from segue.turn import values
-from segue.turn.seams import POSITION_MAX
-from segue.turn.values import Claim, Conversation, ConversationItem, Owner, Retention, Turn
 from segue.wire.events import Event
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class _Turns:
 class _Ledger:
     database: SqliteDatabase
 
-    async def settle(self, entries: Sequence[values.UsageEntry]) -> None:
+    async def settle(self, entries: Sequence[UsageEntry]) -> None:
         if entries:
             rows = [structs.asdict(entry) for entry in entries]
             # Rows that are there already stay as they are.

@@ -19,14 +19,16 @@ from time import perf_counter
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
-from segue.tools.cite import cite
+from segue.seams.history import Round
+from segue.seams.model import Scene
+from segue.seams.tools import HostedCall, Source, Tool, ToolResult
 from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
 from segue.tools.tool_search import answer
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
+from segue.turn.resources import Gate
 from segue.turn.running import Running
-from segue.turn.seams import Gate, Tool
-from segue.turn.values import HostedCall, Round, Scene, Source, ToolResult
+from segue.web.cite import cite
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.effects import apply_effects
 from segue.wire.items import (

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from segue.tools.index import TOKENIZE, as_match
+from segue.web.index import TOKENIZE, as_match
 from segue.wire.codec import as_item
 from segue.wire.items import Item, ToolSearchCall, ToolSearchOutput
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer

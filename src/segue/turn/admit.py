@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
-from segue.lineage import served_tier
+from segue.seams.lineage import served_tier
+from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
-from segue.turn.plan import Caller, Model, Plan, Resolved, Resources, Tally
-from segue.turn.seams import Engine
-from segue.turn.values import Sampling
+from segue.turn.plan import Caller, Model, Plan, Resolved, Tally
+from segue.turn.resources import Resources
 from segue.wire.cache import cache_echo
 from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, Item, count_media

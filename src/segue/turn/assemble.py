@@ -30,18 +30,11 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.seams.prompt import NO_IDS, IdArray
 from segue.turn.decide import End
+from segue.turn.notices import Steer
 from segue.turn.plan import ReasoningView
-from segue.turn.values import (
-    NO_IDS,
-    IdArray,
-    ItemClosed,
-    ItemOpened,
-    ItemText,
-    Parsed,
-    Steer,
-    TurnClosed,
-)
 from segue.wire.calls import CommandPiece, CommandScanner
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
 from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents, Where

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from segue.lineage import NO_LINEAGE, Lineage
+from segue.seams.history import Owner, Round, Turn, UsageEntry, Warm
+from segue.seams.lineage import NO_LINEAGE, Lineage
+from segue.seams.model import Rendered
+from segue.seams.prompt import Head, Tokens
 from segue.turn.plan import Plan, Resolved
-from segue.turn.values import Head, Owner, Rendered, Round, Tokens, Turn, UsageEntry, Warm
 from segue.wire.effects import apply_effects
 from segue.wire.items import Call, Item, weigh
 from segue.wire.kinds import call_of, is_hosted_result

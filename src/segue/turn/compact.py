@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from segue.turn.values import Round, Scene, Turn, since_fresh
+from segue.seams.history import Round, Turn, since_fresh
+from segue.seams.model import Scene
 from segue.wire.codec import decode_item, listed_item, user_message
 from segue.wire.items import (
     AdditionalTools,

@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from time import perf_counter
 
 from msgspec import structs
 
 from segue.errors import ServerFault, context_overflow
+from segue.seams.history import Past, Unfinished
+from segue.seams.model import ComparedDialect, Rendered, Scene
+from segue.seams.prompt import Head, IdArray, ImageAt, Prompt, Tokens
 from segue.turn.compact import truncate
-from segue.turn.plan import Plan, Span
-from segue.turn.seams import ComparedDialect, PromptCache
-from segue.turn.values import (
-    Head,
-    IdArray,
-    ImageAt,
-    JobStarted,
-    Past,
-    Prompt,
-    Rendered,
-    Scene,
-    Tokens,
-    Unfinished,
-)
+from segue.turn.plan import Composed, Plan, Span
+from segue.turn.resources import PromptCache
 from segue.wire.items import CompactionTrigger, Item
 
 # Rendering more than this many bytes moves to a thread: the tokenizer lets others run meanwhile.
@@ -41,27 +32,6 @@ TRUNCATE_PASSES_MAX = 8
 NO_HEAD = Head()
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """A prompt, and the scene that it shows: without its oldest items if it was truncated."""
-
-    rendered: Rendered
-    scene: Scene
-    # What the engine is to continue, and how many tokens that is; of messages, about how many.
-    prompt: Prompt
-    length: int
-    is_truncated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPrompt:
-    """The first prompt of a turn's answer, as the engine read it: on which replica, and how much of it was cached."""
-
-    plan: Plan
-    composed: Composed
-    read: JobStarted
 
 
 def set_scene(plan: Plan, cache: PromptCache) -> Scene:

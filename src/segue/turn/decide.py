@@ -31,7 +31,8 @@ from typing import Literal
 from msgspec import Struct
 
 from segue.errors import ApiError, EngineFailed, ServerFault
-from segue.turn.values import Append, Blocked, Cancel, Drain, Filtered, Finish, Notice, Steer
+from segue.seams.model import Finish
+from segue.turn.notices import Append, Blocked, Cancel, Drain, Filtered, Notice, Steer
 from segue.wire.items import Item
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from segue.turn.values import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
 from segue.wire.items import Logprob
 
 

@@ -25,6 +25,10 @@ from typing import assert_never
 from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault, append_timeout
+from segue.seams.history import Round, Warm
+from segue.seams.model import Finish, Ids, Job, JobStarted, Parsed, Reader, Scene, Written
+from segue.seams.prompt import NO_IDS, Head, Tokens
+from segue.seams.store import Turns
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     ASSUMED_CONTEXT_TOKENS,
@@ -35,28 +39,14 @@ from segue.turn.compact import (
     to_bytes,
     worth_keeping,
 )
-from segue.turn.compose import Composed, FirstPrompt, compose, fitting, measure, set_scene
+from segue.turn.compose import compose, fitting, measure, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
-from segue.turn.plan import Plan, Resources, Span
+from segue.turn.notices import Steer
+from segue.turn.plan import Composed, FirstPrompt, Plan, Span
 from segue.turn.resolve import pair_calls
+from segue.turn.resources import Filter, Gate, HostedCalls, Resources
 from segue.turn.running import ID_BYTES, Running
-from segue.turn.seams import Filter, Gate, HostedCalls, Reader, Turns
-from segue.turn.values import (
-    NO_IDS,
-    Finish,
-    Head,
-    Ids,
-    Job,
-    JobStarted,
-    Parsed,
-    Round,
-    Scene,
-    Steer,
-    Tokens,
-    Warm,
-    Written,
-)
 from segue.wire.effects import apply_effects
 from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
 from segue.wire.kinds import is_output, required_by

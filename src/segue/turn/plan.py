@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
-from segue.lineage import NO_LINEAGE, Lineage
+from segue.seams.access import Quota
+from segue.seams.guard import Guard
+from segue.seams.history import Owner, Resent, Round, Turn
+from segue.seams.model import Dialect, Engine, JobStarted, Rendered, Sampling, Scene
+from segue.seams.prompt import Head, Prompt
+from segue.seams.store import Conversation, Turns
 from segue.turn.compact import CompactionKind
-from segue.turn.seams import Dialect, Engine, Gate, Guard, Hosted, PromptCache, Quota, Seals, Turns
-from segue.turn.values import (
-    Conversation,
-    Head,
-    JobStarted,
-    Owner,
-    Resent,
-    Round,
-    Sampling,
-    Scene,
-    Turn,
-)
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
@@ -35,7 +28,6 @@ from segue.wire.response import Response
 
 if TYPE_CHECKING:
     from segue.turn.compose import FirstPrompt
-    from segue.turn.running import Running
 
 USUAL = Sampling()
 # Looking at so many items takes some milliseconds.
@@ -101,33 +93,6 @@ Models = Mapping[str, Model]
 
 
 Diagnose = Callable[["FirstPrompt", str, Turns], Awaitable[MaybeDiagnostics]]
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What all turns of a process share."""
-
-    models: Models
-    seals: Seals
-    prompt_cache: PromptCache
-    hosted: Hosted | None = None
-    # Whether the hosted web search is there, for callers whose key has its scope.
-    has_web: bool = False
-    # The guards of a turn that has any.
-    open_gate: Callable[[Plan, Running], Gate] | None = None
-    # Owners with guards of their own, instead of those of the model.
-    guards: Mapping[Owner, Guards] = field(default_factory=dict)
-    # How long a rollout waits for the outputs of its calls.
-    append_s_max: float = 600.0
-    # What keeps an owner's prompts apart in an engine's prefix cache; None: nothing.
-    cache_salt: Callable[[Owner], str | None] = lambda owner: None
-    # Where the jobs of a turn stand among others; and a turn that ends without an answer stands nowhere.
-    trace_lineage: Callable[[Plan], Lineage] = lambda plan: NO_LINEAGE
-    drop_lineage: Callable[[Plan], None] = lambda plan: None
-    # How the prompt of a turn compares with that of another response, where its client asks for that.
-    diagnose: Diagnose | None = None
-    # After the answer, with what it holds in memory: what of this prompt could have been reused?
-    report_prompt: Callable[[FirstPrompt, int], Awaitable[None]] | None = None
 
 
 class Given(Struct, frozen=True):
@@ -275,3 +240,24 @@ class Plan:
     # How long a rollout waits for the outputs of its calls.
     append_s_max: float = 600.0
     guards: Guards = NO_GUARDS
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A prompt, and the scene that it shows: without its oldest items if it was truncated."""
+
+    rendered: Rendered
+    scene: Scene
+    # What the engine is to continue, and how many tokens that is; of messages, about how many.
+    prompt: Prompt
+    length: int
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """The first prompt of a turn's answer, as the engine read it: on which replica, and how much of it was cached."""
+
+    plan: Plan
+    composed: Composed
+    read: JobStarted

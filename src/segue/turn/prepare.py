@@ -11,14 +11,15 @@ from time import perf_counter
 
 from msgspec import Raw, structs
 
-from segue.background import off_loop
+from segue.aio import off_loop
 from segue.errors import InvalidRequest, parent_not_found
+from segue.seams.history import Turn
 from segue.turn.admit import admit
 from segue.turn.compact import CompactionKind
-from segue.turn.plan import MANY_ITEMS, Caller, Given, Model, Plan, Resources, Span, Tally
+from segue.turn.plan import MANY_ITEMS, Caller, Given, Model, Plan, Span, Tally
 from segue.turn.references import replace_indirect
 from segue.turn.resolve import resolve
-from segue.turn.values import Turn
+from segue.turn.resources import Resources
 from segue.wire.codec import ITEMS_MAX, LARGE_BYTES, check_item_ids, decode_item, user_message
 from segue.wire.items import Item, contains_media
 from segue.wire.requests import Create

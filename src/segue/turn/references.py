@@ -11,13 +11,13 @@ import asyncio
 
 from msgspec import structs
 
-from segue.background import off_loop
+from segue.aio import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound
 from segue.ids import given_id, turn_of
+from segue.seams.access import Seals
+from segue.seams.history import Owner, Round, Turn
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.plan import MANY_ITEMS, Caller, Given
-from segue.turn.seams import Seals
-from segue.turn.values import Owner, Round, Turn
 from segue.wire.items import (
     Compaction,
     CompactionSummary,

@@ -12,9 +12,10 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
+from segue.seams.history import Turn, Warm
+from segue.seams.prompt import Head
 from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
 from segue.turn.plan import Given, Resolved
-from segue.turn.values import Head, Turn, Warm
 from segue.wire.codec import decode_tools
 from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (

@@ -14,9 +14,10 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from segue.errors import ApiError
+from segue.seams.history import Owner, Turn
 from segue.turn.assemble import Assembler
+from segue.turn.notices import Append, Notice, Steer
 from segue.turn.plan import Tally
-from segue.turn.values import Append, Notice, Owner, Steer, Turn
 from segue.wire.events import TERMINAL, Event, EventRing
 from segue.wire.items import Call, Item, Required, weigh
 from segue.wire.kinds import required_by

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from segue.errors import ServerFault
-from segue.turn.values import IdArray
+from segue.seams.prompt import IdArray
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

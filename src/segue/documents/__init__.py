@@ -1,0 +1,1 @@
+"""What text is in a document?"""

@@ -1,0 +1,123 @@
+"""What is the text of a PDF? Read by a process of its own, which is stopped when it takes too long.
+
+In: the bytes of a file that claims to be a PDF. Out: a `PdfText`, with the pages as far as they were read. The event
+loop is never blocked, and neither malice nor a fault in a parser costs more than one process with little time and
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import OrderedDict
+from hashlib import blake2b
+from math import ceil
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from segue.errors import InvalidRequest
+from segue.wire.files import FILE_CHARS_MAX
+
+# Files that are read at the same time; the others wait.
+AT_ONCE = 4
+# Texts of files that a client may send again with its whole history, and an estimate of the other costs of each.
+KEPT_BYTES_MAX = 32 * 1024 * 1024
+ENTRY_BYTES = 200
+# A page of text is a line, and a character of it at most two escapes.
+LINE_BYTES_MAX = 12 * (FILE_CHARS_MAX + 1) + 64
+
+_End = Literal["whole", "broken", "late"]
+_line = msgspec.json.Decoder(str | dict[str, bool])
+
+
+class PdfText(Struct, frozen=True):
+    """What was read of a PDF: all of it, all but what is broken, or what could be read within the limits."""
+
+    title: str
+    pages: tuple[str, ...]
+    end: _End
+
+    @property
+    def text(self) -> str:
+        """The pages as one text."""
+        return "\n\n".join(self.pages)
+
+
+async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
+    """The text of this PDF, up to so many characters and within so many seconds."""
+    limits = (str(chars_max), str(ceil(s_max) + 1))
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "segue.documents.pdf_worker", *limits),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=LINE_BYTES_MAX,
+        env=_environment(),
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    lines: list[str] = []
+    end: _End = "late"
+    try:
+        async with asyncio.timeout(s_max):
+            child.stdin.write(data)
+            child.stdin.close()
+            async for line in child.stdout:
+                match _line.decode(line):
+                    case str() as text:
+                        lines.append(text)
+                    case ended:
+                        end = "broken" if ended["is_broken"] else "whole"
+    except (TimeoutError, ValueError, OSError):
+        # Too slow, or it has died and its last line is half a line: what came before is still worth reading.
+        pass
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+    return PdfText(lines[0] if lines else "", tuple(lines[1:]), end)
+
+
+def _environment() -> dict[str, str]:
+    """It finds the modules that this process finds, and gets no secrets."""
+    known = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**known, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+class PdfTexts:
+    """Reads the files of requests, a few at a time, and caches their texts by digest."""
+
+    def __init__(self, s_max: float) -> None:
+        self._s_max = s_max
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._kept: OrderedDict[bytes, str | None] = OrderedDict()
+        self.bytes = 0
+
+    async def read(self, data: bytes) -> str | None:
+        """The text of a whole PDF; None if any of it is broken. A PDF that is too slow or too large is an error."""
+        key = blake2b(data, digest_size=16).digest()
+        if key not in self._kept:
+            async with self._slots:
+                pdf = await read_pdf(data, FILE_CHARS_MAX + 1, self._s_max)
+            if pdf.end == "late":
+                message = f"This PDF could not be read in time ({self._s_max:g} s) and memory."
+                raise InvalidRequest(message, code="file_failed")
+            self._keep(key, pdf.text if pdf.end == "whole" else None)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _keep(self, key: bytes, text: str | None) -> None:
+        if key in self._kept:
+            # Two turns have read it at the same time.
+            return
+        self._kept[key] = text
+        self.bytes += _bytes_of(text)
+        while self.bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            self.bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+
+
+def _bytes_of(text: str | None) -> int:
+    return ENTRY_BYTES + 4 * len(text or "")

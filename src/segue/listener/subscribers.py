@@ -1,0 +1,121 @@
+"""How does a stream of events leave by HTTP? As SSE, event by event, or as JSON, after the last event.
+
+Both are subscribers of a running turn and get the same events. A subscriber takes events at once and wakes its writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from segue.memory.budget import UNREAD_BYTES_MIN, Unread
+from segue.turn.running import Running
+from segue.wire.events import Event
+
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx buffers a stream without this.
+    (b"x-accel-buffering", b"no"),
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(event: Event) -> bytes:
+    """An event in SSE framing; its name equals its type (docs/protocol.md 1.3)."""
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
+
+
+class SseSubscriber:
+    """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
+
+    def __init__(self, bytes_max: int, unread: Unread) -> None:
+        self._unread = unread
+        # Whether everything has been taken, the end included.
+        self.is_over = False
+        # Whether the turn goes on in another process.
+        self.is_lost = False
+        self._is_ended = False
+        self._bytes_max = bytes_max
+        self._chunks: list[bytes] = []
+        self._bytes = 0
+        # What was taken and is not written yet.
+        self._taken_bytes = 0
+        self._wake = asyncio.Event()
+        self._running: Running | None = None
+
+    def attached(self, running: Running) -> None:
+        self._running = running
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes > min(self._bytes_max, self._unread.share)
+
+    @property
+    def unread_bytes(self) -> int:
+        return self._bytes + self._taken_bytes
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        chunks = [sse(event) for event in events]
+        self._bytes += sum(map(len, chunks))
+        self._chunks += chunks
+        if self._bytes > UNREAD_BYTES_MIN:
+            self._unread.writers.add(self)
+        if events[-1].is_terminal:
+            self.end()
+        self._wake.set()
+
+    def end(self) -> None:
+        """No event follows."""
+        if not self._is_ended:
+            self._chunks.append(DONE)
+            self._is_ended = True
+            self._wake.set()
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Nothing waits any more."""
+        self._unread.writers.discard(self)
+
+    async def take(self) -> bytes:
+        """Everything that is ready, as one write of whole events; it is written when this is called again."""
+        self._taken_bytes = 0
+        if self._bytes <= UNREAD_BYTES_MIN:
+            self.close()
+        await self._wake.wait()
+        self._wake.clear()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._bytes, self._taken_bytes = 0, len(data)
+        if self._taken_bytes <= UNREAD_BYTES_MIN:
+            self.close()
+        self.is_over = self._is_ended
+        if self._running is not None:
+            self._running.wake()
+        return data
+
+
+class LastSubscriber:
+    """Waits for the terminal event: plain JSON."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self._end = asyncio.Event()
+
+    def attached(self, running: Running) -> None:
+        """Nothing to do: its user knows the turn."""
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        if events[-1].is_terminal:
+            self._end.set()
+
+    def lose(self) -> None:
+        self._end.set()
+
+    async def ended(self) -> None:
+        """Wait for the end of the turn."""
+        await self._end.wait()

@@ -1,0 +1,1 @@
+"""How does the model use the tools of remote servers (MCP)?"""

@@ -1,0 +1,1 @@
+"""What does the API look like to a machine?"""

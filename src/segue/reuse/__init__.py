@@ -1,1 +1,0 @@
-"""What of a prompt could have been reused, and was not?"""

@@ -1,0 +1,1 @@
+"""Every way the product may vary: protocols, and the values that they speak."""

@@ -1,0 +1,59 @@
+"""Who may come in, how much may they use, and what only this server can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from segue.limits import Draw, Grant, Key, KeyLimits
+from segue.seams.history import Owner
+
+
+class Keys(Protocol):
+    """Who may come in. Secrets never get here: keys are known by digests of them."""
+
+    async def add(self, key: Key, digest: str) -> None:
+        """Give out a key."""
+
+    async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
+        """The keys among these digests that are neither revoked nor expired, in one query."""
+
+    async def given_out(self) -> Sequence[Key]:
+        """Every key that was ever given out, the oldest first."""
+
+    async def limit(self, key_id: str, limits: KeyLimits) -> bool:
+        """Give it these limits; False if there is no such key, or it was taken back."""
+
+    async def revoke(self, key_id: str) -> bool:
+        """Take it back for good; False if there is no such key, or it was taken back before."""
+
+    async def note_use(self, key_ids: Sequence[str]) -> None:
+        """These keys were used just now."""
+
+
+class SharedLimits(Protocol):
+    """What all processes together use of the limits of keys, and of the slots of engine servers. Not durable; nothing
+    counts twice."""
+
+    async def draw(self, draw: Draw) -> Grant:
+        """Take note of what this process has used and would hold; what it is given of these limits."""
+
+
+class Quota(Protocol):
+    """What a caller may still use."""
+
+    async def hold(self) -> None:
+        """Take a slot for a turn, or refuse it."""
+
+    def release(self, tokens: int = 0) -> None:
+        """Give the slot back: the turn is over and has used this many tokens."""
+
+
+class Seals(Protocol):
+    """Encryption of data that clients keep for us: only this server can read or change it."""
+
+    def seal(self, owner: Owner, body: bytes) -> str:
+        """An opaque text that holds these bytes for this owner."""
+
+    def open(self, owner: Owner, sealed: str) -> bytes | None:
+        """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""

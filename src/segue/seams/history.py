@@ -1,0 +1,233 @@
+"""What is kept of a conversation? Turns and their rounds, linked to their parents.
+
+A response is a commit: a `Turn` names its parent, a chain of parents is a history, a second child is a fork.
+Everything here is a value that is never changed in place, so that turns share their past for free. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import Struct
+
+from segue.seams.prompt import NO_IDS, Head, IdArray, Prompt
+from segue.wire.effects import Effects
+from segue.wire.items import Call, HostedOutput, Item, McpCall, McpListTools
+from segue.wire.response import Response
+from segue.wire.tools import Tools
+
+Owner = str
+
+
+class Round(Struct, frozen=True):
+    """One call of the model: what it was given, the items that it wrote, and the ids that it sampled.
+
+    `ids` has one array for each item, `tail` what closed the model's turn: joined they are what the engine
+    sampled, to the id. They hold only for the dialect and vocabulary with this `fingerprint`; without it, or
+    with another one, the items are written canonically.
+    """
+
+    given: tuple[Item, ...]
+    wrote: tuple[Item, ...] = ()
+    ids: tuple[IdArray[int], ...] = ()
+    tail: IdArray[int] = NO_IDS
+    fingerprint: str | None = None
+    did_sample: bool = False
+    # Whether history begins anew here: what is given stands for everything before it (compaction).
+    is_fresh: bool = False
+
+
+def since_fresh(rounds: Sequence[Round]) -> Sequence[Round]:
+    """The rounds that the model still sees: from the last fresh one on."""
+    for index in range(len(rounds) - 1, -1, -1):
+        if rounds[index].is_fresh:
+            return rounds[index:]
+    return rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """What makes the next turn fast and changes nothing: the prompt so far, and the head it was made with."""
+
+    fingerprint: str
+    head: Head
+    prompt: Prompt
+    # Which replica of the engine served this turn, and so holds its prefix.
+    route: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The rounds of a turn that still runs, as its next round sees them: a link of the history like a `Turn`."""
+
+    parent: Past | None
+    rounds: tuple[Round, ...]
+    warm: Warm | None = None
+    # No guard has passed it as a whole yet.
+    passed: tuple[str, ...] = ()
+
+    @property
+    def above(self) -> Past | None:
+        return above(self)
+
+    def lineage(self) -> list[Past]:
+        """The links up to this one, oldest first."""
+        return _lineage(self)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Turn:
+    """A finished turn: a commit that others may name as their parent.
+
+    A dataclass, not a Struct, because a long chain of them must be freed without recursion.
+    """
+
+    id: str
+    owner: Owner
+    parent_id: str | None
+    parent: Turn | None
+    rounds: tuple[Round, ...]
+    response: Response
+    # Whether a durable store holds this turn. Its ancestors may still be missing there.
+    is_stored: bool
+    # Calls that wait for an output, by call_id.
+    open_calls: dict[str, Call]
+    # How many times the model has spoken in this history, this turn included.
+    model_turns: int
+    # The tools as decoded for this turn, so that the next one may skip that; None after a reload.
+    tools: Tools | None = None
+    # The effects of the items up to here; None after a reload.
+    effects: Effects | None = None
+    warm: Warm | None = None
+    # When the chain began: a template that prints a date takes it from here, so that midnight changes nothing.
+    root_at: int = 0
+    # The names of its chain and of the fork in it, and the replica of the engine that served it.
+    chain: str = ""
+    fork: str = ""
+    route: str | None = None
+    # Whether every ancestor was found; only then may the turn be continued.
+    is_whole: bool = True
+    # The guards that have let everything up to here pass, by name; their verdict holds for turns that continue it.
+    passed: tuple[str, ...] = ()
+    # The request of a turn that is queued, so that another process can run it.
+    request: bytes = b""
+    # Whether it is saved for the first time and ends the use of an idempotency key, which must still be its own.
+    holds_key: bool = False
+    # Our own measure of what this node alone holds in memory.
+    bytes: int = 0
+    # The row of the usage ledger; None while the turn runs and after a reload.
+    usage: UsageEntry | None = None
+
+    @property
+    def given(self) -> tuple[Item, ...]:
+        """What the client sent for this turn, all of it: a rollout is given more as it goes on. What our own tools have
+        answered is output."""
+        answered = _answered(self)
+        sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
+        return tuple(
+            item
+            for item in sent
+            if item.raw not in answered and not isinstance(item.value, HostedOutput)
+        )
+
+    @property
+    def output(self) -> tuple[Item, ...]:
+        """The output as the client saw it, in order: what the model wrote, and what hosted tools answered."""
+        answered = _answered(self)
+        return tuple(
+            item
+            for one in self.rounds
+            for item in (*(given for given in one.given if given.raw in answered), *one.wrote)
+        )
+
+    @property
+    def above(self) -> Past | None:
+        return above(self)
+
+    def lineage(self) -> list[Turn]:
+        """This turn and its ancestors, oldest first."""
+        return _lineage(self)
+
+
+Past = Turn | Unfinished
+
+
+Link = TypeVar("Link", Turn, Past)
+
+
+def _lineage(link: Link) -> list[Link]:
+    found = [link]
+    while (parent := found[-1].parent) is not None:
+        found.append(parent)
+    found.reverse()
+    return found
+
+
+def above(link: Past) -> Past | None:
+    """The link before this one, unless the model no longer sees anything before it."""
+    return None if any(one.is_fresh for one in link.rounds) else link.parent
+
+
+def _answered(turn: Turn) -> set[bytes]:
+    """What may stand among the given items and is ours."""
+    may_be_ours = len(turn.rounds) > 1 or any(
+        isinstance(item.value, OURS) for one in turn.rounds for item in one.given
+    )
+    return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
+
+
+# Items that our own tools may put before the first words of the model.
+OURS = (McpListTools, McpCall)
+
+
+@dataclass(frozen=True, slots=True)
+class SentHistory:
+    """A history that a client has sent as a whole and may send again as the beginning of a longer one."""
+
+    # The turn that it was sent for.
+    turn_id: str
+    # What it is found by.
+    key: int
+    # The items as they were sent, and as they were understood: with references resolved and seals opened.
+    sent: tuple[Item, ...]
+    given: tuple[Item, ...]
+    # The same items as links of a history, with the prompt that they became; the last one with the answer, if it ended
+    # as the model wrote it.
+    past: Unfinished
+    # The prompt without the answer.
+    prompt: Prompt
+    open_calls: dict[str, Call]
+    model_turns: int
+    # Our own measure of what it holds in memory.
+    bytes: int
+
+
+class Resent(Struct, frozen=True):
+    """A history that came as a whole: what it will be found by, its items as they were sent, and its beginning, where
+    that was sent before."""
+
+    key: int
+    sent: tuple[Item, ...] = ()
+    beginning: SentHistory | None = None
+
+    def known_beginning(self, given: tuple[Item, ...]) -> SentHistory | None:
+        """The beginning, if these items, which are the same as they are understood now, still begin with it: what a
+        reference names may have changed."""
+        known = self.beginning
+        return known if known is not None and given[: len(known.given)] == known.given else None
+
+
+class UsageEntry(Struct, frozen=True):
+    """One row of usage: who, which model, how much, and how it ended. Never content."""
+
+    turn_id: str
+    owner: Owner
+    model: str
+    status: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ended_at: int
+    # Calls that our own tools answered.
+    tool_calls: int = 0

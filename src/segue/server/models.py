@@ -1,0 +1,721 @@
+"""Which models do we serve, and what is each made of: weights, vocabulary, dialect, engine?
+
+In: the settings. Out: `ServedModels`: the models by name, and what must be closed at the end. Choosing an
+implementation is one literal dictionary here (`BUILDERS`, `GUARDS`); nothing registers itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from msgspec import structs
+
+from segue.dialects.choose import dialect_for
+from segue.dialects.family import TokenDialect
+from segue.dialects.messages import MessageForm, MessagesDialect
+from segue.engines.chat import ChatEngine
+from segue.engines.dynamo import DYNAMO
+from segue.engines.facts import tokenized
+from segue.engines.hidden_tokens import HiddenTokens
+from segue.engines.llamacpp import LLAMACPP
+from segue.engines.queued import QueuedEngine, servers_of
+from segue.engines.scripted import ScriptedEngine, load_script
+from segue.engines.sglang import SGLANG
+from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
+from segue.engines.upstream import Upstream
+from segue.engines.vllm import VLLM
+from segue.errors import Misconfigured
+from segue.seams.guard import Guard
+from segue.seams.history import Owner
+from segue.seams.model import Dialect, Engine, Sampling, Scene
+from segue.settings import FIELDS, EngineName, ModelSettings, Settings, shown_address
+from segue.turn.plan import Guards, Model
+from segue.vocabularies.fast_tokenizer import hasten
+from segue.vocabularies.gguf import GgufValue, read_gguf
+from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.vocabulary import Vocabulary
+from segue_embedded.embedded import EmbeddedEngine, available_bytes, tell_memory
+from segue_embedded.shared import SharedEngine, sharing
+from segue_embedded.states import memory_folder
+from segue_embedded.weights import (
+    ListedWeights,
+    add_with_bar,
+    data_folder,
+    find_weights,
+    list_weights,
+    remove_weights,
+)
+
+if TYPE_CHECKING:
+    from segue.replicas.router import RoutedEngine
+
+LOG = logging.getLogger(__name__)
+
+SMALL_MODEL = "smollm2"
+
+# Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
+SCRIPTED_CONTEXT_TOKENS = 1_048_576
+SCRIPTED_VOCABULARY = str(files("segue.vocabularies") / "smollm2.gguf")
+
+# The context of a model inside this process, where the operator has not said: what small machines can hold.
+INSIDE_CONTEXT_TOKENS = 8_192
+
+# A text that vocabularies cut in different ways.
+PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
+
+# What of a model can change while its engine stays; where that is reached over HTTP, these too.
+TUNED = frozenset(
+    {
+        "aliases",
+        "temperature",
+        "top_p",
+        "output_tokens_max",
+        "unseen",
+        "sees_images",
+        "reasoning",
+        "guard",
+    }
+)
+DISCOVERED = frozenset({"engine_discovery", "engine_discovery_s", "kubernetes_account"})
+ROUTED = TUNED | DISCOVERED
+ROUTED |= {"engine_url", "engine_key", "engine_parallel", "engine_drained", "context_tokens"}
+
+Closer = Callable[[], Awaitable[None]]
+# Makes a change take effect, which cannot fail; returns what closes what was removed.
+Change = Callable[[], Sequence[Closer]]
+# The URL of each replica that was looked up, and the host that it is a replica of.
+Found = Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Built:
+    """One model: its settings, how it is made from others with the same engine, and what closes it."""
+
+    settings: ModelSettings
+    make: Callable[[ModelSettings], Model] = field(init=False)
+    closers: list[Closer] = field(default_factory=list)
+    token_json: list[TokenJson] = field(default_factory=list)
+    # The engine inside this process, if that is what it has.
+    embedded: EmbeddedEngine | None = None
+    # Prepares the servers that other settings name, or that were looked up; None where it is not reached over HTTP.
+    servers: Callable[[ModelSettings, Found | None], Change] | None = None
+    # Those that were looked up last.
+    found: Found = field(default_factory=dict)
+    # The files that it was made from, as they were.
+    files: list[tuple[int, int] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = _file_stamps(self.settings)
+
+    def is_fit(self, settings: ModelSettings) -> bool:
+        """Whether the same engine serves a model with these settings."""
+        free = TUNED if self.servers is None else ROUTED
+        names = [name for name in ModelSettings.__struct_fields__ if name not in free]
+        is_same = all(getattr(settings, name) == getattr(self.settings, name) for name in names)
+        return is_same and self.files == _file_stamps(settings)
+
+
+def _file_stamps(settings: ModelSettings) -> list[tuple[int, int] | None]:
+    """When the files that a model is made from were last changed, and their size."""
+    names = (settings.script, settings.template, settings.tokenizer, settings.weights)
+    found = [Path(name).stat() if name and Path(name).exists() else None for name in names]
+    return [None if one is None else (one.st_mtime_ns, one.st_size) for one in found]
+
+
+@dataclass(slots=True)
+class ServedModels:
+    """The models by name and alias, and what closes them."""
+
+    models: dict[str, Model] = field(default_factory=dict)
+    # Without aliases; and the settings that are in force.
+    built: dict[str, Built] = field(default_factory=dict)
+    settings: dict[str, ModelSettings] = field(default_factory=dict)
+    # Owners with guards of their own.
+    owners: dict[Owner, Guards] = field(default_factory=dict)
+    guards: _Guards | None = None
+    # What else is to change in engines that stay.
+    changes: list[Change] = field(default_factory=list)
+    # What the operator has ordered since the start: replicas by name, and whether each is drained.
+    orders: Mapping[str, bool] = field(default_factory=dict)
+    # Called when there are other engines, or other servers of an engine.
+    on_change: Callable[[], None] = lambda: None
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Those that are served now, by the name of their model, without aliases."""
+        return {model.name: model.engine for model in self.models.values()}
+
+    @property
+    def bytes(self) -> int:
+        """The size of the engines' caches."""
+        return sum(cache.bytes for built in self.built.values() for cache in built.token_json)
+
+    def closers_beside(self, other: ServedModels) -> list[Closer]:
+        """What closes everything of these that the others do not have."""
+        kept = other.built.values()
+        closers = [close for one in self.built.values() if one not in kept for close in one.closers]
+        if self.guards is not None and self.guards is not other.guards:
+            closers += self.guards.closers
+        return closers
+
+    def become(self, new: ServedModels) -> list[Closer]:
+        """Serve these from now on; what closes what is no longer served."""
+        closers = self.closers_beside(new)
+        for change in new.changes:
+            closers += change()
+        self.models, self.built, self.owners, self.guards, self.settings = (
+            new.models, new.built, new.owners, new.guards, new.settings,
+        )  # fmt: skip
+        self._changed()
+        return closers
+
+    def set_found(self, settings: ModelSettings, found: Found) -> list[Closer]:
+        """These replicas of a model were looked up; what closes those that are gone."""
+        prepare = self.built[settings.name].servers
+        assert prepare is not None, "an engine with URLs"
+        closers = list(prepare(settings, found)())
+        self._changed()
+        return closers
+
+    def _changed(self) -> None:
+        """Servers that are new know what was ordered before."""
+        self.drain(self.orders)
+        self.on_change()
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """The replicas that are drained by the settings."""
+        return frozenset(url for one in self.settings.values() for url in one.engine_drained)
+
+    def drain(self, orders: Mapping[str, bool]) -> None:
+        """The replicas that take no new jobs are those of the orders, and of the settings where there is no order;
+        those that are added later know it too."""
+        self.orders = orders
+        names = {name for name in {*orders, *self.declared} if orders.get(name, True)}
+        for engine in self.engines.values():
+            for server in servers_of(engine):
+                server.set_drained(server.name in names)
+
+    async def aclose(self) -> None:
+        """Close engines and connections."""
+        for close in self.closers_beside(ServedModels()):
+            await close()
+
+
+def build_models(
+    settings: Settings, shared: str = "", running: ServedModels | None = None
+) -> ServedModels:
+    """Every served model under its name and its aliases.
+
+    `shared` is the folder by way of which another process shares its embedded engines; without it they are loaded here.
+    Engines and guards of `running` are used again where they fit: nothing changes there before `become`.
+    """
+    served, before = ServedModels(), running or ServedModels()
+    guards = (
+        before.guards if before.guards and before.guards.is_fit(settings) else _Guards(settings)
+    )
+    served.guards = guards
+    for one in settings.served():
+        built = before.built.get(one.name)
+        if built is None or not built.is_fit(one):
+            if running is not None and shared and one.engine == "embedded":
+                raise Misconfigured(
+                    f"models: the engine of '{one.name}' runs inside the server and cannot be added or changed while "
+                    "several workers share it. Restart the server."
+                )
+            built = _build(one, shared)
+        elif built.servers is not None:
+            served.changes.append(built.servers(one, None))
+        served.built[one.name] = built
+        served.settings[one.name] = one
+        model = replace(
+            built.make(one),
+            checks_rendering=settings.check_rendering,
+            guards=guards.named(one.guard),
+        )
+        for name in (one.name, *one.aliases):
+            if name in served.models:
+                raise Misconfigured(f"models: two models are called '{name}'.")
+            served.models[name] = model
+    served.owners = {owner: guards.named(names) for owner, names in settings.guard_owners.items()}
+    if running is None:
+        served.drain({})
+    return served
+
+
+def _build(settings: ModelSettings, shared: str) -> Built:
+    builder = BUILDERS.get(settings.engine)
+    if builder is None:
+        raise Misconfigured(f"engine: '{settings.engine}' is not one of: {', '.join(BUILDERS)}.")
+    built = Built(settings)
+    built.make = builder(settings, shared, built)
+    return built
+
+
+class _Guards:
+    """The guards that the settings name, each built once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.closers: list[Closer] = []
+        self._built: dict[str, Guard] = {}
+
+    def is_fit(self, settings: Settings) -> bool:
+        """Whether these guards are what other settings describe."""
+        names = [name for name in FIELDS if name.startswith("guard_")]
+        return all(getattr(settings, name) == getattr(self._settings, name) for name in names)
+
+    def named(self, names: Sequence[str]) -> Guards:
+        sides = self._settings.guard_sides
+        inputs = names if sides != "output" else ()
+        outputs = [name for name in names if name not in INPUT_ONLY and sides != "input"]
+        return Guards(
+            inputs=tuple(map(self._guard, inputs)),
+            outputs=tuple(map(self._guard, outputs)),
+            window_chars=self._settings.guard_window_chars,
+        )
+
+    def _guard(self, name: str) -> Guard:
+        if name not in self._built:
+            # Imported here and below: most servers have no guards.
+            from segue.guards.classifier import ClassifierGuard
+            from segue.guards.moderation import ModerationGuard
+
+            build = GUARDS.get(name) or _imported(name)
+            self._built[name] = guard = build(self._settings)
+            if isinstance(guard, ModerationGuard | ClassifierGuard):
+                self.closers.append(guard.close)
+        return self._built[name]
+
+
+def _rules(settings: Settings) -> Guard:
+    from segue.guards.rules import RulesGuard
+
+    return RulesGuard(settings.guard_rules)
+
+
+def _moderation(settings: Settings) -> Guard:
+    from segue.guards.moderation import ModerationGuard
+
+    if not settings.guard_url:
+        raise Misconfigured("guard_url: the guard 'moderation' needs the address of an endpoint.")
+    return ModerationGuard(
+        settings.guard_url,
+        settings.guard_key,
+        settings.guard_model,
+        s_max=settings.guard_s_max,
+        unreachable=settings.guard_unreachable,
+    )
+
+
+def _classifier(settings: Settings) -> Guard:
+    from segue.guards.classifier import ClassifierGuard
+
+    if not settings.guard_classifier:
+        raise Misconfigured("guard_classifier: the guard 'classifier' needs the folder of a model.")
+    return ClassifierGuard(Path(settings.guard_classifier).expanduser(), settings.guard_threshold)
+
+
+GuardBuilder = Callable[[Settings], Guard]
+GUARDS: Mapping[str, GuardBuilder] = {
+    "rules": _rules,
+    "moderation": _moderation,
+    "classifier": _classifier,
+}
+# Guards that do not check answers, so that no answer waits for them.
+INPUT_ONLY = frozenset({"classifier"})
+
+
+def _imported(name: str) -> GuardBuilder:
+    """A guard of the operator's own, as `package.module:name`; called with the settings, it returns a `Guard`."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise Misconfigured(f"guard: '{name}' is not one of: {', '.join(GUARDS)}, MODULE:NAME.")
+    try:
+        found: GuardBuilder = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Misconfigured(f"guard: '{name}' cannot be imported: {error}.") from None
+    return found
+
+
+# --- engines ------------------------------------------------------------------------------------------
+
+
+def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
+    path = Path(settings.tokenizer or SCRIPTED_VOCABULARY)
+    dialect = _dialect(settings, path, _vocabulary(settings, path))
+    script = load_script(Path(settings.script)) if settings.script else None
+    engine = ScriptedEngine(dialect, script, settings.tps)
+    context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
+    return lambda one: _model(one, engine, dialect, context_tokens)
+
+
+def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
+    path = find_weights(settings.weights or settings.name)
+    vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
+    dialect = _dialect(settings, path, vocabulary)
+    head = read_gguf(path)
+    context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
+    if shared:
+        remote = SharedEngine(_share_path(shared, settings.name))
+        return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
+    parallel = settings.engine_parallel
+    tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
+    engine = EmbeddedEngine(
+        path,
+        vocabulary,
+        context_tokens=context_tokens,
+        parallel=parallel,
+        memory=memory_folder() if settings.embedded_state_bytes_max else None,
+    )
+    built.embedded = engine
+    built.closers.append(engine.close)
+    return lambda one: _model(_with_sampling(one), engine, dialect, context_tokens)
+
+
+def _with_sampling(settings: ModelSettings) -> ModelSettings:
+    """No engine of its own says how a model inside this process is sampled."""
+    return structs.replace(
+        settings,
+        temperature=1.0 if settings.temperature is None else settings.temperature,
+        top_p=1.0 if settings.top_p is None else settings.top_p,
+    )
+
+
+def _share_path(folder: str, name: str) -> Path:
+    return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
+
+
+def has_engines_inside(settings: Settings) -> bool:
+    """Whether a model runs in our own process."""
+    return any(one.engine == "embedded" for one in settings.served())
+
+
+@asynccontextmanager
+async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
+    """Load the embedded engines here, and share them with other processes by way of this folder."""
+    async with AsyncExitStack() as stack:
+        for one in settings.served():
+            if one.engine == "embedded":
+                built = _build(one, "")
+                for close in built.closers:
+                    stack.push_async_callback(close)
+                path = _share_path(folder, one.name)
+                await stack.enter_async_context(sharing(built.make(one).engine, path))
+        yield
+
+
+def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
+    """A builder for a kind of server that takes token ids and returns token ids."""
+
+    def build(settings: ModelSettings, shared: str, built: Built) -> Maker:
+        _check_addresses(settings)
+        if not settings.tokenizer:
+            raise Misconfigured(
+                f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
+                "tokenizer.json, its folder, or its GGUF file."
+            )
+        path = Path(settings.tokenizer)
+        vocabulary = _vocabulary(settings, path)
+        token_json = TokenJson()
+        built.token_json.append(token_json)
+        hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
+
+        def server(upstream: Upstream) -> Engine:
+            return TokenEngine(codec, upstream, settings.name, token_json, hidden)
+
+        if settings.fast_tokenizer:
+            vocabulary = vocabulary.hastened(hasten)
+        dialect = _dialect(settings, path, vocabulary)
+        servers = _Servers(settings, built, server)
+        return lambda one: _model(one, servers.engine(one), dialect, one.context_tokens or None)
+
+    return build
+
+
+def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
+    _check_addresses(settings)
+    dialect = MessagesDialect()
+
+    def server(upstream: Upstream) -> ChatEngine[MessageForm]:
+        return ChatEngine(upstream, settings.name, dialect, settings.template_values)
+
+    servers = _Servers(settings, built, server)
+
+    async def count_tokens(scene: Scene) -> int | None:
+        return await servers.first.count_tokens(scene)
+
+    def make(one: ModelSettings) -> Model:
+        model = _model(one, servers.engine(one), dialect, one.context_tokens or None)
+        return replace(model, count_tokens=count_tokens)
+
+    return make
+
+
+def _check_addresses(settings: ModelSettings) -> None:
+    if not settings.engine_url:
+        raise Misconfigured(
+            f"engine_url: engine '{settings.engine}' needs one or more URLs: --engine-url http://127.0.0.1:8000."
+        )
+
+
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
+
+
+def _has_several(settings: ModelSettings) -> bool:
+    """Whether a model may have several servers."""
+    return len(settings.engine_url) > 1 or settings.engine_discovery != "off"
+
+
+class _OpenServer(NamedTuple, Generic[AnyEngine]):
+    """An address, the engine that speaks to it, and the queue in front of that."""
+
+    upstream: Upstream
+    engine: AnyEngine
+    queued: QueuedEngine
+
+
+class _Servers(Generic[AnyEngine]):
+    """The servers of a model, one for each address and key, and the router where there may be several."""
+
+    def __init__(
+        self, settings: ModelSettings, built: Built, make: Callable[[Upstream], AnyEngine]
+    ) -> None:
+        self._make = make
+        self._built = built
+        self._model = settings.name
+        # What was looked up last: how, and where.
+        self._asked: tuple[str, tuple[str, ...]] = ("off", ())
+        # By address, key and host: those that are used, and those that were prepared last.
+        self._open: dict[tuple[str, str, str], _OpenServer[AnyEngine]] = {}
+        self._wanted: dict[tuple[str, str, str], _OpenServer[AnyEngine]] = {}
+        self._router: RoutedEngine | None = None
+        self.prepare(settings)()
+        built.closers.append(self.close)
+        built.servers = self.prepare
+
+    @property
+    def first(self) -> AnyEngine:
+        """One of the engines."""
+        return next(iter(self._open.values())).engine
+
+    def engine(self, settings: ModelSettings) -> Engine:
+        """What serves a model with these settings, once what was prepared for them has taken effect: a server and its
+        queue, or a router in front of several."""
+        servers = [server.queued for server in self._wanted.values()]
+        if not _has_several(settings):
+            return servers[0]
+        if self._router is None:
+            # Imported here: most models have one server.
+            from segue.replicas.router import RoutedEngine
+
+            self._router = RoutedEngine(servers)
+        return self._router
+
+    def prepare(self, settings: ModelSettings, found: Found | None = None) -> Change:
+        """The servers that were found, or else those that these settings name; those that are there already stay."""
+        _check_addresses(settings)
+        asked = (settings.engine_discovery, settings.engine_url)
+        if found is None:
+            found = self._built.found if asked == self._asked else {}
+        urls = found or dict.fromkeys(settings.engine_url, "")
+        names = [(url, settings.engine_key, host) for url, host in urls.items()]
+        wanted = {name: self._open.get(name) or self._opened(*name) for name in names}
+        self._wanted = wanted
+
+        def change() -> Sequence[Closer]:
+            removed = [server for name, server in self._open.items() if name not in wanted]
+            self._open, self._asked, self._built.found = wanted, asked, found
+            engine, servers = self.engine(settings), [one.queued for one in wanted.values()]
+            if self._router is not None:
+                self._router.set_servers(servers)
+            for server in servers:
+                server.set_slots(settings.engine_parallel)
+            for gone in removed:
+                gone.queued.remove(engine)
+            return [gone.upstream.close for gone in removed]
+
+        return change
+
+    def _opened(self, url: str, key: str, host: str) -> _OpenServer[AnyEngine]:
+        upstream = Upstream(url, key or None, host=host)
+        engine = self._make(upstream)
+        return _OpenServer(
+            upstream, engine, QueuedEngine(shown_address(url), engine, model=self._model)
+        )
+
+    async def close(self) -> None:
+        for server in self._open.values():
+            await server.upstream.close()
+
+
+Maker = Callable[[ModelSettings], Model]
+Builder = Callable[[ModelSettings, str, Built], Maker]
+# A row for each `EngineName` of the settings: tests/server/test_models.py compares the two.
+BUILDERS: Mapping[EngineName, Builder] = {
+    "embedded": _embedded,
+    "scripted": _scripted,
+    "llamacpp": _tokens_over_http(LLAMACPP),
+    "vllm": _tokens_over_http(VLLM),
+    "sglang": _tokens_over_http(SGLANG),
+    "dynamo": _tokens_over_http(DYNAMO),
+    "chat": _chat,
+}
+
+
+# --- weights and vocabularies ---------------------------------------------------------------------------
+
+
+def add_model(name: str) -> str:
+    """Fetch known weights and check them, with a progress bar; returns their path."""
+    return str(add_with_bar(name))
+
+
+def better_model() -> tuple[str, int] | None:
+    """The best model that can be fetched by name and leaves this machine memory to spare, with its size in bytes; None:
+    there is none but the small model."""
+    free = available_bytes() or 0
+    fitting = [one for one in list_weights() if 2 * one.memory_bytes <= free]
+    best = max(fitting, key=lambda one: one.bytes, default=None)
+    return None if best is None or best.name == SMALL_MODEL else (best.name, best.bytes)
+
+
+def offered_note() -> Path:
+    """The file that notes that a better model was offered."""
+    return data_folder() / ".offered"
+
+
+def list_models() -> list[ListedWeights]:
+    """The models that can be fetched by name, and those of them that are here."""
+    return list_weights()
+
+
+def missing_models(settings: Settings) -> list[ListedWeights]:
+    """The models to be served inside this process whose weights can be fetched and are not here."""
+    asked = {one.weights or one.name for one in settings.served() if one.engine == "embedded"}
+    # Listed only where it matters: a file that is seen for the first time is read in full.
+    listed = list_weights() if asked else []
+    return [one for one in listed if one.name in asked and one.path is None]
+
+
+def remove_model(name: str) -> list[str]:
+    """Delete fetched weights; returns the paths of what was deleted."""
+    return [str(path) for path in remove_weights(name)]
+
+
+def show_model(name: str) -> dict[str, object]:
+    """What is known of a model: of a known one its row, and of a file what its head says."""
+    row = next((one for one in list_weights() if one.name == name), None)
+    path = row.path if row else find_weights(name)
+    facts: dict[str, object] = structs.asdict(row) if row else {"name": name, "path": path}
+    if path is not None:
+        head = read_gguf(path)
+        facts |= {
+            "bytes": path.stat().st_size,
+            "architecture": head.get("general.architecture"),
+            "title": head.get("general.name"),
+            "context_tokens": _trained_tokens(head),
+            "has_chat_template": "tokenizer.chat_template" in head,
+        }
+    return facts
+
+
+def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
+    vocabulary = load_vocabulary(path)
+    return vocabulary if settings.piece_cache else vocabulary.without_pieces()
+
+
+async def has_same_vocabulary(settings: ModelSettings) -> bool | None:
+    """Whether the engine makes the same ids of a text as we do; None where it cannot be asked."""
+    if not settings.tokenizer or not settings.engine_url:
+        return None
+    vocabulary = load_vocabulary(Path(settings.tokenizer))
+    upstream = Upstream(settings.engine_url[0], settings.engine_key or None)
+    try:
+        ids = await tokenized(upstream, settings.name, PROBE)
+    finally:
+        await upstream.close()
+    return None if ids is None else ids == vocabulary.ids(PROBE).tolist()
+
+
+def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
+    try:
+        template = Path(settings.template).read_text() if settings.template else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"template: {settings.template} cannot be read: {error}.") from None
+    dialect = dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
+    if (mark := unread_call_mark(dialect)) is not None:
+        LOG.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
+    if lacks_tools(dialect) and settings.engine != "scripted":
+        LOG.warning("model %s: %s", settings.name, NO_TOOLS)
+    return dialect
+
+
+UNREAD = "calls are marked with {}, which Segue does not read: they come back as text"
+UNREAD_ADVICE = "use --engine chat, or name another --dialect or --template"
+NO_TOOLS = (
+    "its chat template has no place for tools: they are described to the model in words of Segue's own, and a model "
+    "that was not trained for tools seldom calls one"
+)
+# To a vLLM that does not take ids alone. The figures: docs/performance.md.
+SCALE_OUT_ADVICE = (
+    "start vLLM (0.32 or newer) with --enable-scale-out: it then takes and gives token ids without text, for a"
+    " fifth of the CPU of its API server at 100k tokens"
+)
+
+
+def unread_call_mark(dialect: Dialect) -> str | None:
+    """The mark of calls in the model's template that Segue cannot read, if there is one."""
+    return dialect.unread if isinstance(dialect, TokenDialect) else None
+
+
+def lacks_tools(dialect: Dialect) -> bool:
+    """Whether the model's own chat template has no place for tools."""
+    return isinstance(dialect, TokenDialect) and dialect.lacks_tools
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
+    if not path.exists():
+        raise Misconfigured(
+            f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
+            "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
+        )
+    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
+
+
+def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
+    """The context that the model was trained with, from its file."""
+    length = head.get(f"{head.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else 4_096
+
+
+def _model(
+    settings: ModelSettings, engine: Engine, dialect: Dialect, context_tokens: int | None
+) -> Model:
+    if settings.sees_images and not dialect.takes_images:
+        raise Misconfigured(
+            f"sees_images: the chat template of '{settings.name}' has no place for images. Name another "
+            "--template or --tokenizer, or leave this setting out."
+        )
+    return Model(
+        name=settings.name,
+        engine=engine,
+        dialect=dialect,
+        context_tokens_set=context_tokens,
+        sampling=Sampling(temperature=settings.temperature, top_p=settings.top_p),
+        output_tokens_max=settings.output_tokens_max,
+        reasoning=settings.reasoning,
+        unseen=settings.unseen,
+        sees=settings.sees_images,
+        created_at=int(time.time()),
+    )

@@ -1,0 +1,193 @@
+"""What can change in a process that runs, and how?
+
+In: settings. Out: the same process with other models, engines, guards, limits. First everything that is new is built
+beside what runs (`check`), which may fail and then changes nothing; then the process changes over in one step without a
+pause (`apply`). Turns that run keep what they began with. What is no longer used is closed when the last turn that ran
+at the change has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from segue.aio import in_background
+from segue.engine_status import EngineStatus
+from segue.listener.services import Services
+from segue.process.runner import Runner
+from segue.server.control import Reloaded
+from segue.server.models import Closer, ServedModels, build_models
+from segue.settings import FIELDS, ModelSettings, Settings
+from segue.turn.plan import Plan
+from segue.turn.resources import Gate
+from segue.turn.running import Running
+
+# How often it is looked whether something removed can be closed.
+LOOK_S = 1.0
+
+# What describes models, their engines and their guards.
+MODELS = frozenset({*ModelSettings.__struct_fields__, "model", "models"})
+GUARDS = frozenset(name for name in FIELDS if name.startswith("guard_"))
+LIMITS = frozenset({"websocket", "connection_age_s", "append_s_max", "background_s_max"})
+# Everything else needs a restart.
+RELOADED = MODELS | GUARDS | LIMITS | {"check_rendering", "log_level", "grace_s", "config"}
+
+
+def compare(old: Settings, new: Settings) -> tuple[Settings, Reloaded]:
+    """The old settings with what can change while a server runs; and what differs, in the words of the settings."""
+    differing = [name for name in FIELDS if getattr(old, name) != getattr(new, name)]
+    wanted = structs.replace(
+        old, **{name: getattr(new, name) for name in differing if name in RELOADED}
+    )
+    changed = [name for name in differing if name in RELOADED - MODELS]
+    changed += _compare_models(old, new)
+    return wanted, Reloaded(changed, [name for name in differing if name not in RELOADED])
+
+
+def _compare_models(old: Settings, new: Settings) -> list[str]:
+    before, after = ({one.name: one for one in settings.served()} for settings in (old, new))
+    found = [f"model {name} (removed)" for name in before if name not in after]
+    for name, model in after.items():
+        if name not in before:
+            found.append(f"model {name} (added)")
+            continue
+        fields = ModelSettings.__struct_fields__
+        differing = [one for one in fields if getattr(before[name], one) != getattr(model, one)]
+        if differing:
+            found.append(f"model {name} ({', '.join(differing)})")
+    return found
+
+
+def open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
+    """How a turn with guards opens its gate; None where there are no guards."""
+    guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
+    if not any(one.inputs or one.outputs for one in guards):
+        return None
+    # Imported here: most servers have no guards.
+    from segue.guards.gate import GuardGate
+
+    return GuardGate
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    settings: Settings
+    models: ServedModels
+
+
+@dataclass(frozen=True, slots=True)
+class _Retired:
+    """What was removed, and the turns that may still use it."""
+
+    turns: frozenset[str]
+    closers: list[Closer]
+
+
+class Reload:
+    """Changes the settings of this process."""
+
+    def __init__(
+        self,
+        served: ServedModels,
+        runner: Runner,
+        services: Services,
+        names: list[str],
+        shared: str,
+    ) -> None:
+        """`names` is the list of models that the dashboard shows; `shared` as for `build_models`."""
+        self._served = served
+        self._runner = runner
+        self._services = services
+        self._names = names
+        self._shared = shared
+        self._prepared: _Prepared | None = None
+        self._retired: list[_Retired] = []
+        self._has_retired = asyncio.Event()
+
+    def engines(self, rows: Sequence[EngineStatus]) -> list[EngineStatus]:
+        """The servers of engines by URL, and engines that have none by their kind."""
+        return [structs.replace(row, name=self._name(row)) for row in rows]
+
+    def _name(self, row: EngineStatus) -> str:
+        built = self._served.built.get(row.model)
+        return built.settings.engine if built and row.name == row.model else row.name
+
+    async def check(self, wanted: Settings) -> None:
+        """Build what is new; raises `Misconfigured` where that is not possible."""
+        await self.drop()
+        for one in wanted.served():
+            if one.engine_discovery != "off":
+                # Imported here: most servers look nothing up.
+                from segue.replicas.kubernetes import LookupFailed
+                from segue.replicas.lookup import look_up
+
+                with suppress(LookupFailed):
+                    await asyncio.to_thread(look_up, one)
+        models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
+        self._prepared = _Prepared(wanted, models)
+
+    async def drop(self) -> None:
+        """Forget what was checked: it will not be applied."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            await _close(prepared.models.closers_beside(self._served))
+
+    def apply(self) -> Settings:
+        """Change over to what was checked, and return it. New turns have it; those that run do not notice."""
+        assert self._prepared is not None, "checked before"
+        settings, models = self._prepared.settings, self._prepared.models
+        self._prepared = None
+        closers = self._served.become(models)
+        runner, services = self._runner, self._services
+        runner.resources = replace(
+            runner.resources,
+            models=models.models,
+            guards=models.owners,
+            open_gate=open_gate(models),
+            append_s_max=settings.append_s_max,
+        )
+        runner.background_s_max = settings.background_s_max
+        limits = {name: getattr(settings, name) for name in LIMITS}
+        services.limits = structs.replace(services.limits, **limits)
+        self._names[:] = models.models
+        logging.getLogger().setLevel(settings.log_level.upper())
+        self.retire(closers)
+        return settings
+
+    def retire(self, closers: list[Closer]) -> None:
+        """Close this when the turns that run now have ended."""
+        self._retired.append(_Retired(frozenset(self._runner.registry.running), closers))
+        self._has_retired.set()
+
+    @asynccontextmanager
+    async def closing_retired(self) -> AsyncIterator[None]:
+        """While inside, close what was removed once no turn uses it any more; all of it at the end."""
+        try:
+            async with in_background("retired_engines", self._close_retired):
+                yield
+        finally:
+            await self.drop()
+            for one in self._retired:
+                await _close(one.closers)
+
+    async def _close_retired(self) -> None:
+        while True:
+            await self._has_retired.wait()
+            await asyncio.sleep(LOOK_S)
+            running = self._runner.registry.running.keys()
+            for one in tuple(self._retired):
+                if not one.turns & running:
+                    self._retired.remove(one)
+                    await _close(one.closers)
+            if not self._retired:
+                self._has_retired.clear()
+
+
+async def _close(closers: list[Closer]) -> None:
+    for close in closers:
+        await close()

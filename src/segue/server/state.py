@@ -1,0 +1,128 @@
+"""What does this process remember, for whom, and within which limits?"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from segue.accounts.account import Account, Accounts
+from segue.accounts.metering import Meter
+from segue.listener.services import NearTurns
+from segue.memory.budget import Memory
+from segue.process.afterwards import EndedTurn
+from segue.process.render_cache import RenderCache
+from segue.process.runner import Runner
+from segue.reports.watch import ReuseWatch
+from segue.seams.history import Owner
+from segue.seams.store import Turns
+from segue.server.cluster import Cluster
+from segue.server.storage import ServerStore, check_public, check_ring, load_ring
+from segue.settings import Settings
+from segue.stores.hashes import KeyHashes
+from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
+from segue.stores.seals import RingKey
+
+Forget = Callable[[Owner, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The store, the caches in front of it, and who may use them."""
+
+    settings: Settings
+    store: ServerStore
+    # None where one process serves alone.
+    cluster: Cluster | None
+    # The keys that encrypt what clients keep for us, and that hash API keys.
+    ring: Sequence[RingKey]
+    hashes: KeyHashes
+    accounts: Accounts
+    meter: Meter
+    # The memory of all connections together.
+    budget: Budget
+    render_cache: RenderCache
+    # What of the prompts was reused.
+    reuse: ReuseWatch
+    # What all of it may hold.
+    memory: Memory
+
+    def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
+        """A fresh cache for a connection, and the same cache in front of the store."""
+        near = MemoryTurns(self.settings.connection_state_bytes_max)
+        quota = account.quota
+        limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
+        self.budget.enter(near, account.key_id, limit)
+        return near, LayeredTurns(near, self.store.turns)
+
+    def cache_salt(self, owner: Owner) -> str | None:
+        """What keeps this owner's prompts apart in an engine's prefix cache, where others could learn of them there."""
+        wanted = self.settings.cache_salt
+        is_salted = wanted == "on" or (wanted == "auto" and self.accounts.has_several_owners)
+        return self.hashes.salt(owner) if is_salted else None
+
+    def trim(self, turn: EndedTurn) -> None:
+        """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
+        owner, cached = turn.entry.owner, self.store.state
+        for account in self.accounts.bounded.get(owner, ()):
+            left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
+            # A report is only told; rendering again is cheaper than reading from the store again.
+            rendered = self.render_cache.bytes_of(owner)
+            self.reuse.trim(owner, max(0, left - cached.bytes_of(owner) - rendered))
+            self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))
+            cached.trim(owner, left)
+
+
+async def build_state(settings: Settings, store: ServerStore, cluster: Cluster | None) -> State:
+    """The store with its keys checked, and empty caches."""
+    await check_public(store.keys, settings)
+    ring = await load_ring(settings, store)
+    hashes = KeyHashes(ring)
+    await check_ring(store.keys, hashes, settings)
+    budget = Budget(settings.connections_state_bytes_max)
+    store.state.dropped = budget.dropped
+    meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
+    accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
+    render_cache = RenderCache(settings.render_cache_bytes_max)
+    memory = Memory(settings.memory_bytes_max, settings.body_bytes_max)
+    caches = (budget, render_cache, ReuseWatch(settings.reuse_bytes_max), memory)
+    return State(settings, store, cluster, ring, hashes, accounts, meter, *caches)
+
+
+class Eraser:
+    """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
+
+    def __init__(self, state: State, runner: Runner) -> None:
+        self._store = state.store
+        self._runner = runner
+        # Further caches that forget erased turns.
+        self.caches: list[Forget] = []
+        self._peers = None if state.cluster is None else state.cluster.peers
+        if self._peers is not None:
+            self._peers.answer("erased", self._erased_elsewhere)
+
+    async def erase(self, owner: Owner, turn_id: str) -> bool:
+        """Delete a turn; False if there is none."""
+        if not await self._store.turns.delete(owner, turn_id):
+            # What was not there is in no cache: nobody is told, whatever ids a client makes up.
+            return False
+        await self._forget(owner, turn_id)
+        if self._peers is not None:
+            # Sooner than the store would tell them.
+            await self._peers.send("erased", msgspec.msgpack.encode((owner, turn_id)))
+        return True
+
+    async def forget(self, owner: Owner, turn_id: str) -> None:
+        """Drop a turn that is no longer in the store from the caches of this process."""
+        await self._store.state.delete(owner, turn_id)
+        await self._forget(owner, turn_id)
+
+    async def _forget(self, owner: Owner, turn_id: str) -> None:
+        self._runner.forget(owner, turn_id)
+        for forget in self.caches:
+            await forget(owner, turn_id)
+
+    async def _erased_elsewhere(self, worker: str, body: bytes) -> None:
+        owner, turn_id = msgspec.msgpack.decode(body, type=tuple[str, str])
+        await self.forget(owner, turn_id)

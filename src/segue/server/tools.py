@@ -1,0 +1,91 @@
+"""Which tools does this process run for the model, and what may it fetch?"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import structs
+
+from segue.documents.pdf import PdfTexts
+from segue.errors import MissingPackage
+from segue.mcp.hosts import McpHosts, policy_for
+from segue.mcp.sessions import McpServer, McpServers
+from segue.seams.tools import Tool
+from segue.settings import Settings
+from segue.tools.hosted import ServerTools
+from segue.web.fetch import Fetcher, Policy, read_as_data
+from segue.web.index import IndexWeb, build
+from segue.web.search import JsonEngine, JsonSearch
+from segue.web.web import LiveWeb, WebTool
+
+# For `segue index`.
+index_folder = build
+
+
+def build_tools(settings: Settings, stack: AsyncExitStack) -> tuple[ServerTools, PdfTexts]:
+    """The tools that the operator has configured, and the cache of PDF texts; the stack closes them."""
+    papers = PdfTexts(settings.file_s_max)
+    fetcher = build_fetcher(settings)
+    stack.callback(fetcher.close)
+    web = build_web(settings, fetcher, stack)
+    tools: dict[str, Tool] = {} if web is None else {"web_search": web}
+    servers = _build_servers(settings, stack) if settings.mcp or settings.mcp_hosts else None
+    if servers is not None:
+        tools |= {"mcp": servers, "mcp_list": servers.lister}
+    hosted = ServerTools(
+        tools=tools,
+        refuse=None if servers is None else servers.check,
+        read_pdf=papers.read,
+        read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+        call_s_max=settings.tool_s_max,
+        output_bytes_max=settings.tool_output_bytes_max,
+    )
+    return hosted, papers
+
+
+def build_fetcher(settings: Settings) -> Fetcher:
+    """The only code that follows URLs from outside; off unless the operator has switched it on."""
+    return Fetcher(
+        Policy(
+            settings.fetch,
+            allow=settings.fetch_allow,
+            deny=settings.fetch_deny,
+            ports=settings.fetch_port,
+            bytes_max=settings.fetch_bytes_max,
+            s_max=settings.fetch_s_max,
+        )
+    )
+
+
+def build_web(settings: Settings, fetcher: Fetcher, stack: AsyncExitStack) -> WebTool | None:
+    """The web search tool; None without an index, a search API and pages that may be opened."""
+    index = IndexWeb(Path(settings.search_index)) if settings.search_index else None
+    engine = JsonSearch(_search_engine(settings)) if settings.search_url else None
+    if engine is not None:
+        stack.callback(engine.close)
+    live = LiveWeb(engine, fetcher) if engine is not None or fetcher.is_on else None
+    return WebTool(index, live) if index is not None or live is not None else None
+
+
+def _search_engine(settings: Settings) -> JsonEngine:
+    url, title, text = settings.search_fields.split()
+    name, _, value = settings.search_header.partition(":")
+    headers = ((name, value.strip()),) if name else ()
+    return JsonEngine(settings.search_url, settings.search_results, (url, title, text), headers)
+
+
+def _build_servers(settings: Settings, stack: AsyncExitStack) -> McpServers:
+    """The MCP servers that the operator has named, and those of the hosts that requests may name."""
+    if find_spec("mcp") is None:
+        raise MissingPackage("mcp", "mcp", "segue[mcp]")
+    # A fetcher of its own: it has other hosts and ports, and works where pages are not fetched.
+    fetcher = Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))
+    stack.callback(fetcher.close)
+    known = [McpServer(**structs.asdict(server)) for server in settings.mcp]
+    hosts = McpHosts(settings.mcp_hosts, fetcher)
+    servers = McpServers(known, hosts, list_s=settings.mcp_list_s)
+    stack.push_async_callback(servers.aclose)
+    return servers

@@ -1,1 +1,0 @@
-"""How do bytes arrive and leave?"""

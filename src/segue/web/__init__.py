@@ -1,0 +1,1 @@
+"""How does the model search the web and read pages?"""

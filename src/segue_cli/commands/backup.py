@@ -1,0 +1,84 @@
+"""How does a person back up a store and restore it? `segue backup` and `segue restore`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from segue.settings import Settings, is_ring_stored, load_settings
+from segue_cli.backup import Manifest, Steps, back_up, restore
+from segue_cli.commands.flags import add_store
+
+POSTGRES = """\
+PostgreSQL is backed up and restored with its own tools, while servers run or not:
+  pg_dump --format=custom --file={dump} '{address}'
+  pg_restore --clean --if-exists --no-owner --dbname='{address}' {dump}
+Stop all servers before pg_restore. Set PGPASSWORD or ~/.pgpass where the database asks for a password.
+The dump holds all responses{and_seals}: keep it secret."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of both commands."""
+    parser.add_argument("file", metavar="FILE", help="the backup, one file; it holds secrets")
+    add_store(parser, has_seal_keys=True)
+    parser.add_argument("--force", action="store_true", help="replace what exists already")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Back up or restore; returns the exit status: 1 if some responses cannot be read."""
+    settings, file = load_settings(vars(options)), Path(options.file)
+    if settings.store_kind == "postgresql":
+        print(_postgres(settings))
+        if is_ring_stored(settings):
+            # Nothing was written: a script must notice.
+            return 2
+    with _shown_steps() as steps:
+        work = back_up if options.verb == "backup" else restore
+        manifest = work(settings, file, steps, is_forced=options.force)
+    print(_report(options.verb, settings, file, manifest))
+    return 1 if manifest.contents is not None and manifest.contents.unreadable else 0
+
+
+@contextmanager
+def _shown_steps() -> Iterator[Steps]:
+    """Progress on the terminal: one bar, which begins again with each step."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(step: str, done: int, total: int) -> None:
+            progress.update(bar, description=step, completed=done, total=total)
+
+        yield show
+
+
+def _report(verb: str, settings: Settings, file: Path, manifest: Manifest) -> str:
+    held, size = manifest.contents, file.stat().st_size / 1e6
+    if held is None:
+        return f"{file}: the seal keys (the file is secret: readable by its owner only)."
+    made_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_at))
+    counts = (
+        f"responses: {held.turns:,}, conversations: {held.conversations:,}, API keys: {held.keys:,}"
+    )
+    if verb == "backup":
+        words = f"{file}: {counts}; {size:,.1f} MB, checked. It is secret: not encrypted, with the seal keys in it."
+    else:
+        words = f"{settings.shown_store}: {counts}; as of {made_at} (Segue {manifest.version})."
+    if held.unreadable:
+        names = ", ".join(held.unreadable_ids)
+        words += (
+            f"\nWarning: {held.unreadable} responses cannot be read, as in the original: {names}."
+        )
+    return words
+
+
+def _postgres(settings: Settings) -> str:
+    address = re.sub(r":…@", "@", settings.shown_store).replace("password=…", "")
+    and_seals = " and the seal keys" if is_ring_stored(settings) else ""
+    return POSTGRES.format(address=address, dump="segue.dump", and_seals=and_seals)

@@ -1,0 +1,72 @@
+"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits; in front of an
+engine, the engine's own.
+
+`--model auto` takes the better model where there is memory to spare, and fetches it. On a terminal, where no model was
+named, it is offered once; the answer is remembered. Weights that are missing are fetched there if the person agrees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from segue.server.models import add_model, better_model, missing_models, offered_note
+from segue.server.names import with_engine_name
+from segue.settings import SMALL_MODEL, Settings
+
+AUTO = "auto"
+
+
+def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None) -> Settings:
+    """The settings with a model in place of "auto" or of none; `ask` asks a person, if one is there."""
+    is_auto = settings.model == (AUTO,)
+    settings = _with_chosen(settings, ask)
+    for one in missing_models(settings):
+        if is_auto or (ask and _is_fetched(one.name, one.bytes, ask)):
+            add_model(one.name)
+    return settings
+
+
+def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settings:
+    is_named = settings.models or (settings.model and settings.model != (AUTO,))
+    if is_named or settings.engine != "embedded":
+        # With another engine, "auto" is the engine's own name for a model.
+        return asyncio.run(with_engine_name(settings)) if settings.is_unnamed else settings
+    chosen = better_model()
+    if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
+        return replace(settings, model=())
+    name, _ = chosen
+    add_model(name)
+    return replace(settings, model=(name,))
+
+
+def _is_fetched(name: str, size: int, ask: Callable[[str], str]) -> bool:
+    answer = ask(
+        f"The weights of {name} are not on this machine. Download {size / 1e6:,.0f} MB? [Y/n] "
+    )
+    return answer.strip().lower() in ("", "y", "yes")
+
+
+def person() -> Callable[[str], str] | None:
+    """Asks on the terminal; None if there is none."""
+    return input if sys.stdin.isatty() and sys.stdout.isatty() else None
+
+
+def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
+    """What the person says, who is asked only once."""
+    note = offered_note()
+    if note.exists():
+        return False
+    print(
+        f"{SMALL_MODEL} has 135 million parameters: it shows the server, but it is no agent. "
+        f"{name} writes code and calls tools, and fits into the memory of this machine."
+    )
+    answer = ask(f"Fetch it ({size / 1e9:.1f} GB) and use it? [y/N] ").strip().lower()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.touch()
+    if answer not in ("y", "yes"):
+        print(f"Serving {SMALL_MODEL}. Another time: `segue serve --model {AUTO}`.")
+    return answer in ("y", "yes")

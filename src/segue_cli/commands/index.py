@@ -1,0 +1,43 @@
+"""How do local documents become searchable? `segue index`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from segue.server.tools import index_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue index`."""
+    parser.add_argument("folder", metavar="DIR", help="folder with the documents")
+    into = "index file (default: segue.index)"
+    parser.add_argument("--into", metavar="FILE", default="segue.index", help=into)
+    prefix = "URL of the folder, for citations"
+    parser.add_argument("--url", metavar="PREFIX", default="", help=prefix)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Index a folder; returns the exit status."""
+    folder, into = Path(options.folder), Path(options.into)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"Reading {folder}", total=None)
+
+        def note(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        report = index_folder(folder, into, options.url, note)
+    if options.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    print(
+        f"{into}: {report.added} added, {report.changed} changed, {report.same} unchanged, "
+        f"{report.removed} removed, {report.unread} without text."
+    )
+    return 0

@@ -1,0 +1,204 @@
+"""How does a person create, list and revoke API keys? The actions of `segue keys`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+from rich.cells import cell_len
+
+from segue.accounts.scopes import API_SCOPES
+from segue.errors import Misconfigured
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.server.storage import create_key, list_keys, revoke_key
+from segue.settings import Settings, load_settings
+from segue_cli.commands.flags import add_store, amount, existing
+
+USUAL_SCOPES = ",".join(API_SCOPES)
+SCOPES_HELP = (
+    f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}). All scopes: responses and models "
+    "(the API), metrics (/metrics), dashboard (figures of the key's owner), operator (figures of all owners, and the "
+    "actions of an operator), web_search, mcp, mcp_url (tools that the server runs), and priority (requests with "
+    "service_tier priority go before others)"
+)
+LIFETIME = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
+UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+COLUMNS = ("ID", "NAME", "OWNER", "SECRET", "STATE", "CREATED", "LAST USED", "EXPIRES", "SCOPES")
+WORD_CHARS_MAX = 100
+LIMITS = {
+    "requests_per_min": "requests per minute",
+    "tokens_per_min": "tokens per minute, input and output together",
+    "connections_max": "open WebSocket connections",
+    "lanes_max": "responses that run at once",
+    "state_bytes_max": "bytes of history kept in memory for this key",
+    "other_requests_per_min": "requests per minute that start no response: GET, DELETE, lists, conversations",
+}
+DEFAULTS = {"other_requests_per_min": str(OTHER_REQUESTS_PER_MIN)}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one of the actions; returns the exit status."""
+    action = {"create": _create, "list": _list, "revoke": _revoke}[options.action]
+    return action(options, load_settings(vars(options)))
+
+
+def _create(options: argparse.Namespace, settings: Settings) -> int:
+    given = {name: getattr(options, _option(name)) for name in LIMITS}
+    limits = KeyLimits(**{name: value for name, value in given.items() if value is not None})
+    scopes = [word.strip() for word in options.scopes.split(",") if word.strip()]
+    name = _word("name", options.name)
+    owner = _word("owner", options.owner or options.name)
+    expires_at = None if options.expires is None else int(time.time()) + options.expires
+    is_new = settings.store_path is not None and not settings.store_path.exists()
+    creating = create_key(settings, name, owner, scopes, limits, expires_at=expires_at)
+    key, secret = asyncio.run(creating)
+    if options.json:
+        print(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
+    else:
+        # Only the secret goes to standard output, so that a script can read it from there.
+        print(secret)
+    until = f", valid until {_minute(expires_at)} UTC" if expires_at else ""
+    print(f"This is {key.id}, owner {key.owner}{until}.", file=sys.stderr)
+    print("It is not shown again: store it somewhere safe.", file=sys.stderr)
+    where = f"It is in {_where(settings)}"
+    if is_new:
+        where += ", which was created now: start the server with this store"
+    print(f"{where}.", file=sys.stderr)
+    alike = [one.id for one in _valid(_all(settings)) if one.name == name and one.id != key.id]
+    if alike:
+        print(f"Also named '{name}', and still valid: {', '.join(alike)}.", file=sys.stderr)
+    return 0
+
+
+def _list(options: argparse.Namespace, settings: Settings) -> int:
+    found = _all(existing(settings))
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    print(f"Keys in {_where(settings)}, times in UTC:", file=sys.stderr)
+    print(as_columns([COLUMNS, *map(_row, found)]))
+    limited = [(key, words) for key in found if (words := _limits(key))]
+    for key, words in limited:
+        print(f"limits of {key.id} ({key.name}): {words}")
+    return 0
+
+
+def _revoke(options: argparse.Namespace, settings: Settings) -> int:
+    key = chosen(_all(existing(settings)), options.key)
+    if not asyncio.run(revoke_key(settings, key.id)):
+        raise Misconfigured(f"keys: {key.id} ({key.name}) is revoked already.")
+    print(f"{key.id} ({key.name}) is revoked. Running servers refuse it within five seconds.")
+    return 0
+
+
+def chosen(keys: Sequence[Key], word: str) -> Key:
+    """The key that a person means: by its id, by the start of its id if it is the only one, or by its name."""
+    start = word.rstrip("….")
+    for found in (
+        [key for key in keys if key.id == word],
+        [key for key in _valid(keys) if key.name == word],
+        [key for key in keys if start and key.id.startswith((start, f"key_{start}"))],
+        [key for key in keys if key.name == word],
+    ):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = "; ".join(f"{key.id} ({key.name}, {key.secret_start}…)" for key in found)
+            raise Misconfigured(f"keys: '{word}' fits {len(found)} keys: {names}. Give the id.")
+    raise Misconfigured(f"keys: there is no key '{word}'. See `segue keys list`.")
+
+
+def _all(settings: Settings) -> Sequence[Key]:
+    return asyncio.run(list_keys(settings))
+
+
+def _valid(keys: Sequence[Key]) -> list[Key]:
+    now = time.time()
+    return [key for key in keys if key.state(now) == "valid"]
+
+
+def _where(settings: Settings) -> str:
+    """The store, with the whole path of its file."""
+    path = settings.store_path
+    return settings.shown_store if path is None else f"sqlite:///{path.resolve()}"
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    start = f"{key.secret_start}…" if key.secret_start else "-"
+    days = (key.created_at, key.used_at, key.expires_at)
+    when = ("never" if at is None else _minute(at) for at in days)
+    state = key.state(time.time())
+    return key.id, key.name, key.owner, start, state, *when, ",".join(key.scopes)
+
+
+def _limits(key: Key) -> str:
+    limits = msgspec.structs.asdict(key.limits)
+    return ", ".join(f"{LIMITS[name]} {value:,}" for name, value in limits.items() if value)
+
+
+def as_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows under each other, never cut: a narrow terminal folds them."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _minute(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
+
+
+def lifetime(text: str) -> int:
+    """Seconds from a text such as 30d."""
+    if (match := LIFETIME.fullmatch(text)) is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 45m, 12h, 30d or 8w")
+    return int(match[1]) * UNIT_S[match[2]]
+
+
+def _word(what: str, text: str) -> str:
+    """Check a name: a terminal and every store must be able to show it."""
+    if not text.isprintable() or not 0 < len(text) <= WORD_CHARS_MAX:
+        raise Misconfigured(f"{what}: must be 1 to {WORD_CHARS_MAX} printable characters.")
+    return text
+
+
+def _option(limit: str) -> str:
+    return "limit_" + limit.removesuffix("_max")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `segue keys`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    about = "create a key and print its secret once"
+    create = actions.add_parser("create", help=about, description=about)
+    create.add_argument("--name", required=True, help="a name for the key, in your own words")
+    owner = "keys of one owner see each other's responses (default: the name)"
+    create.add_argument("--owner", help=owner)
+    create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
+    expires = (
+        "how long the key is valid, such as 45m, 12h, 30d or 8w (default: until it is revoked)"
+    )
+    create.add_argument("--expires", metavar="TIME", type=lifetime, help=expires)
+    for name, text in LIMITS.items():
+        flag = "--" + _option(name).replace("_", "-")
+        about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
+        create.add_argument(flag, type=amount, metavar="N", help=about)
+    about = "print all keys, without their secrets"
+    listing = actions.add_parser("list", help=about, description=about)
+    about = "revoke a key permanently"
+    revoke = actions.add_parser("revoke", help=about, description=about)
+    words = "the key: its id, the start of its id, or its name, from `segue keys list`"
+    revoke.add_argument("key", metavar="KEY", help=words)
+    for action in (create, listing, revoke):
+        add_store(action, has_seal_keys=True)
+    for action in (create, listing):
+        action.add_argument("--json", action="store_true", help="print JSON")

@@ -1,0 +1,78 @@
+"""Which models can be downloaded, which are here, and how do they come and go? `segue models`."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from segue.server.models import add_model, list_models, remove_model, show_model
+
+NAME = "such as smollm2 or qwen2.5-coder-1.5b"
+ABOUT = {
+    "list": "list the models that can be downloaded by name",
+    "add": "download a model and verify it",
+    "show": "show size, licence, context and path of a model",
+    "remove": "delete a downloaded model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `segue models`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, about in ABOUT.items():
+        verb = actions.add_parser(action, help=about, description=about)
+        if action != "list":
+            file = ", or the path of a GGUF file" if action == "show" else ""
+            verb.add_argument("name", metavar="NAME", help=NAME + file)
+        if action in ("list", "show"):
+            verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked; returns the exit status."""
+    match options.action:
+        case "add":
+            print(f"{options.name} is ready: {add_model(options.name)}")
+        case "remove":
+            print("\n".join(f"removed {path}" for path in remove_model(options.name)))
+        case "show":
+            facts = show_model(options.name)
+            text = "\n".join(
+                f"{name.replace('_', ' '):<18} {_shown(name, value)}"
+                for name, value in facts.items()
+            )
+            print(_json(facts) if options.json else text)
+        case _:
+            _list(options.json)
+    return 0
+
+
+def _list(as_json: bool) -> None:
+    models = list_models()
+    if as_json:
+        print(_json(models))
+        return
+    table = Table("name", "download", "memory", "here", "about", box=None)
+    for one in models:
+        here = "yes" if one.path else "-"
+        table.add_row(one.name, _size(one.bytes), _size(one.memory_bytes), here, one.about)
+    Console().print(table)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, int) and name.endswith("bytes"):
+        return f"{value:,} ({_size(value)})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str("not on this machine" if value is None and name == "path" else value)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,59 @@
+"""How does a person start the server? `segue serve`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from functools import partial
+
+from msgspec import structs
+
+from segue.errors import Misconfigured
+from segue.observe.logs import set_up_logging
+from segue.server.names import with_engine_name
+from segue.server.operator import ReadSettings
+from segue.server.serve import serve
+from segue.settings import Settings, read_sources, settings_of
+from segue_cli.commands.first_model import person, with_first_model
+from segue_cli.commands.flags import add_settings
+
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue serve`: one for every setting."""
+    add_settings(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal comes; returns the exit status."""
+    sources = read_sources(vars(options))
+    asked = settings_of(sources)
+    set_up_logging(asked)
+    for warning in sources.warnings():
+        log.warning("%s", warning)
+    try:
+        settings = with_first_model(asked, person())
+        return _serve(settings, partial(_read_again, options, asked, settings))
+    except Misconfigured as error:
+        raise Misconfigured(sources.located(str(error))) from None
+
+
+def _read_again(options: argparse.Namespace, asked: Settings, chosen: Settings) -> Settings:
+    """The settings as they are now; where they still name no model, the one that was chosen at the start, or that the
+    engine has by now."""
+    again = settings_of(read_sources(vars(options)))
+    names = ("model", "models", "engine", "engine_url")
+    if chosen.is_unnamed or any(getattr(again, one) != getattr(asked, one) for one in names):
+        return asyncio.run(with_engine_name(again))
+    return structs.replace(again, model=chosen.model)
+
+
+def _serve(settings: Settings, read_settings: ReadSettings) -> int:
+    if settings.workers == 1:
+        return serve(settings, read_settings)
+    # Imported here: one process needs no supervisor.
+    from segue.server.workers import serve_workers
+
+    return serve_workers(settings, read_settings)

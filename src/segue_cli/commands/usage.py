@@ -1,0 +1,44 @@
+"""Who used how many tokens? `segue usage`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from segue.server.storage import read_usage
+from segue.settings import load_settings
+from segue_cli.commands.flags import add_store, amount, existing
+
+COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue usage`."""
+    add_store(parser)
+    parser.add_argument("--owner", metavar="OWNER", help="only this owner")
+    days = "number of days, today included (default: 30)"
+    parser.add_argument("--days", type=amount, default=30, metavar="N", help=days)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a row for each day, owner and model; returns the exit status."""
+    settings = existing(load_settings(vars(options)))
+    rows = asyncio.run(read_usage(settings, options.owner, options.days))
+    if options.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    table = Table("day", "owner", "model", title="Usage (days in UTC)", show_footer=True)
+    for name in COUNTS:
+        total = sum(getattr(row, name) for row in rows)
+        shown = name.removesuffix("_tokens").replace("_", " ")
+        table.add_column(shown, f"{total:,}", justify="right")
+    for row in rows:
+        counts = (f"{getattr(row, name):,}" for name in COUNTS)
+        table.add_row(row.day, row.owner, row.model, *counts)
+    Console().print(table)
+    return 0

@@ -1,0 +1,52 @@
+"""How is a client configured for this server? `segue connect CLIENT` prints what to write, or edits Codex's file.
+
+In: the name of a client, the server's URL, a model. Out: a program that runs as it is, or the client's own settings, on
+standard output; what to do with it on standard error. A client that cannot use the Responses API is refused with the
+reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from segue.errors import Misconfigured
+from segue.settings import codex_home
+from segue_cli.remote.clients import CLIENTS, UNSUPPORTED, settings_of
+from segue_cli.remote.codex import codex_block, write_codex
+from segue_cli.remote.talk import SEGUE_KEY, add_model, add_server, find_endpoint, say, server_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `segue connect`."""
+    names = ", ".join(("codex", *CLIENTS))
+    parser.add_argument("client", metavar="CLIENT", help=f"the client to connect: {names}")
+    add_server(parser)
+    add_model(parser)
+    parser.add_argument("--print", action="store_true", help="only print, write nothing")
+    parser.add_argument("--yes", action="store_true", help="write without asking")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what a client needs, or edit Codex's configuration; returns the exit status."""
+    name = options.client.lower()
+    if name in UNSUPPORTED:
+        raise Misconfigured(f"connect: {name} is not supported: {UNSUPPORTED[name]}")
+    if name not in ("codex", *CLIENTS):
+        names = ", ".join(("codex", *CLIENTS))
+        raise Misconfigured(
+            f"connect: there is no client '{name}'; choose from {names}. "
+            "`segue connect other` says what any other client needs."
+        )
+    server = server_of(options)
+    endpoint = find_endpoint(server, options.model)
+    if name != "codex":
+        say(settings_of(name, endpoint))
+        say(CLIENTS[name].use, end="\n" if CLIENTS[name].use else "", file=sys.stderr)
+    elif options.print:
+        say(codex_block(endpoint))
+    elif status := write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes):
+        return status
+    if server.key and not server.key_env:
+        say(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)
+    return 0

@@ -1,0 +1,26 @@
+"""What waits for a client that does not read is known, wherever it waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from segue.listener.subscribers import SseSubscriber
+from segue.memory.budget import UNREAD_BYTES_MIN, Unread
+from segue.wire.events import Event
+
+
+async def test_stream_counts_what_was_taken_until_the_connection_has_written_it() -> None:
+    unread = Unread()
+    subscriber = SseSubscriber(1024 * 1024, unread)
+    subscriber.deliver([Event("x", 0, b"x" * UNREAD_BYTES_MIN)])
+    waiting = unread.bytes
+    assert waiting > UNREAD_BYTES_MIN
+    data = await subscriber.take()
+    assert unread.bytes == len(data) == waiting
+    # The next call says that it is written.
+    following = asyncio.create_task(subscriber.take())
+    await asyncio.sleep(0)
+    assert (unread.bytes, unread.writers) == (0, set())
+    subscriber.deliver([Event("x", 1, b"x")])
+    await following
+    assert (unread.bytes, unread.writers) == (0, set())

@@ -1,0 +1,45 @@
+"""Memory that was freed goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from segue.memory.heap import FREED_BYTES_MIN, trim_heap
+
+STATM = Path("/proc/self/statm")
+BLOCK_BYTES = 64 * 1024
+
+
+def resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="/proc is needed")
+def test_what_lies_free_between_blocks_in_use_goes_back() -> None:
+    """In a process of its own: this one has free blocks enough of what other tests have left."""
+    subprocess.run([sys.executable, __file__], check=True, timeout=60)
+
+
+async def check_trim() -> None:
+    kept_bytes = await trim_heap(0)
+    blocks = [bytes(BLOCK_BYTES) for _ in range(4 * FREED_BYTES_MIN // BLOCK_BYTES)]
+    # Every eighth block stays: the free ones between them are no top of the heap, which shrinks by itself.
+    kept = blocks[::8]
+    most = resident_bytes()
+    blocks.clear()
+    kept_bytes = await trim_heap(kept_bytes)
+
+    assert most - resident_bytes() > 2 * FREED_BYTES_MIN
+    assert len(kept) == 4 * FREED_BYTES_MIN // BLOCK_BYTES // 8
+    # A second time there is nothing to do: pages that are gone still count as free.
+    assert abs(await trim_heap(kept_bytes) - kept_bytes) < FREED_BYTES_MIN
+
+
+if __name__ == "__main__":
+    asyncio.run(check_trim())

@@ -1,0 +1,55 @@
+"""What a whole server loads: nothing that it does not use."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support import ServedProcess, served_process
+
+# Each import is printed, by Python itself.
+IMPORTS = {"PYTHONPROFILEIMPORTTIME": "1"}
+UNUSED = (
+    "segue.cluster",
+    "segue.guards",
+    "segue.tools",
+    "segue.server.workers",
+    "segue_cli.remote.chat",
+    "segue_cli.remote.connect",
+    "segue_bench",
+)
+
+
+def ask(served: ServedProcess) -> None:
+    body = json.dumps({"model": "scripted", "input": "Hello"}).encode()
+    request = urllib.request.Request(
+        f"{served.url}/v1/responses", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert json.load(answer)["status"] == "completed"
+
+
+def loaded(served: ServedProcess) -> set[str]:
+    """The modules that a stopped server has imported, and the packages that they are in."""
+    lines = [line.split("|") for line in "".join(served.printed).splitlines()]
+    names = {parts[2].strip() for parts in lines if parts[0].startswith("import time:")}
+    return names | {name.rpartition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite:///turns.db"])
+def test_plain_server_and_its_text_turn_load_only_what_they_use(tmp_path: Path, store: str) -> None:
+    with served_process("--store", store, cwd=tmp_path, environment=IMPORTS) as served:
+        ask(served)
+    names = loaded(served)
+    assert {"segue.server.app", "segue.turn.loop"} <= names
+    assert not names & set(UNUSED)
+
+
+def test_configured_guard_and_tool_are_loaded_at_the_start(tmp_path: Path) -> None:
+    flags = ("--store", "memory", "--guard", "rules", "--fetch", "public")
+    with served_process(*flags, cwd=tmp_path, environment=IMPORTS) as served:
+        pass
+    assert {"segue.guards.rules", "segue.tools.hosted"} <= loaded(served)

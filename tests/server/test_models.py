@@ -1,0 +1,72 @@
+"""Is every engine of the settings built, and is an unknown one refused in words?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast, get_args
+
+import msgspec
+import pytest
+
+from segue.errors import Misconfigured
+from segue.server.models import BUILDERS, SCRIPTED_VOCABULARY, build_models
+from segue.settings import EngineName, load_settings
+from segue.vocabularies.gguf import read_gguf
+from segue_embedded.weights import find_weights
+from tests.engines.fakes.vllm import FakeVllm
+
+TOKENS_OVER_HTTP = ("llamacpp", "vllm", "sglang")
+
+
+def test_every_engine_of_the_settings_has_a_builder() -> None:
+    assert set(BUILDERS) == set(get_args(EngineName))
+
+
+def test_scripted_engine_has_the_vocabulary_of_smollm2_without_its_weights() -> None:
+    assert read_gguf(Path(SCRIPTED_VOCABULARY)) == read_gguf(find_weights("smollm2"))
+
+
+def test_every_engine_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines" / "README.md").read_text()
+    assert [name for name in BUILDERS if f"`{name}`" not in page] == []
+
+
+def test_unknown_engine_is_refused_and_the_choices_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that was added to the settings and forgotten here does not become another engine."""
+    settings = load_settings({"engine": "scripted", "store": "memory"}, environment={})
+    (model,) = settings.served()
+    unknown = msgspec.structs.replace(model, engine=cast(EngineName, "tpu"))
+    monkeypatch.setattr(type(settings), "served", lambda self: (unknown,))
+    with pytest.raises(Misconfigured, match="'tpu' is not one of: embedded, scripted, llamacpp"):
+        build_models(settings)
+
+
+@pytest.mark.parametrize("engine", [*TOKENS_OVER_HTTP, "chat"])
+def test_engine_over_http_needs_an_address(engine: str) -> None:
+    settings = load_settings({"engine": engine, "store": "memory"}, environment={})
+    with pytest.raises(Misconfigured, match=f"engine_url: engine '{engine}' needs"):
+        build_models(settings)
+
+
+@pytest.mark.parametrize("engine", TOKENS_OVER_HTTP)
+def test_engine_of_token_ids_needs_a_tokenizer(engine: str) -> None:
+    flags = {"engine": engine, "engine_url": ["http://127.0.0.1:1"], "store": "memory"}
+    with pytest.raises(Misconfigured, match=f"tokenizer: engine '{engine}' takes token ids"):
+        build_models(load_settings(flags, environment={}))
+
+
+async def test_chat_needs_none_and_is_closed_at_the_end() -> None:
+    async with FakeVllm() as fake:
+        flags = {"engine": "chat", "engine_url": [fake.url], "model": ["x"], "store": "memory"}
+        served = build_models(load_settings(flags, environment={}))
+        assert list(served.models) == ["x"]
+        assert served.bytes == 0
+        await served.aclose()
+
+
+def test_every_engine_has_a_test_file_of_its_own() -> None:
+    tests = Path(__file__).parents[1]
+
+    assert [name for name in BUILDERS if not list(tests.glob(f"*/test_{name}.py"))] == []

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from segue.errors import Misconfigured
+from segue.server.storage import OPENERS, open_store
+from segue.settings import STORE_KINDS, Settings, StoreKind
+from segue.stores.memory import CLAIM_BYTES
+from tests.scenarios.test_background import LONG, follow, post, scripted
+from tests.support import Served, fetch, metric
+
+STATE = "segue_state_bytes"
+
+
+def test_every_kind_of_store_has_an_address_and_can_be_opened() -> None:
+    kinds = set(get_args(StoreKind))
+    assert {"memory", *STORE_KINDS.values()} == kinds == set(OPENERS)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "redis://here", "sqlite:here.db", "sqlite", "memory2", "mysql://a:secret@b/c"]
+)
+async def test_unknown_address_is_refused_with_the_choices(address: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        async with open_store(Settings(store=address)):
+            pass
+    for word in ("store:", "sqlite:///", "postgresql://", "memory"):
+        assert word in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+async def test_folder_that_is_missing_is_named_and_not_the_file(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"there is no folder .*/no\. Create it: `mkdir -p "):
+        async with open_store(Settings(store=f"sqlite:///{tmp_path}/no/turns.db")):
+            pass
+
+
+async def held(served: Served) -> float:
+    return await metric(served, STATE)
+
+
+async def in_background(served: Served) -> str:
+    """A background response that has ended, with all its events."""
+    turn_id: str = (await post(served, input="x", background=True, stream=False)).json["id"]
+    assert (await follow(served, turn_id, -1))[-1]["type"] == "response.completed"
+    return turn_id
+
+
+async def test_events_and_conversations_in_memory_count_until_they_are_deleted(
+    tmp_path: Path,
+) -> None:
+    async with scripted(tmp_path, LONG, store="memory", render_cache_bytes_max=0) as served:
+        before = await held(served)
+        turn_id = await in_background(served)
+        # An answer's events carry it several times over.
+        assert await held(served) - before > 3 * len(LONG)
+        await fetch(served, "DELETE", f"/v1/responses/{turn_id}")
+        assert await held(served) == before
+        made = await fetch(served, "POST", "/v1/conversations", {"items": []})
+        assert await held(served) > before
+        await fetch(served, "DELETE", f"/v1/conversations/{made.json['id']}")
+        assert await held(served) == before
+
+
+async def test_events_in_memory_have_a_limit(tmp_path: Path) -> None:
+    most = 1_000_000
+    async with scripted(
+        tmp_path, LONG, store="memory", process_state_bytes_max=most, render_cache_bytes_max=0
+    ) as served:
+        before = await held(served)
+        for _ in range(20):
+            await in_background(served)
+            # Turns have all of it, events a quarter as much again.
+            assert await held(served) - before <= most + most // 4
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_keys_of_repeats_in_memory_count(tmp_path: Path, kind: str) -> None:
+    store = "memory" if kind == "memory" else f"sqlite:///{tmp_path}/s.db"
+    async with scripted(
+        tmp_path, "Yes.", store=store, render_cache_bytes_max=0, reuse_bytes_max=0
+    ) as served:
+        before = await held(served)
+        for number in range(5):
+            body = {"model": "scripted", "input": "x", "store": False}
+            named = {"Idempotency-Key": f"key-{number}"}
+            assert (await fetch(served, "POST", "/v1/responses", body, named)).status == 200
+        # Beside the answers, which a repeat would hear again.
+        assert (
+            await held(served) - served.app.runner.registry.ended_bytes - before == 5 * CLAIM_BYTES
+        )
