@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
-from segue.engine_status import EngineStatus
 from segue.errors import TooMany
 from segue.responses.websocket import SessionStatus
+from segue.seams.engine_status import EngineStatus
 from segue.turn.running import Running
 from segue_dashboard import views
 from segue_dashboard.history import RecentTurns

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from segue.engine_status import joined
+from segue.seams.engine_status import joined
 from segue_dashboard import views
 from segue_dashboard.views import CacheUse, Connections, Picture, RefusalCount, Totals
 

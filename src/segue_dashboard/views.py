@@ -13,10 +13,10 @@ from heapq import nlargest
 
 from msgspec import Struct
 
-from segue.engine_status import EngineStatus
 from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
 from segue.responses.websocket import SessionStatus
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.seams.model import JobStarted
 from segue.turn.running import Running

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from segue.engine_status import EngineStatus
 from segue.errors import TooMany
 from segue.responses.websocket import SessionStatus
+from segue.seams.engine_status import EngineStatus
 from segue_dashboard.feed import IDLE_S, TICK_S, TURNS_MAX, WATCHERS_MAX, Feed, Sources, Watcher
 from segue_dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
 from segue_dashboard.views import CacheUse, Viewer

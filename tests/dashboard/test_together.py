@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from segue.engine_status import EngineStatus
+from segue.seams.engine_status import EngineStatus
 from segue_dashboard.feed import Feed, Sources
 from segue_dashboard.history import RecentTurns
 from segue_dashboard.together import together

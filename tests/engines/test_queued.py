@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from segue.engine_status import EngineStatus
 from segue.engines import queued
 from segue.engines.queued import QueuedEngine, servers_of
 from segue.engines.scripted import ScriptedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
+from segue.seams.engine_status import EngineStatus
 from segue.seams.model import EngineFacts, Finish, JobStarted
 from tests.contracts.engine import Bench, chatml
 from tests.engines.asking import (
@@ -51,7 +51,8 @@ class Alone:
         await self._stack.enter_async_context(self.fake)
         address = await self._stack.enter_async_context(upstream(self.fake.url))
         engine = TokenEngine(VLLM, address, "fake")
-        self.engine = QueuedEngine("a", engine, self._slots, down_s_max=self._down_s_max)
+        self.engine = QueuedEngine("a", engine, self._slots)
+        self.engine.down_s_max = self._down_s_max
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -129,7 +130,7 @@ async def test_short_wait_that_an_engine_asks_for_is_waited_for() -> None:
         now = asyncio.get_running_loop().time()
         alone.engine._leave_alone(now, 1.0)
         assert alone.engine.usable_at == 0.0
-        alone.engine._down_s_max = 2.0
+        alone.engine.down_s_max = 2.0
         alone.engine.wait_until = now + 0.05
         assert ids_of(await heard(alone.engine, JOB)) == [10, 11, 12]
 
@@ -173,7 +174,7 @@ async def test_job_waits_a_moment_for_its_server_to_come_back_and_is_then_refuse
             await heard(alone.engine, JOB)
         assert raised.value.wait_s is not None
         assert raised.value.wait_s >= 1
-        alone.engine._down_s_max = 10.0
+        alone.engine.down_s_max = 10.0
         asking = asyncio.create_task(heard(alone.engine, JOB))
         await alone.fake.start()
         pieces = await asking

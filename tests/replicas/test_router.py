@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from segue.engine_status import EngineStatus
 from segue.engines.queued import QueuedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
 from segue.replicas.router import RoutedEngine
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Unfinished, Warm
 from segue.seams.lineage import Lineage
 from segue.seams.model import Engine, EngineFacts, Finish, Job, JobStarted, Piece, Scene

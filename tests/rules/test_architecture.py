@@ -18,29 +18,31 @@ PLACE = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTA
 
 # The rooms by level, with their questions.
 ROOMS = {
-    "wire": "1: what do the bytes mean?",
+    "wire": "1: what do the nouns of the API mean, and the bytes?",
+    "seams": "1: every way the product may vary, as protocols with the values they speak",
     "session": "2: whose turn is it on this connection, and what may be forgotten?",
     "turn": "2: what happens in one turn? Nothing else lives here.",
-    "reuse": "3: what of a prompt could have been reused, and was not? Values only.",
     "process": "3: which turns run in this process, how do they begin, repeat, replay and end?",
-    "cluster": "3: what do several processes owe each other? Not loaded where there is one.",
+    "memory": "3: how much may this process hold, and what gives way when it holds more?",
     "accounts": "3: who is asking, and how much is left?",
-    "vocabularies": "3: which token ids are this text?",
-    "readers": "3: what did the model say, and how is it made to say it?",
-    "dialects": "3: how does this model family write and read?",
-    "engines": "3: who produces tokens?",
-    "replicas": "3: which of several servers takes a job? Loaded only where several servers or processes are.",
-    "inside": "3: how does a model run in this process?",
-    "stores": "3: what is remembered? One class for one backend.",
-    "tools": "3: what may the server do for the model?",
-    "guards": "3: is it allowed?",
-    "transports": "3: how do bytes arrive and leave?",
-    "listener": "3: how does the port behave, before and after requests?",
-    "observe": "4: how much, how often, and who asked?",
-    "dashboard": "4: what does a person see of it?",
-    "builders": "4: how is each part of a server built from the settings?",
-    "commands": "5: how does a person start it, set it up, and see what is wrong?",
-    "remote": "5: how does a person talk to a running server?",
+    "vocabularies": "4a: which token ids are this text?",
+    "readers": "4a: what did the model say, and how is it made to say it?",
+    "dialects": "4a: how does this model family write and read?",
+    "guards": "4a: is it allowed?",
+    "engines": "4a: who produces tokens?",
+    "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
+    "stores": "4b: what is remembered? One class for one backend.",
+    "cluster": "4b: what do several processes owe each other? Not loaded where there is one.",
+    "tools": "4c: how does a turn use the tools that this server runs?",
+    "documents": "4c: what text is in a document?",
+    "web": "4c: how does the model search the web and read pages?",
+    "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
+    "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
+    "responses": "4d: how does the Responses API become turns, and their events bytes?",
+    "openapi": "4d: what does the API look like to a machine?",
+    "server": "5: who is wired to whom?",
+    "observe": "5: how much, how often, and who asked?",
+    "reports": "5: what of a prompt could have been reused, and was not? Found out after the turn.",
 }
 
 
@@ -54,7 +56,7 @@ def question(path: Path) -> str:
 def lines() -> Iterator[str]:
     """The section as it should be."""
     tops = [path for path in sorted(PACKAGE.glob("*.py")) if not path.name.startswith("__")]
-    yield "\n**Beside the rooms** (0, 4 and 5: what can fail, how ids look, who is wired to whom)\n\n"
+    yield "\n**Beside the rooms** (0: what can fail, how ids look, what the operator asked for)\n\n"
     yield "".join(f"- `{path.name}`: {question(path)}\n" for path in tops)
     for room, about in ROOMS.items():
         yield f"\n**`{room}/`** ({about})\n\n"

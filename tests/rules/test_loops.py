@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "segue"
 PAGE = ROOT / "docs" / "observability.md"
 
-SUPERVISOR = "background.py"
+SUPERVISOR = "aio.py"
 STARTERS = {"create_task", "ensure_future", "spawn"}
 NAMED_BY = {"in_background", "run_forever"}
 # File and function of loops that are heard of in another way.

@@ -50,7 +50,7 @@ def unknown(page: str, codes: list[str]) -> list[str]:
 
 
 def test_every_quoted_message_is_in_the_code() -> None:
-    codes = [path.read_text("utf-8") for path in (ROOT / "src" / "segue").rglob("*.py")]
+    codes = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
     assert unknown(PAGE.read_text("utf-8"), codes) == []
 
 

@@ -17,7 +17,7 @@ from segue.aio import in_background
 from segue.errors import ApiError
 from segue.limits import Draw, Grant
 from segue.seams.access import SharedLimits
-from segue.turn.seams import OtherProcesses
+from segue.seams.bus import OtherProcesses
 
 log = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from operator import attrgetter
 
 from msgspec import Struct, structs
 
-from segue.engine_status import EngineStatus
 from segue.engines.counts import plausible
 from segue.engines.fair_queue import FairQueue
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
+from segue.seams.engine_status import EngineStatus
 from segue.seams.model import Engine, Finish, Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
@@ -76,22 +76,16 @@ class QueuedEngine:
     # Read for every turn, so without a call of ours.
     facts = property(attrgetter("engine.facts"))
 
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        slots: int = 0,
-        *,
-        model: str = "",
-        down_s_max: float = DOWN_S_MAX,
-    ) -> None:
+    def __init__(self, name: str, engine: Engine, slots: int = 0, *, model: str = "") -> None:
         """`slots`: how many jobs at once, as the operator says; 0: as the server says. `model` is what it calls it."""
+        # Itself; a router has several.
+        self.servers: Sequence[QueuedEngine] = (self,)
         self.name = name
         self.engine = engine
         self.can_constrain = engine.can_constrain
         self.grammars = engine.grammars
         self._model = model
-        self._down_s_max = down_s_max
+        self.down_s_max = DOWN_S_MAX
         self._slots = slots
         self.queue = FairQueue(slots or PARALLEL_MAX)
         self.queue.on_wait = self._note_waiting
@@ -124,11 +118,6 @@ class QueuedEngine:
         self._is_miscounting = False
 
     @property
-    def servers(self) -> Sequence[QueuedEngine]:
-        """Itself: a router has several."""
-        return (self,)
-
-    @property
     def usable_at(self) -> float:
         """When the next job may be sent."""
         return max(self.down_until, self.wait_until)
@@ -157,16 +146,18 @@ class QueuedEngine:
     async def sample(self, job: Job, *, may_wait: bool = True) -> AsyncGenerator[Piece, None]:
         """The name of the server, so that the next turn may come back to it, and then its pieces. `may_wait`: for a
         server that is down, or for its successor; a router goes elsewhere instead."""
-        give_up_at = asyncio.get_running_loop().time() + self._down_s_max if may_wait else 0.0
+        give_up_at = asyncio.get_running_loop().time() + self.down_s_max if may_wait else 0.0
         # Whether the client has a piece of the answer, so that it cannot begin again.
         has_pieces = False
         while True:
-            if self.failures or self.wait_until or not self.is_open:
-                if self.successor is not None and may_wait:
-                    async with aclosing(self.successor.sample(job)) as others:
-                        async for piece in others:
-                            yield piece
-                    return
+            if not self.is_open:
+                if self.successor is None or not may_wait:
+                    raise Unavailable(ALL_DRAINED, wait_s=PAUSE_S_MAX)
+                async with aclosing(self.successor.sample(job)) as others:
+                    async for piece in others:
+                        yield piece
+                return
+            if self.failures or self.wait_until:
                 await self._wait_until_usable(give_up_at)
             if self.engine.facts is not self._fitted:
                 self._fit_queue()
@@ -207,8 +198,7 @@ class QueuedEngine:
             except ApiError as error:
                 self._note_error(error)
                 if isinstance(error, NotServed):
-                    names = self.engine.facts.models
-                    raise not_served(self.name, self._model, names) from error
+                    raise not_served(self.name, self._model, self.engine.facts.models) from error
                 if has_pieces or not may_wait or not isinstance(error, Unavailable):
                     raise
             finally:
@@ -217,9 +207,7 @@ class QueuedEngine:
     async def _wait_until_usable(self, give_up_at: float) -> None:
         """Wait until a job may be tried, or refuse it if that takes too long."""
         clock = asyncio.get_running_loop().time
-        while (wait_s := self.usable_at - clock()) > 0 or not self.is_open:
-            if not self.is_open:
-                raise Unavailable(ALL_DRAINED, wait_s=PAUSE_S_MAX)
+        while self.is_open and (wait_s := self.usable_at - clock()) > 0:
             if clock() + wait_s > give_up_at:
                 raise refusal([self], wait_s)
             await asyncio.sleep(wait_s)
@@ -278,8 +266,8 @@ class QueuedEngine:
             return
         self.is_drained = is_drained
         if is_drained:
-            running = self.queue.running
-            log.info("engine %s is drained: no new jobs, %d still run there", self.name, running)
+            still = self.queue.running
+            log.info("engine %s is drained: no new jobs, %d still run there", self.name, still)
             self._close()
             return
         log.info("engine %s is returned: it takes jobs again", self.name)
@@ -356,8 +344,7 @@ def refusal(servers: Sequence[QueuedEngine], wait_s: float) -> Unavailable:
     """Why none of these servers takes a job now: they ask us to wait, or they do not answer."""
     now, wait_s = asyncio.get_running_loop().time(), max(1.0, wait_s)
     if any(now >= server.down_until for server in servers):
-        seconds = math.ceil(wait_s)
-        message = f"The engine asks this server to wait: please retry in {seconds} s."
+        message = f"The engine asks this server to wait: please retry in {math.ceil(wait_s)} s."
         return Unavailable(message, wait_s=wait_s)
     return Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
 

@@ -21,9 +21,9 @@ from prometheus_client.registry import Collector
 
 from segue import __version__
 from segue.aio import failures
-from segue.engine_status import EngineStatus
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
+from segue.seams.engine_status import EngineStatus
 from segue.settings import Settings
 from segue.turn.plan import Span
 

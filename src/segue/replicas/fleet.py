@@ -23,8 +23,8 @@ from segue.replicas.measures import HALF_LIFE_S
 from segue.replicas.router import RoutedEngine
 from segue.replicas.slots import SharedSlots
 from segue.seams.access import SharedLimits
+from segue.seams.bus import OtherProcesses
 from segue.seams.model import Engine
-from segue.turn.seams import OtherProcesses
 
 REPORT_S = 0.5
 # A job that changes the picture is reported at once, so often at most.

@@ -20,7 +20,7 @@ from segue.engines.queued import QueuedEngine
 from segue.errors import ApiError
 from segue.limits import slots_draw
 from segue.seams.access import SharedLimits
-from segue.turn.seams import OtherProcesses
+from segue.seams.bus import OtherProcesses
 
 # How often a process looks again that is short, or whose slots are wanted by others.
 LOOK_S = 0.05

@@ -1,5 +1,5 @@
 """Who is wired to whom? `open_app` builds a whole server from the settings, without a port, and closes it in the
-reverse order. Each part has a builder here or in `builders/`, which returns a value from values that exist already.
+reverse order. Each part has a builder here or beside this file, which returns a value from values that exist already.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from msgspec import structs
 
 from segue.accounts.account import Accounts
 from segue.aio import GiveUp, in_background
-from segue.builders.discovery import Discovery
-from segue.builders.drains import Drains
-from segue.builders.fleet import FleetReports
-from segue.engine_status import EngineStatus
 from segue.errors import ApiError
 from segue.listener.auth import origin_policy
 from segue.listener.services import Services
@@ -30,10 +26,13 @@ from segue.process.runner import Records, Runner
 from segue.responses.http import HttpApp
 from segue.responses.upgrades import Upgrades
 from segue.seams.access import Keys
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.seams.store import IdempotencyKeys, Retention, Turns
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
+from segue.server.discovery import Discovery
+from segue.server.drains import Drains
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import HealthCheck, Observers, open_observers
@@ -49,6 +48,7 @@ from segue.stores.seals import RingSeals
 from segue.turn.plan import Caller
 from segue.turn.resources import Resources
 from segue_dashboard.feed import Feed, Sources
+from segue_dashboard.fleet import FleetReports
 from segue_dashboard.keys import KeyRoutes, KeySources
 from segue_dashboard.routes import Dashboard
 from segue_dashboard.views import FULLEST, CacheUse

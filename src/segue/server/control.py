@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from segue.engine_status import EngineStatus
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.seams.engine_status import EngineStatus
 from segue.settings import is_loopback
 
 log = logging.getLogger(__name__)

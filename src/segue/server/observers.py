@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from segue.aio import in_background
-from segue.engine_status import EngineStatus
 from segue.engines.queued import servers_of
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
@@ -18,6 +17,7 @@ from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.process.runner import Runner
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.server.models import ServedModels
 from segue.server.names import misnamed

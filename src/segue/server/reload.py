@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from segue.aio import in_background
-from segue.engine_status import EngineStatus
 from segue.listener.services import Services
 from segue.process.runner import Runner
+from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
 from segue.server.models import Closer, ServedModels, build_models
 from segue.settings import FIELDS, ModelSettings, Settings

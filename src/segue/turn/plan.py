@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -20,14 +20,10 @@ from segue.seams.model import Dialect, Engine, JobStarted, Rendered, Sampling, S
 from segue.seams.prompt import Head, Prompt
 from segue.seams.store import Conversation, Turns
 from segue.turn.compact import CompactionKind
-from segue.wire.cache import MaybeDiagnostics
 from segue.wire.effects import Effects
 from segue.wire.items import Call, Item
 from segue.wire.requests import Create
 from segue.wire.response import Response
-
-if TYPE_CHECKING:
-    from segue.turn.compose import FirstPrompt
 
 USUAL = Sampling()
 # Looking at so many items takes some milliseconds.
@@ -90,9 +86,6 @@ class Model:
 
 
 Models = Mapping[str, Model]
-
-
-Diagnose = Callable[["FirstPrompt", str, Turns], Awaitable[MaybeDiagnostics]]
 
 
 class Given(Struct, frozen=True):

@@ -10,8 +10,10 @@ from segue.seams.access import Seals
 from segue.seams.history import Owner, Past, Resent, Round, Warm
 from segue.seams.lineage import NO_LINEAGE, Lineage
 from segue.seams.model import Parsed, Scene
-from segue.turn.plan import Composed, Diagnose, FirstPrompt, Guards, Models, Plan
+from segue.seams.store import Turns
+from segue.turn.plan import Composed, FirstPrompt, Guards, Models, Plan
 from segue.turn.running import Running
+from segue.wire.cache import MaybeDiagnostics
 from segue.wire.items import Item
 from segue.wire.requests import Create
 from segue.wire.tools import Tools
@@ -111,6 +113,9 @@ class Hosted(Protocol):
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
         """The calls of this turn. What they find passes the gate before anybody gets it."""
+
+
+Diagnose = Callable[[FirstPrompt, str, Turns], Awaitable[MaybeDiagnostics]]
 
 
 @dataclass(frozen=True, slots=True)

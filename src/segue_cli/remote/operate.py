@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from segue.engine_status import joined
 from segue.errors import Misconfigured
+from segue.seams.engine_status import joined
 from segue.server.control import (
     RELOAD_S_MAX,
     NotRunning,

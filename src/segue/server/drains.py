@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from segue.engine_status import EngineStatus, joined
 from segue.errors import Misconfigured
+from segue.seams.engine_status import EngineStatus, joined
 from segue.server.control import DrainOrder, FleetStatus
 from segue.server.models import ServedModels
 

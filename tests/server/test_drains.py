@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from segue.aio import in_background
-from segue.builders import drains as module
-from segue.builders.drains import Drains
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.engine_status import EngineStatus
 from segue.engines.queued import servers_of
+from segue.seams.engine_status import EngineStatus
+from segue.server import drains as module
 from segue.server.control import DrainOrder, FleetStatus
+from segue.server.drains import Drains
 from segue.server.models import ServedModels, build_models
 from segue.settings import load_settings
 from tests.cluster.test_peers import met

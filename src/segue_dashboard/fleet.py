@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from segue.engine_status import EngineState, EngineStatus
 from segue.listener.exchange import Exchange
 from segue.observe.replicas import ReplicaKey, ReplicaTotals
 from segue.responses.http import Route
+from segue.seams.engine_status import EngineState, EngineStatus
 from segue.seams.history import Owner
 from segue.wire.codec import encode as encode_json
 from segue_dashboard.history import RecentTurns
