@@ -6,7 +6,7 @@ Clients hold conversations over HTTP, over sockets, in the background and in `/v
 server that is in service. Meanwhile a server of the older version gets one of the newer version beside it, is stopped,
 comes back, and the newer one is stopped. Nothing may fail, not even once; each turn must read its whole history (its
 input tokens are those of the same turn on a quiet server); and in the end one server knows every response. A request
-that a stopping server has refused before it began goes to the other one, as behind a balancer, and is counted.
+that a stopping server has refused before it began goes to the other one, as with a balancer, and is counted.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CHAIN_MAX = 6
 # Turns of each client between two changes.
 TURNS_EACH = 2
 POLL_S = 0.05
+# Of a client before each turn. Without it a few clients keep every core busy while a server starts.
+THINK_S = 0.02
 # A crowd on a busy machine.
 WAIT_S = 300
 GRACE_S = 60
@@ -56,7 +58,7 @@ def read_by(response: dict[str, Any]) -> int | None:
 
 @dataclass
 class Service:
-    """The servers that take new turns now, and what clients were told."""
+    """The servers that take new turns now, and what clients received."""
 
     servers: list[ServedProcess] = field(default_factory=list)
     # Input tokens of the first, second, … turn of a chain, as a quiet server counts them.
@@ -124,6 +126,7 @@ async def chat(service: Service, number: int, turn: Turn) -> None:
     while True:
         before: str | None = None
         for place in range(CHAIN_MAX):
+            await asyncio.sleep(THINK_S)
             response = await turn(service, before)
             service.note(response, before, place)
             before = response["id"]
@@ -174,6 +177,7 @@ async def converse(service: Service, number: int) -> None:
     while True:
         made = await service.ask("POST", "conversations", {})
         for place in range(CHAIN_MAX):
+            await asyncio.sleep(THINK_S)
             asked = body(None, conversation=made["id"])
             response = await service.ask("POST", "responses", asked)
             if read_by(response) != service.expected[place]:

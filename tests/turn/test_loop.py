@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
@@ -24,7 +24,7 @@ from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarte
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.notices import Append, Cancel, Drain
+from segue.turn.notices import Append, Cancel, Drain, Steer
 from segue.turn.plan import Caller, Model, Plan, Tally
 from segue.turn.prepare import prepare
 from segue.turn.resources import Gate, Resources
@@ -230,6 +230,22 @@ async def test_notice_ends_the_turn_before_the_engine_is_asked(notice: Any, stat
 
     assert played.response.status == status
     assert not cast(ListEngine, played.plan.model.engine).jobs
+
+
+async def test_timeout_of_the_engine_while_a_steer_waits_is_a_fault() -> None:
+    """The steer waits for the end of a sentence; then the engine breaks off."""
+    steer = Steer("steer_1", Raw(b'"Stop."'), (user_message("Stop."),))
+    played = await begin([*text("One"), TimeoutError()])
+
+    class Steering(Ear):
+        def deliver(self, events: Sequence[Event]) -> None:
+            if events[-1].type == "response.output_text.delta":
+                played.running.notify(steer)
+
+    played.running.attach(Steering())
+    await played.loop.run()
+
+    assert (played.response.status, played.response.error.code) == ("failed", "server_error")
 
 
 class BrokenTurns(MemoryTurns):

@@ -56,6 +56,10 @@ class EventSink(Protocol):
         """Everything is written when this returns."""
 
 
+class Interrupted(Exception):
+    """A notice has come for a turn that waited in an `interruptible` scope."""
+
+
 class Running:
     """A turn while it runs."""
 
@@ -283,12 +287,19 @@ class Running:
 
     @asynccontextmanager
     async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
-        """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
+        """A scope that ends with `Interrupted` as soon as a notice comes, or at once if one is there."""
         is_told = len(self.inbox) > (0 if heeds_steers else len(self.steers))
-        when = asyncio.get_running_loop().time() if is_told else None
-        async with asyncio.timeout_at(when) as self._scope:
-            self._heeds_steers = heeds_steers
-            try:
-                yield
-            finally:
-                self._scope = None
+        scope = asyncio.timeout_at(asyncio.get_running_loop().time() if is_told else None)
+        try:
+            async with scope:
+                self._scope = scope
+                self._heeds_steers = heeds_steers
+                try:
+                    yield
+                finally:
+                    self._scope = None
+        except TimeoutError:
+            # One that the work inside has raised is no notice.
+            if scope.expired():
+                raise Interrupted from None
+            raise
