@@ -1,18 +1,24 @@
 """Where are the servers of an engine now?
 
 In: the settings of a model with `engine_discovery`. Out: the URL of each server behind `engine_url`. All processes call
-a server by its address, so that they agree on names.
+a server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
+and counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import SplitResult, urlsplit
 
+from segue.errors import Misconfigured
 from segue.replicas.kubernetes import LookupFailed, ready_endpoints
-from segue.settings import ModelSettings
+from segue.settings import ModelSettings, shown_address
+
+log = logging.getLogger(__name__)
 
 # More addresses than this are a mistake in a name.
 REPLICAS_MAX = 1_024
@@ -58,3 +64,48 @@ def _with_address(parts: SplitResult, host: str, port: int) -> str:
     user = parts.netloc.rpartition("@")[0]
     at = f"[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"{host}:{port}"
     return parts._replace(netloc=f"{user}@{at}" if user else at).geturl()
+
+
+class Lookups:
+    """Looks up the servers of models, and notes what fails."""
+
+    def __init__(
+        self,
+        on_found: Callable[[ModelSettings, Mapping[str, str]], None],
+        note_failure: Callable[[str], None],
+    ) -> None:
+        """`on_found` is called with what was looked up, `note_failure` with the model of a failed lookup."""
+        self._on_found = on_found
+        self._note_failure = note_failure
+        # Models whose last lookup failed.
+        self._failing: set[str] = set()
+
+    async def look(self, settings: ModelSettings) -> None:
+        """Look up once; raises `Misconfigured` where other settings are needed."""
+        try:
+            found = await asyncio.to_thread(look_up, settings)
+        except LookupFailed as error:
+            self._failed(settings, error)
+            return
+        if settings.name in self._failing:
+            self._failing.discard(settings.name)
+            log.info("model %s: the lookup of its engines succeeds again", settings.name)
+        self._on_found(settings, found)
+
+    async def look_again(self, settings: ModelSettings) -> None:
+        """The same while the server runs: where other settings are needed, that is noted, as other failures are."""
+        try:
+            await self.look(settings)
+        except Misconfigured as error:
+            # As when rights were taken away.
+            self._failed(settings, error)
+
+    def _failed(self, settings: ModelSettings, error: Exception) -> None:
+        self._note_failure(settings.name)
+        if settings.name not in self._failing:
+            self._failing.add(settings.name)
+            urls = ", ".join(map(shown_address, settings.engine_url))
+            log.warning(
+                "model %s: the lookup of its engines at %s failed, those known so far are kept: %s",
+                settings.name, urls, error,
+            )  # fmt: skip

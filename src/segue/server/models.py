@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -452,7 +452,9 @@ def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
     servers = _Servers(settings, built, server)
 
     async def count_tokens(scene: Scene) -> int | None:
-        return await servers.first.count_tokens(scene)
+        engine = servers.first
+        assert isinstance(engine, ChatEngine), "as made above"
+        return await engine.count_tokens(scene)
 
     def make(one: ModelSettings) -> Model:
         model = _model(one, servers.engine(one), dialect, one.context_tokens or None)
@@ -468,7 +470,8 @@ def _check_addresses(settings: ModelSettings) -> None:
         )
 
 
-AnyEngine = TypeVar("AnyEngine", bound=Engine)
+# By address, key and host: the connections to a server, and the queue in front of it.
+_OpenServers = dict[tuple[str, str, str], tuple[Upstream, QueuedEngine]]
 
 
 def _has_several(settings: ModelSettings) -> bool:
@@ -476,42 +479,34 @@ def _has_several(settings: ModelSettings) -> bool:
     return len(settings.engine_url) > 1 or settings.engine_discovery != "off"
 
 
-class _OpenServer(NamedTuple, Generic[AnyEngine]):
-    """An address, the engine that speaks to it, and the queue in front of that."""
-
-    upstream: Upstream
-    engine: AnyEngine
-    queued: QueuedEngine
-
-
-class _Servers(Generic[AnyEngine]):
+class _Servers:
     """The servers of a model, one for each address and key, and the router where there may be several."""
 
     def __init__(
-        self, settings: ModelSettings, built: Built, make: Callable[[Upstream], AnyEngine]
+        self, settings: ModelSettings, built: Built, make: Callable[[Upstream], Engine]
     ) -> None:
         self._make = make
         self._built = built
         self._model = settings.name
         # What was looked up last: how, and where.
         self._asked: tuple[str, tuple[str, ...]] = ("off", ())
-        # By address, key and host: those that are used, and those that were prepared last.
-        self._open: dict[tuple[str, str, str], _OpenServer[AnyEngine]] = {}
-        self._wanted: dict[tuple[str, str, str], _OpenServer[AnyEngine]] = {}
+        # Those that are used, and those that were prepared last.
+        self._open: _OpenServers = {}
+        self._wanted: _OpenServers = {}
         self._router: RoutedEngine | None = None
         self.prepare(settings)()
         built.closers.append(self.close)
         built.servers = self.prepare
 
     @property
-    def first(self) -> AnyEngine:
+    def first(self) -> Engine:
         """One of the engines."""
-        return next(iter(self._open.values())).engine
+        return next(iter(self._open.values()))[1].engine
 
     def engine(self, settings: ModelSettings) -> Engine:
         """What serves a model with these settings, once what was prepared for them has taken effect: a server and its
         queue, or a router in front of several."""
-        servers = [server.queued for server in self._wanted.values()]
+        servers = [server for _, server in self._wanted.values()]
         if not _has_several(settings):
             return servers[0]
         if self._router is None:
@@ -533,29 +528,27 @@ class _Servers(Generic[AnyEngine]):
         self._wanted = wanted
 
         def change() -> Sequence[Closer]:
-            removed = [server for name, server in self._open.items() if name not in wanted]
+            removed = [one for name, one in self._open.items() if name not in wanted]
             self._open, self._asked, self._built.found = wanted, asked, found
-            engine, servers = self.engine(settings), [one.queued for one in wanted.values()]
+            engine, servers = self.engine(settings), [server for _, server in wanted.values()]
             if self._router is not None:
                 self._router.set_servers(servers)
             for server in servers:
                 server.set_slots(settings.engine_parallel)
-            for gone in removed:
-                gone.queued.remove(engine)
-            return [gone.upstream.close for gone in removed]
+            for _, server in removed:
+                server.remove(engine)
+            return [upstream.close for upstream, _ in removed]
 
         return change
 
-    def _opened(self, url: str, key: str, host: str) -> _OpenServer[AnyEngine]:
+    def _opened(self, url: str, key: str, host: str) -> tuple[Upstream, QueuedEngine]:
         upstream = Upstream(url, key or None, host=host)
         engine = self._make(upstream)
-        return _OpenServer(
-            upstream, engine, QueuedEngine(shown_address(url), engine, model=self._model)
-        )
+        return upstream, QueuedEngine(shown_address(url), engine, model=self._model)
 
     async def close(self) -> None:
-        for server in self._open.values():
-            await server.upstream.close()
+        for upstream, _ in self._open.values():
+            await upstream.close()
 
 
 Maker = Callable[[ModelSettings], Model]
