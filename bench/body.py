@@ -19,7 +19,8 @@ from contextlib import suppress
 from segue.errors import ApiError
 from segue.server.app import open_app
 from segue.settings import load_settings
-from segue.turn.plan import Caller, Tally
+from segue.turn.plan import Arrival, Caller, Receipt
+from segue.turn.prepare import prepare
 from segue.wire.codec import decode_create
 from segue_bench.rounds import print_table
 
@@ -53,8 +54,9 @@ async def longest_gap(size: int) -> tuple[float, float]:
         await asyncio.sleep(0)
         began = time.perf_counter()
         with suppress(ApiError):  # No model is named: everything before that was done.
-            caller, tally = Caller("bench", app.turns), Tally(bytes_received=len(body))
-            await app.runner.prepare(decode_create(body), caller, tally)
+            receipt = Receipt(bytes_received=len(body))
+            arrival = Arrival(decode_create(body), Caller("bench", app.turns), receipt)
+            await prepare(arrival, app.runner.resources, "resp_1")
         took = time.perf_counter() - began
         is_done = True
         await watcher

@@ -26,7 +26,7 @@ from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdemp
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteStore
-from segue.turn.plan import Caller, Model, Tally
+from segue.turn.plan import Arrival, Caller, Model, Receipt, Tally
 from segue.turn.resources import Resources
 from segue.turn.running import Running
 from segue.wire.codec import decode_create
@@ -161,23 +161,23 @@ class Stage:
 
     async def start(
         self, connection: Connection | None, listener: Listener, **fields: Any
-    ) -> tuple[Running, Tally]:
+    ) -> Running:
         """Prepare a turn and let it run; refused where the server would refuse it."""
         create = decode_create(json.dumps({"model": "m", **fields}).encode())
-        tally = Tally()
         turns = self.store if connection is None else connection.turns
         known = None
         if connection is not None and create.previous_response_id is not None:
             known = connection.near.held(OWNER, create.previous_response_id)
         lane = "" if connection is None else "default"
         caller = Caller(OWNER, turns, known, lane=lane)
-        return await self.runner.begin(create, caller, tally, listener, "test"), tally
+        arrival = Arrival(create, caller, Receipt("test", is_streamed=True))
+        return await self.runner.begin(arrival, listener)
 
     async def turn(self, connection: Connection | None = None, **fields: Any) -> Told:
         """One whole turn."""
         listener = Listener()
-        _, tally = await self.start(connection, listener, **fields)
-        return Told(await listener.all(), tally)
+        running = await self.start(connection, listener, **fields)
+        return Told(await listener.all(), running.tally)
 
 
 @asynccontextmanager

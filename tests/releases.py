@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,12 @@ class Program:
     def environment(self) -> Mapping[str, str]:
         """With this the interpreter of the tests runs that version."""
         return {"PYTHONPATH": str(self.folder)}
+
+    @property
+    def command(self) -> Sequence[str]:
+        """Its command line; up to 0.3.0 that was a part of the package."""
+        has_package = (self.folder / "segue_cli").is_dir()
+        return (sys.executable, "-m", "segue_cli.cli" if has_package else "segue.cli")
 
 
 def released() -> list[Release]:

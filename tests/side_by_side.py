@@ -17,7 +17,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -246,7 +245,12 @@ class Versions:
 
     async def start(self, program: Program) -> ServedProcess:
         """A server of this version, in service."""
-        opening = served_process(*self._flags, cwd=self._folder, environment=program.environment)
+        opening = served_process(
+            *self._flags,
+            program=program.command,
+            cwd=self._folder,
+            environment=program.environment,
+        )
         served = await asyncio.to_thread(self._stack.enter_context, opening)
         assert f"Segue {program.version} serves" in "".join(served.printed), served.printed
         self._service.servers.append(served)
@@ -331,7 +335,7 @@ def refusal(program: Program, store: str, folder: Path) -> str:
     """What this version says that does not start on the store."""
     words = ["serve", "--port", "0", "--engine", "scripted", "--store", store]
     ended = subprocess.run(
-        [sys.executable, "-m", "segue_cli.cli", *words],
+        [*program.command, *words],
         cwd=folder, env={**os.environ, **program.environment}, text=True, timeout=WAIT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

@@ -157,7 +157,7 @@ class FleetReports:
         found: Visits = {}
         for _, turn in self._history.after(0, owner):
             if replica := turn.tally.started.route:
-                began_ms = self._history.wall_ms + turn.tally.received_at * 1000
+                began_ms = self._history.wall_ms + turn.receipt.received_at * 1000
                 found.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
         return dict(islice(found.items(), CONVERSATIONS_MAX))
 

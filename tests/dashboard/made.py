@@ -3,7 +3,7 @@
 from segue.process.afterwards import MARKS, EndedTurn
 from segue.responses.websocket import SessionStatus
 from segue.seams.history import UsageEntry
-from segue.turn.plan import Span, Tally
+from segue.turn.plan import Receipt, Span, Tally
 
 
 def settled(
@@ -27,11 +27,12 @@ def settled(
         ended_at=0,
     )
     marks = marks or {}
-    tally = Tally(tokens_tokenized=2, tokens_reused=8, received_at=marks.get("received", 0.0))
+    tally = Tally(tokens_tokenized=2, tokens_reused=8)
+    receipt = Receipt("websocket", received_at=marks.get("received", 0.0))
     tally.spans += [
         Span(stage, marks[name], marks[name]) for name, stage in MARKS.items() if name in marks
     ]
-    return EndedTurn(entry, tally, "websocket", parent_id=parent, lane=lane)
+    return EndedTurn(entry, tally, receipt, parent_id=parent, lane=lane)
 
 
 def glance(number: int, owner: str = "anna", running: int = 0) -> SessionStatus:

@@ -12,7 +12,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.turn.plan import Caller, Tally
+from segue.turn.plan import Arrival, Caller, Receipt
 from segue.wire.codec import decode_create
 from tests.engines.asking import upstream
 from tests.engines.fakes import endpoints
@@ -274,11 +274,8 @@ async def test_picture_that_is_refused_after_all_is_told_in_words() -> None:
 async def count(stage: Stage, **fields: Any) -> int:
     """As `POST /v1/responses/input_tokens` has it."""
     create = decode_create(json.dumps({"model": "m", **fields}).encode())
-    plan = await stage.runner.prepare(create, Caller(OWNER, stage.store), Tally())
-    try:
-        return await stage.runner.count_tokens(plan)
-    finally:
-        stage.runner.give_up(plan)
+    arrival = Arrival(create, Caller(OWNER, stage.store), Receipt())
+    return await stage.runner.count_tokens(arrival)
 
 
 async def test_tokens_are_counted(stage: Stage, profile: Profile, fake: FakeEndpoint) -> None:

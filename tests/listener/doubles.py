@@ -20,8 +20,7 @@ from segue.seams.history import Turn
 from segue.settings import Settings
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
-from segue.turn.plan import Tally
-from segue.turn.prepare import Caller
+from segue.turn.plan import Arrival, Caller
 from segue.turn.running import Running, Subscriber
 from segue.wire.events import Event
 from segue.wire.requests import Create
@@ -104,6 +103,7 @@ class PlayedRunner:
     """A runner whose turns the test plays."""
 
     models: dict[str, object] = field(default_factory=dict)
+    fenced: frozenset[str] = frozenset()
     is_draining: bool = False
     begun: list[Begun] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
@@ -112,9 +112,9 @@ class PlayedRunner:
     # What happens in each turn right after it has begun.
     play: Callable[[Begun], None] = lambda begun: None
 
-    async def begin(
-        self, create: Create, caller: Caller, tally: Tally, subscriber: Subscriber, transport: str
-    ) -> Running:
+    async def begin(self, arrival: Arrival, subscriber: Subscriber) -> Running:
+        create = arrival.create
+        caller = arrival.caller
         if self.fault is not None:
             fault, self.fault = self.fault, None
             raise fault
@@ -129,8 +129,9 @@ class PlayedRunner:
         self.play(begun)
         return running
 
-    def is_fenced(self, turn_id: str) -> bool:
-        return False
+    @property
+    def registry(self) -> PlayedRunner:
+        return self
 
     def find(self, owner: str, turn_id: str) -> Running | None:
         for begun in self.begun:

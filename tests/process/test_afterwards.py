@@ -13,7 +13,7 @@ from segue.process.afterwards import BACKLOG_MAX, BATCH_MAX, Afterwards, EndedTu
 from segue.seams.history import UsageEntry
 from segue.stores.memory import MemoryLedger
 from segue.turn.commit import entry_of
-from segue.turn.plan import Span, Tally
+from segue.turn.plan import Receipt, Span, Tally
 from tests.contracts.turns import make_turn
 
 WAIT_S = 10
@@ -24,7 +24,7 @@ def settled(number: int, *, is_stored: bool = False) -> EndedTurn:
     entry = UsageEntry(turn_id, "ada", "m", "completed", 1, 0, 2, 1_700_000_000)
     tally = Tally(is_recorded=is_stored)
     tally.spans.append(Span("send", 0.0, 0.0))
-    return EndedTurn(entry, tally, "websocket")
+    return EndedTurn(entry, tally, Receipt("websocket"))
 
 
 def ids(turns: Sequence[EndedTurn]) -> list[str]:

@@ -18,7 +18,8 @@ from segue.seams.history import Owner, Turn
 from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
 from segue.seams.store import Turns
 from segue.turn.notices import Cancel
-from segue.turn.plan import Caller, Tally
+from segue.turn.plan import Arrival, Caller, Receipt
+from segue.turn.prepare import prepare
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
@@ -104,7 +105,7 @@ async def test_client_hears_first_and_then_the_engine_is_asked(tmp_path: Path) -
         listener = Listener()
         engine = StuckEngine(on_asked=lambda: heard.extend(one.type for one in listener.events))
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello")
+        running = await stage.start(None, listener, input="Hello")
         await wait(engine.is_asked)
         running.notify(Cancel())
         check_turn(await listener.all())
@@ -116,15 +117,15 @@ async def test_turn_is_known_to_its_owner_while_it_runs(tmp_path: Path) -> None:
     async with staged(tmp_path / "s.db") as stage:
         engine, listener = StuckEngine(), Listener()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello")
-        assert stage.runner.find(OWNER, running.id) is running
-        assert stage.runner.find("somebody else", running.id) is None
+        running = await stage.start(None, listener, input="Hello")
+        assert stage.runner.registry.find(OWNER, running.id) is running
+        assert stage.runner.registry.find("somebody else", running.id) is None
         assert stage.runner.running_count == 1
 
         running.notify(Cancel())
         await listener.all()
 
-        assert stage.runner.find(OWNER, running.id) is None
+        assert stage.runner.registry.find(OWNER, running.id) is None
         assert stage.runner.running_count == 0
 
 
@@ -177,13 +178,13 @@ async def test_large_input_is_validated_in_slices(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
     async with staged(tmp_path / "s.db") as stage:
-        tally = Tally()
         competing = asyncio.create_task(compete())
-        plan = await stage.runner.prepare(create, Caller(OWNER, stage.store), tally)
+        arrival = Arrival(create, Caller(OWNER, stage.store), Receipt())
+        plan = await prepare(arrival, stage.runner.resources, "resp_1")
         is_over = True
         await competing
 
-    assert len(plan.resolved.given) == tally.items_validated == 2_000
+    assert len(plan.resolved.given) == plan.tally.items_validated == 2_000
     assert turns_had >= 4
 
 
@@ -272,7 +273,7 @@ async def test_client_that_leaves_frees_the_engine(tmp_path: Path, is_stored: bo
     async with staged(tmp_path / "s.db") as stage:
         engine, listener = StuckEngine(ANSWER[:4]), Listener()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello", store=is_stored)
+        running = await stage.start(None, listener, input="Hello", store=is_stored)
         await wait(engine.is_asked)
 
         running.detach(listener)
@@ -293,7 +294,7 @@ async def test_cancelled_turn_cannot_be_continued(tmp_path: Path) -> None:
     async with staged(tmp_path / "s.db") as stage:
         engine, listener = StuckEngine(), Listener()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello")
+        running = await stage.start(None, listener, input="Hello")
         running.notify(Cancel())
         response = (await listener.all())[-1]["response"]
 
@@ -343,7 +344,7 @@ async def test_silent_engine_is_covered_by_heartbeats(tmp_path: Path) -> None:
 
         engine, listener = StuckEngine(ANSWER[:1]), Counting()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello")
+        running = await stage.start(None, listener, input="Hello")
         await wait(has_beaten)
         running.notify(Cancel())
         events = await listener.all()
@@ -359,7 +360,7 @@ async def test_reader_that_is_behind_slows_the_engine_down(tmp_path: Path) -> No
         engine, listener = StuckEngine(ANSWER[:-1] * 4), Listener()
         use(stage, engine)
         listener.is_full = True
-        running, _ = await stage.start(None, listener, input="Hello")
+        running = await stage.start(None, listener, input="Hello")
         for _ in range(50):
             await asyncio.sleep(0)
         assert engine.pieces == 1
@@ -490,7 +491,7 @@ async def test_background_turn_is_queued_until_its_engine_begins(tmp_path: Path)
     async with staged(tmp_path / "s.db", heartbeat_s=0.01, background_s_max=0.05) as stage:
         engine, listener = BusyEngine(ANSWER[:4]), Listener()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello", background=True)
+        running = await stage.start(None, listener, input="Hello", background=True)
         await wait(engine.is_asked)
         # Ten heartbeats are twice the limit.
         await until(lambda: running.last > 10)
@@ -513,7 +514,7 @@ async def test_background_turn_that_nobody_follows_goes_on(
     async with staged(tmp_path / "s.db", heartbeat_s=0.001) as stage:
         engine, listener = StuckEngine(ANSWER[:4]), Listener()
         use(stage, engine)
-        running, _ = await stage.start(None, listener, input="Hello", background=True)
+        running = await stage.start(None, listener, input="Hello", background=True)
         running.detach(listener)
         await wait(engine.is_asked)
         before = running.last
@@ -542,7 +543,7 @@ async def test_stop_waits_for_a_background_turn_whose_beginning_is_being_written
     """Nobody takes over a turn that runs, so letting go of it would end it as failed."""
     async with staged(tmp_path / "s.db") as stage:
         slow = stage.store = SlowTurns(stage.store)
-        running, _ = await stage.start(None, slow.listener, input="Hello", background=True)
+        running = await stage.start(None, slow.listener, input="Hello", background=True)
         await wait(slow.has_written)
         stopping = asyncio.create_task(stage.runner.drain(WAIT_S))
         await asyncio.sleep(0)

@@ -227,6 +227,28 @@ def indirect_impurities(package: Path) -> Iterator[str]:
                 yield f"{name} is pure and reaches {', '.join(sorted(found))} through {other}"
 
 
+def cycles(package: Path) -> list[str]:
+    """Modules that import each other in a circle, imports for types and inside functions included."""
+    known = {module.name: module for module in modules(package)}
+    below = {name: set(imported_modules(module, known)) - {name} for name, module in known.items()}
+    # What nobody imports, or what imports nothing, is in no circle.
+    while True:
+        above = {other for names in below.values() for other in names}
+        outside = {name for name, names in below.items() if not names or name not in above}
+        if not outside:
+            return sorted(below)
+        below = {name: names - outside for name, names in below.items() if name not in outside}
+
+
+def imported_modules(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
+    """The modules of the package that a module names anywhere."""
+    for name in imported_names(module):
+        top, *parts = name.split(".")
+        names = (".".join(parts), ".".join(parts[:-1]))
+        if top == "segue":
+            yield from [one for one in names if one in known][:1]
+
+
 def ours(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
     """The modules of the package that a module imports when it runs, by name."""
     typing = {
@@ -290,6 +312,21 @@ def forget_trees() -> Iterator[None]:
 
 def test_pure_modules_are_pure_all_the_way_down() -> None:
     assert list(indirect_impurities(PACKAGE)) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(PACKAGE) == []
+
+
+def test_rule_sees_a_circle_that_is_for_types_only(tmp_path: Path) -> None:
+    typed = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from segue.turn.plan import Plan"
+    )
+    files = {"plan": "from segue.turn.loop import Loop", "loop": typed, "decide": "import re"}
+    (tmp_path / "turn").mkdir()
+    for name, text in files.items():
+        (tmp_path / "turn" / f"{name}.py").write_text(text)
+    assert cycles(tmp_path) == ["turn.loop", "turn.plan"]
 
 
 def test_table_points_down_only() -> None:

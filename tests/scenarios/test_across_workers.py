@@ -259,8 +259,8 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     here, there = pair
     response_id = await begin(here)
     following = asyncio.create_task(fetch(there, "GET", f"/v1/responses/{response_id}?stream=true"))
-    await until(lambda: there.app.runner.find("local", response_id))
-    guest = there.app.runner.find("local", response_id)
+    await until(lambda: there.app.runner.registry.find("local", response_id))
+    guest = there.app.runner.registry.find("local", response_id)
     assert guest is not None
     await until(lambda: guest.bytes)
     # As if the bus had been cut in between.

@@ -323,7 +323,7 @@ async def test_response_that_was_deleted_while_the_next_one_ran_is_not_quoted(
         stage.runner.resources = replace(stage.runner.resources, report_prompt=watch.add)
         first = (await stage.turn(input="Hi.", instructions=f"SECRET {RULES}")).response
         listener = Listener()
-        running, _ = await stage.start(
+        running = await stage.start(
             None,
             listener,
             input="More.",

@@ -197,7 +197,7 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
     assert await revoke_key(load_settings(flags, environment={}), revoked[0].id)
     async with serving(**flags) as served:
         app = served.app
-        await until(lambda: app.runner.find("ada", queued) is not None)
+        await until(lambda: app.runner.registry.find("ada", queued) is not None)
         locked = await post(served, ada, conversation=talk, background=False)
         assert (locked.status, locked.json["error"]["code"]) == (409, "conversation_locked")
         beside = (await post(served, ada)).json["id"]

@@ -285,7 +285,7 @@ async def test_nobody_is_told_of_an_end_that_is_not_on_the_disk(tmp_path: Path) 
     path = tmp_path / "turns.db"
     async with serving(store=f"sqlite:///{path}", tps=20) as served:
         begun = await create(served, input="x", background=True)
-        running = served.app.runner.find("local", begun["id"])
+        running = served.app.runner.registry.find("local", begun["id"])
         assert running is not None
         await until(lambda: running.visible.status == "in_progress")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:

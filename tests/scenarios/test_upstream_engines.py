@@ -53,9 +53,9 @@ async def staged(
         store.idempotency_keys,
         store.conversations,
     )
-    report = None if watch is None else watch.add
+    report_prompt = None if watch is None else watch.add
     resources = Resources(
-        {"m": model}, RingSeals([new_key()]), RenderCache(BUDGET), report_prompt=report
+        {"m": model}, RingSeals([new_key()]), RenderCache(BUDGET), report_prompt=report_prompt
     )
     async with Runner(resources, records) as runner:
         yield Stage(runner, records, store.turns, recording, dialect, [])

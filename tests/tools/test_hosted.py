@@ -30,7 +30,7 @@ from segue.tools.hosted import (
 )
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
-from segue.turn.plan import USUAL, Given, Plan, Tally
+from segue.turn.plan import USUAL, Arrival, Caller, Given, Plan, Receipt, Tally
 from segue.turn.resolve import resolve
 from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
@@ -157,6 +157,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     return Plan(
         id="resp_1",
         owner="ada",
+        arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
         resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),
         sampling=USUAL,
@@ -164,7 +165,6 @@ def plan_of(fields: dict[str, Any]) -> Plan:
         response=response_of("resp_1", status="in_progress"),
         root_at=0,
         tally=Tally(),
-        quota=None,
     )
 
 

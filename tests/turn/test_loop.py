@@ -25,7 +25,7 @@ from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
 from segue.turn.notices import Append, Cancel, Drain, Steer
-from segue.turn.plan import Caller, Model, Plan, Tally
+from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.resources import Gate, Resources
 from segue.turn.running import Running
@@ -131,7 +131,8 @@ async def begin(
     body = {"model": "m", "input": "Go.", "store": False, **fields}
     create = decode_create(json.dumps(body).encode())
     turns = turns or MemoryTurns(10_000_000)
-    plan = await prepare(create, Caller(OWNER, turns), Tally(), resources, "resp_1")
+    arrival = Arrival(create, Caller(OWNER, turns), Receipt())
+    plan = await prepare(arrival, resources, "resp_1")
     if hosted is not None:
         plan = replace(plan, resolved=_hosted(plan))
     running = Running(

@@ -11,7 +11,7 @@ from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
 from segue.process.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
-from segue.turn.plan import Caller, Model, Plan, Tally
+from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.references import REFERENCES_MAX
 from segue.turn.resources import Resources
@@ -27,13 +27,13 @@ PICTURE = {
 }
 
 
-async def planned(caller: Caller, tally: Tally, compacts: Any = None, **fields: Any) -> Plan:
+async def planned(caller: Caller, compacts: Any = None, **fields: Any) -> Plan:
     """The plan of a request for a model that sees no images, and refuses them."""
     engine, dialect = cast(Any, ListEngine([])), MessagesDialect()
     model = Model("m", engine, dialect, context_tokens_set=1_000, unseen="refuse")
     resources = Resources({"m": model}, cast(Any, OpenSeals()), RenderCache(0))
     create = decode_create(json.dumps({"model": "m", "store": False, **fields}).encode())
-    return await prepare(create, caller, tally, resources, "resp_new", compacts)
+    return await prepare(Arrival(create, caller, Receipt(), compacts), resources, "resp_new")
 
 
 async def test_reference_to_a_picture_is_refused_like_the_picture() -> None:
@@ -43,7 +43,7 @@ async def test_reference_to_a_picture_is_refused_like_the_picture() -> None:
 
     for given in (PICTURE, {"type": "item_reference", "id": "msg_seen"}):
         with pytest.raises(InvalidRequest, match="does not support image or audio input"):
-            await planned(caller, Tally(), previous_response_id="resp_old", input=[given])
+            await planned(caller, previous_response_id="resp_old", input=[given])
 
 
 @pytest.mark.parametrize("compacts", [None, "window"])
@@ -51,7 +51,7 @@ async def test_trigger_alone_has_nothing_to_compact(compacts: str | None) -> Non
     caller = Caller(OWNER, MemoryTurns(10_000_000))
 
     with pytest.raises(InvalidRequest, match="nothing to compact"):
-        await planned(caller, Tally(), compacts, input=[{"type": "compaction_trigger"}])
+        await planned(caller, compacts, input=[{"type": "compaction_trigger"}])
 
 
 async def test_stored_turn_cannot_name_items_of_an_unstored_one() -> None:
@@ -65,13 +65,13 @@ async def test_stored_turn_cannot_name_items_of_an_unstored_one() -> None:
         "input": [{"type": "item_reference", "id": "msg_said"}],
     }
 
-    plan = await planned(caller, Tally(), **fields)
+    plan = await planned(caller, **fields)
     assert plan.resolved.given[0].value.id == "msg_said"
     with pytest.raises(NotFound, match="Item with id 'msg_said' not found"):
-        await planned(caller, Tally(), **fields, store=True)
+        await planned(caller, **fields, store=True)
 
 
 async def test_too_many_references_are_refused() -> None:
     given = [{"type": "item_reference", "id": "msg_said"}] * (REFERENCES_MAX + 1)
     with pytest.raises(InvalidRequest, match="Too many item references"):
-        await planned(Caller(OWNER, MemoryTurns(10_000_000)), Tally(), input=given)
+        await planned(Caller(OWNER, MemoryTurns(10_000_000)), input=given)

@@ -197,7 +197,7 @@ class Metrics:
         """Count a turn that ended."""
         self.replicas.observe(turn)
         tally = turn.tally
-        self._turns(turn.transport, turn.outcome).inc()
+        self._turns(turn.receipt.transport, turn.outcome).inc()
         for field, counter in self._counted.items():
             counter.inc(getattr(tally, field))
         for field, counters in self._used.items():

@@ -63,7 +63,7 @@ def parent_of(traceparent: str) -> TraceParent | None:
 
 def spans_of(turn: EndedTurn, epoch: float) -> list[OtlpSpan]:
     """The spans of a turn, its own first; `epoch` is the wall clock at the zero of its marks' clock."""
-    parent = parent_of(turn.tally.traceparent)
+    parent = parent_of(turn.receipt.traceparent)
     if parent is not None and not parent.is_sampled:
         return []
     trace_id = parent.trace_id if parent else secrets.token_hex(16)
@@ -100,8 +100,8 @@ def _attributes(turn: EndedTurn) -> list[object]:
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": entry.model,
         "gen_ai.response.id": entry.turn_id,
-        "segue.request_id": tally.request_id,
-        "segue.transport": turn.transport,
+        "segue.request_id": turn.receipt.request_id,
+        "segue.transport": turn.receipt.transport,
         "segue.outcome": turn.outcome,
         "segue.owner_hash": blake2b(entry.owner.encode(), digest_size=8).hexdigest(),
         "error.type": turn.error,

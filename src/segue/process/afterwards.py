@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from segue.seams.history import UsageEntry
 from segue.seams.store import Ledger
-from segue.turn.plan import Span, Tally
+from segue.turn.plan import Receipt, Span, Tally
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class EndedTurn:
 
     entry: UsageEntry
     tally: Tally
-    transport: str
+    receipt: Receipt
     # When the terminal event was sent, in seconds of `perf_counter`.
     sent_at: float = 0.0
     parent_id: str | None = None
@@ -70,7 +70,7 @@ class EndedTurn:
     @property
     def marks(self) -> dict[str, float]:
         """When the stages ended, by the names of the timeline."""
-        marks = {"received": self.tally.received_at}
+        marks = {"received": self.receipt.received_at}
         for name, stage in MARKS.items():
             ends = [span.ended for span in self.tally.spans if span.stage == stage]
             if ends:
@@ -189,7 +189,7 @@ class Afterwards:
                     if (awaited := observe(ended)) is not None:
                         await awaited
                 except Exception:
-                    extra = {"request_id": ended.tally.request_id}
+                    extra = {"request_id": ended.receipt.request_id}
                     log.exception(
                         "an observer failed for turn %s", ended.entry.turn_id, extra=extra
                     )

@@ -21,7 +21,7 @@ from segue.seams.history import Owner
 from segue.seams.store import Claim, EventLog, IdempotencyKeys, Turns
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel, Drain
-from segue.turn.plan import Plan
+from segue.turn.plan import Arrival, Plan
 from segue.turn.running import Running, Subscriber
 from segue.wire.codec import encode
 from segue.wire.requests import Create
@@ -60,21 +60,20 @@ class Repeats:
 
     async def begin(
         self,
-        create: Create,
-        owner: Owner,
-        turns: Turns,
+        arrival: Arrival,
         subscriber: Subscriber,
         start: Callable[[str], Awaitable[Running]],
     ) -> Running:
         """The turn that the key stands for already; or a new one, started under the id of the claim."""
-        claim = claim_of(create, owner, self._registry.new_id())
+        caller = arrival.caller
+        claim = claim_of(arrival.create, caller.owner, self._registry.new_id())
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
             for _ in range(CLAIMS_MAX):
                 held = await self._take(claim)
                 if held.turn_id == claim.turn_id:
                     break
-                repeated = await self._repeat(held, claim, turns, subscriber)
+                repeated = await self._repeat(held, claim, caller.turns, subscriber)
                 if repeated is not None:
                     return repeated
             else:

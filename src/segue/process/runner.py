@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -29,20 +30,19 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
-from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
+from segue.process.sealed_requests import with_request
 from segue.seams.history import Round, Turn
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
 from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
-from segue.turn.compact import CompactionKind
 from segue.turn.compose import count
 from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
 from segue.turn.notices import Drain
-from segue.turn.plan import Caller, FirstPrompt, Model, Models, Plan, Span, Tally
+from segue.turn.plan import Arrival, Caller, FirstPrompt, Model, Models, Plan, Receipt, Span
 from segue.turn.prepare import prepare
 from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
@@ -71,6 +71,14 @@ class Records:
     conversations: Conversations
 
 
+class TakenOver(NamedTuple):
+    """What a turn keeps that another process had queued."""
+
+    created_at: int
+    # The number of the event after those that are in the log.
+    next_number: int
+
+
 class Runner:
     """The turns that run in this process, and what they need."""
 
@@ -82,11 +90,12 @@ class Runner:
         heartbeat_s: float = HEARTBEAT_S,
         background_s_max: float = BACKGROUND_S_MAX,
         outlives: bool = True,
+        memory: Memory | None = None,
     ) -> None:
         """`outlives`: the store outlives this process, and so do turns that are queued in it."""
         self.resources = resources
         self.is_draining = False
-        self.memory = Memory()
+        self._memory = memory or Memory()
         self.heartbeat_s = heartbeat_s
         self.background_s_max = background_s_max
         self._outlives = outlives
@@ -104,15 +113,17 @@ class Runner:
         # Writes that the store has still to take; a stop does not wait for them.
         self._retries: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
-        self.registry = registry = TurnRegistry(records.log)
-        self._repeats = Repeats(records.idempotency_keys, records.log, registry, self._spawn)
-        self.find, self.reach, self.look = registry.find, registry.reach, registry.look
-        self.follow, self.forget = registry.follow, registry.forget
-        self.is_fenced = registry.fenced.__contains__
+        self.registry = TurnRegistry(records.log)
+        self._repeats = Repeats(records.idempotency_keys, records.log, self.registry, self._spawn)
 
-    def meet(self, others: OtherWorkers) -> None:
+    def connect_workers(self, others: OtherWorkers) -> None:
         """There are other workers: their turns can be followed here."""
         self.registry.others = others
+
+    def reload(self, resources: Resources, background_s_max: float) -> None:
+        """New turns have these; those that run do not notice."""
+        self.resources = resources
+        self.background_s_max = background_s_max
 
     async def __aenter__(self) -> Runner:
         afterwards = in_background("ended_turns", self.records.afterwards.work)
@@ -135,127 +146,119 @@ class Runner:
 
     # --- beginning ---
 
-    async def begin(
-        self, create: Create, caller: Caller, tally: Tally, subscriber: Subscriber, transport: str
-    ) -> Running:
+    async def begin(self, arrival: Arrival, subscriber: Subscriber) -> Running:
         """A turn for this request; or the turn that its idempotency key stands for already."""
         with self._beginnings.enter():
             await self._start_limit.enter()
-            start = partial(self._begin, create, caller, tally, subscriber, transport)
-            if create.idempotency_key is None:
-                return await start(self.registry.new_id())
-            return await self._repeats.begin(create, caller.owner, caller.turns, subscriber, start)
+            if arrival.create.idempotency_key is None:
+                return await self._begin_as(arrival, subscriber, self.registry.new_id())
+            begin_as = partial(self._begin_as, arrival, subscriber)
+            return await self._repeats.begin(arrival, subscriber, begin_as)
 
-    async def _begin(
-        self,
-        create: Create,
-        caller: Caller,
-        tally: Tally,
-        subscriber: Subscriber | None,
-        transport: str,
-        turn_id: str,
-        queued: Turn | None = None,
-        first: int = 0,
-    ) -> Running:
-        conversation: ConversationTurns | None = None
-        if create.conversation is not None:
-            conversation = await self._acquire(create, caller, turn_id)
-            caller = replace(caller, turns=conversation, joined=conversation.joined)
+    async def compact(self, arrival: Arrival, subscriber: Subscriber) -> tuple[Plan, Running]:
+        """A turn that writes a summary instead of an answer, and its plan."""
+        with self._beginnings.enter():
+            plan = await self._prepare(arrival, self.registry.new_id())
+            return plan, self._start(plan, subscriber)
+
+    async def count_tokens(self, arrival: Arrival) -> int:
+        """How many tokens the engine would be given for this request."""
+        caller = arrival.caller
+        conversations = self.records.conversations
+        joined = await join(arrival.create, caller.owner, caller.turns, conversations)
+        if joined is not None:
+            arrival = structs.replace(arrival, caller=replace(caller, joined=joined))
+        with self._beginnings.enter():
+            plan = await self._prepare(arrival, self.registry.new_id())
         try:
-            plan = await self._prepare(create, caller, tally, turn_id)
-            if queued is not None:
-                created_at = queued.response.created_at
-                response = structs.replace(plan.response, created_at=created_at)
+            hosted = self.resources.hosted
+            if plan.resolved.is_hosted and hosted is not None:
+                plan = await hosted.read_files(plan)
+            return await count(plan, self.resources.prompt_cache)
+        finally:
+            self._give_up(plan)
+
+    async def _begin_as(
+        self,
+        arrival: Arrival,
+        subscriber: Subscriber | None,
+        turn_id: str,
+        taken_over: TakenOver | None = None,
+    ) -> Running:
+        """Prepare a turn and let it run under this id."""
+        conversation: ConversationTurns | None = None
+        if arrival.create.conversation is not None:
+            conversation = await self._acquire(arrival, turn_id)
+            caller = replace(arrival.caller, turns=conversation, joined=conversation.joined)
+            arrival = structs.replace(arrival, caller=caller)
+        try:
+            plan = await self._prepare(arrival, turn_id)
+            if taken_over is not None:
+                response = structs.replace(plan.response, created_at=taken_over.created_at)
                 plan = replace(plan, response=response)
             if plan.response.background:
-                await self._queue(plan, caller)
-            return self.start(plan, caller.turns, subscriber, transport, conversation, first)
+                await self._queue(plan)
+            return self._start(plan, subscriber, conversation, taken_over)
         except BaseException:
             if conversation is not None:
                 await asyncio.shield(self._release(conversation, turn_id))
             raise
 
-    async def prepare(
-        self, create: Create, caller: Caller, tally: Tally, compacts: CompactionKind | None = None
-    ) -> Plan:
-        """A plan, or a refusal. It holds a slot of the caller's quota: call `give_up` if you do not start the plan."""
-        with self._beginnings.enter():
-            return await self._prepare(create, caller, tally, self.registry.new_id(), compacts)
-
-    async def _prepare(
-        self,
-        create: Create,
-        caller: Caller,
-        tally: Tally,
-        turn_id: str,
-        compacts: CompactionKind | None = None,
-    ) -> Plan:
+    async def _prepare(self, arrival: Arrival, turn_id: str) -> Plan:
+        """A plan, or a refusal. It holds a slot of the caller's quota: call `_give_up` if you do not start it."""
         _refuse_if(self.is_draining)
-        items = len(create.input) if isinstance(create.input, list) else 1
-        size = sent_bytes(tally.bytes_received, items)
-        with self.memory.preparing(size):
-            plan = await prepare(create, caller, tally, self.resources, turn_id, compacts)
+        sent = arrival.create.input
+        items = len(sent) if isinstance(sent, list) else 1
+        with self._memory.preparing(sent_bytes(arrival.receipt.bytes_received, items)):
+            plan = await prepare(arrival, self.resources, turn_id)
         try:
             _refuse_if(self.is_draining)
         except Unavailable:
-            self.give_up(plan)
+            self._give_up(plan)
             raise
         return plan
 
-    def give_up(self, plan: Plan) -> None:
+    def _give_up(self, plan: Plan) -> None:
         """Release what a plan holds that is not started."""
-        if plan.quota is not None:
-            plan.quota.release()
+        if (quota := plan.arrival.caller.quota) is not None:
+            quota.release()
 
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
         hosted = self.resources.hosted
         return items if hosted is None else await hosted.fetch(items)
 
-    async def joining(self, create: Create, caller: Caller) -> Caller:
-        """The caller, with the conversation that the request names."""
-        joined = await join(create, caller.owner, caller.turns, self.records.conversations)
-        if joined is None:
-            return caller
-        turns = ConversationTurns(caller.turns, self.records.conversations, joined)
-        return replace(caller, turns=turns, joined=joined)
-
-    async def count_tokens(self, plan: Plan) -> int:
-        """How many tokens the engine would be given for this plan."""
-        hosted = self.resources.hosted
-        if plan.resolved.is_hosted and hosted is not None:
-            plan = await hosted.read_files(plan)
-        return await count(plan, self.resources.prompt_cache)
-
     @property
     def background_room(self) -> int:
         """How many more turns may run in the background."""
-        return BACKGROUND_MAX - sum(one.is_background for one in self.registry.running.values())
+        return BACKGROUND_MAX - sum(
+            running.is_background for running in self.registry.running.values()
+        )
 
-    async def _queue(self, plan: Plan, caller: Caller) -> None:
+    async def _queue(self, plan: Plan) -> None:
         """A background response is stored before the client hears that it is queued."""
+        caller = plan.arrival.caller
         try:
             if self.background_room <= 0:
                 raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
             turn = _unanswered(plan, plan.response)
             if self._outlives:
-                create, seals = plan.resolved.create, self.resources.seals
-                turn = await with_request(turn, create, caller.key, seals)
+                create = plan.arrival.create
+                turn = await with_request(turn, create, caller.key, self.resources.seals)
             await caller.turns.save(turn)
         except BaseException:
-            self.give_up(plan)
+            self._give_up(plan)
             raise
 
     async def resume(self, turn: Turn, create: Create, caller: Caller) -> None:
         """Run a turn that another process had queued; `TryLater` if it must wait, any other error if it is refused."""
         with self._beginnings.enter():
-            first = await self._next_number(turn)
-            await self._begin(create, caller, Tally(), None, "http", turn.id, turn, first)
+            taken_over = TakenOver(turn.response.created_at, await self._next_number(turn))
+            await self._begin_as(Arrival(create, caller, Receipt()), None, turn.id, taken_over)
 
     async def refuse(self, turn: Turn, error: ApiError, turns: Turns) -> None:
         """End a turn as failed that another process had queued and that cannot be run any more."""
-        first = await self._next_number(turn)
-        assembler = Assembler(turn.response, item_ids(turn.id), first=first)
+        assembler = Assembler(turn.response, item_ids(turn.id), first=await self._next_number(turn))
         events = assembler.start()
         response = assembler.conclude(End("failed", error=error), NO_USAGE, int(time.time()))
         await turns.save(replace(turn, response=response, request=b""))
@@ -266,29 +269,32 @@ class Runner:
         logged = await self.records.log.read_after(turn.owner, turn.id, -1)
         return logged[-1].number + 1 if logged else 0
 
-    def start(
+    def _start(
         self,
         plan: Plan,
-        turns: Turns,
         subscriber: Subscriber | None,
-        transport: str,
         conversation: ConversationTurns | None = None,
-        first: int = 0,
+        taken_over: TakenOver | None = None,
     ) -> Running:
         """Let it run. Its first events leave before this returns to the event loop."""
         seal = partial(self.resources.seals.seal, plan.owner)
+        first = 0 if taken_over is None else taken_over.next_number
         running = Running(
             plan.owner,
             Assembler(plan.response, item_ids(plan.id), plan.model.reasoning, seal, first),
             is_stored=plan.is_stored,
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
+            tally=plan.tally,
         )
         running.check = partial(_check_later, plan.model, conversation is not None)
-        # One that was taken over from the queue was sent to another process.
-        sent, items = plan.tally.bytes_received, len(plan.resolved.given)
-        weighed = sent_bytes(sent, items) if sent else weigh_turn(_given(plan), plan.resolved)
-        running.input_bytes = weighed
+        # A turn that was taken over from the queue was sent to another process.
+        size = plan.arrival.receipt.bytes_received
+        running.input_bytes = (
+            sent_bytes(size, len(plan.resolved.given))
+            if size
+            else weigh_turn(_given(plan), plan.resolved)
+        )
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
         if subscriber is not None:
@@ -296,7 +302,7 @@ class Runner:
         self.registry.running[plan.id] = running
         if plan.is_stored and (plan.response.background or plan.key or conversation):
             self._leased.add(plan.id)
-        self._spawn(self._run(plan, running, turns, transport, conversation))
+        self._spawn(self._run(plan, running, conversation))
         return running
 
     def _spawn(
@@ -313,13 +319,9 @@ class Runner:
     # --- running ---
 
     async def _run(
-        self,
-        plan: Plan,
-        running: Running,
-        turns: Turns,
-        transport: str,
-        conversation: ConversationTurns | None,
+        self, plan: Plan, running: Running, conversation: ConversationTurns | None
     ) -> None:
+        turns = plan.arrival.caller.turns
         heartbeat = Heartbeat(running, self.heartbeat_s)
         if running.is_background:
             turns = PatientTurns(turns, lambda: self.is_draining)
@@ -341,14 +343,13 @@ class Runner:
             if plan.id in self._left:
                 await self._leave(plan, running)
             else:
-                await self._end(plan, running, turns, transport, conversation, loop.first_prompt)
+                await self._end(plan, running, turns, conversation, loop.first_prompt)
 
     async def _end(
         self,
         plan: Plan,
         running: Running,
         turns: Turns,
-        transport: str,
         conversation: ConversationTurns | None,
         prompt: FirstPrompt | None,
     ) -> None:
@@ -356,8 +357,8 @@ class Runner:
         if conversation is not None:
             await self._release(conversation, plan.id)
         response = running.assembler.response
-        if plan.quota is not None:
-            plan.quota.release(response.usage.total_tokens if response.usage else 0)
+        if (quota := plan.arrival.caller.quota) is not None:
+            quota.release(response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
         if prompt is not None and self.resources.report_prompt is not None:
@@ -368,7 +369,7 @@ class Runner:
             await running.event_writer.finish()
         if plan.key:
             await self._repeats.ended(plan, running)
-        elif plan.is_stored and running.event_writer is None and transport != "http":
+        elif plan.is_stored and running.event_writer is None and plan.arrival.receipt.is_streamed:
             # Its last events may be on a connection that is lost, which is not noticed yet.
             self.registry.keep_ended(running)
         del self.registry.running[plan.id]
@@ -376,7 +377,7 @@ class Runner:
         self._leased.discard(plan.id)
         if running.unsaved is not None and running.is_background:
             self._retry(partial(turns.save, running.unsaved))
-        await self.records.afterwards.put(_ended(plan, running, transport, sent_at))
+        await self.records.afterwards.put(_ended(plan, running, sent_at))
 
     async def _leave_queue(
         self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
@@ -405,7 +406,7 @@ class Runner:
     async def _leave(self, plan: Plan, running: Running) -> None:
         """Let go of a turn that is queued in the store: another process runs it."""
         self._left.discard(plan.id)
-        self.give_up(plan)
+        self._give_up(plan)
         if running.event_writer is not None:
             await running.event_writer.finish()
         del self.registry.running[plan.id]
@@ -418,8 +419,10 @@ class Runner:
 
     # --- conversations ---
 
-    async def _acquire(self, create: Create, caller: Caller, turn_id: str) -> ConversationTurns:
+    async def _acquire(self, arrival: Arrival, turn_id: str) -> ConversationTurns:
         """The conversation, locked for this turn. A client that leaves meanwhile must not keep it locked."""
+        create = arrival.create
+        caller = arrival.caller
         acquiring = asyncio.create_task(
             acquire(create, caller.owner, caller.turns, self.records.conversations, turn_id)
         )
@@ -509,26 +512,32 @@ async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
 
-def _check_later(model: Model, is_joined: bool, items: tuple[Item, ...], tally: Tally) -> None:
-    """Items that come later are checked as those that came first."""
+def _check_later(model: Model, is_joined: bool, items: Sequence[Item]) -> int:
+    """Items that come later are checked as those that came first; how many of their contents the model is not shown."""
     check_items(items)
     if is_joined:
         check_item_ids(items)
-    check_unseen(items, model, tally)
+    return check_unseen(items, model)
 
 
-def _ended(plan: Plan, running: Running, transport: str, sent_at: float) -> EndedTurn:
+def _ended(plan: Plan, running: Running, sent_at: float) -> EndedTurn:
     response = running.assembler.response
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
         entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
-    parent_id, error = response.previous_response_id, running.error
-    # One that failed is not always a turn, but continues its parent's chain.
-    named = running.turn or plan.resolved.parent
-    chain = (named and named.chain) or plan.id
-    place = (transport, sent_at, parent_id, plan.lane)
-    if error is None:
-        return EndedTurn(entry, plan.tally, *place, chain=chain)
-    is_callers = isinstance(error, CallerError)
-    return EndedTurn(entry, plan.tally, *place, error.code, error.status, is_callers, chain)
+    error = running.error
+    # A turn that failed is not always saved, but continues its parent's chain.
+    link = running.turn or plan.resolved.parent
+    return EndedTurn(
+        entry,
+        plan.tally,
+        plan.arrival.receipt,
+        sent_at=sent_at,
+        parent_id=response.previous_response_id,
+        lane=plan.arrival.caller.lane,
+        error=None if error is None else error.code,
+        error_status=0 if error is None else error.status,
+        is_callers_fault=isinstance(error, CallerError),
+        chain=(link and link.chain) or plan.id,
+    )

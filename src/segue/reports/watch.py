@@ -255,7 +255,7 @@ class ReuseWatch:
         log.info(
             "engine %s computed %d tokens of turn %s again (%s): %s",
             replica or plan.response.model, tokens, plan.id, reason, WORDS[reason],
-            extra={"request_id": plan.tally.request_id},
+            extra={"request_id": plan.arrival.receipt.request_id},
         )  # fmt: skip
 
     def _lost(self, prompt: FirstPrompt, compared: str, parting: Parting) -> None:
@@ -302,7 +302,7 @@ class ReuseWatch:
             report, quoted = _without_words(report), frozenset()
         tier = plan.resolved.create.service_tier or USUAL_TIER
         self._records[owner, plan.id] = record = Record(
-            report, plan.tally.client, tier, time.time(), _size(report), quoted
+            report, plan.arrival.receipt.client, tier, time.time(), _size(report), quoted
         )
         for turn_id in quoted:
             self._quoting.setdefault((owner, turn_id), set()).add(plan.id)

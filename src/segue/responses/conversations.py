@@ -14,7 +14,6 @@ from segue.listener.services import Services
 from segue.process.conversations import too_many_writers
 from segue.responses.paging import choose_page, distinct, encode_page
 from segue.seams.store import Conversation, ConversationItem
-from segue.turn.plan import Tally
 from segue.turn.prepare import decode_items
 from segue.wire.codec import (
     check_item_ids,
@@ -141,7 +140,7 @@ async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:
     if len(raws) > ADDED_MAX:
         message = f"Too many items: {len(raws)}, at most {ADDED_MAX} at once."
         raise InvalidRequest(message, param="items")
-    items = await decode_items(raws, Tally(), "items")
+    items = await decode_items(raws, "items")
     check_item_ids(items, "items")
     kinds = [str(item.value.__struct_config__.tag) for item in items]
     for index, kind in enumerate(kinds):

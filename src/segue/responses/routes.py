@@ -23,10 +23,9 @@ from segue.responses.paging import ListPage, choose_page, encode_page
 from segue.seams.history import Owner, Turn
 from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.notices import Cancel
-from segue.turn.plan import Caller, Tally
+from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_create, decode_traceparent, encode
-from segue.wire.requests import Create
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
 # Naming so many items takes some milliseconds.
@@ -41,12 +40,14 @@ class ResponseRoutes:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._runner = services.runner
+        self._registry = services.runner.registry
 
     # --- creating ---
 
     async def create(self, exchange: Exchange) -> None:
         """A new response: as a stream of events, or as one object."""
-        create, tally = await self._decode(exchange)
+        arrival = await self._receive(exchange)
+        create = arrival.create
         for name, value in (("stream_id", create.stream_id), ("rollout", create.rollout or UNSET)):
             if value is not UNSET:
                 message = f"'{name}' belongs to WebSocket mode."
@@ -57,35 +58,44 @@ class ResponseRoutes:
             raise InvalidRequest(message, code="invalid_value", param="Idempotency-Key")
         if key:
             create = structs.replace(create, idempotency_key=key)
+            arrival = structs.replace(arrival, create=create)
         if create.stream:
-            await self._stream(exchange, create, tally)
+            await self._stream(exchange, arrival)
         else:
-            await self._reply(exchange, create, tally)
+            await self._reply(exchange, arrival)
 
-    async def _decode(self, exchange: Exchange) -> tuple[Create, Tally]:
+    async def _receive(self, exchange: Exchange) -> Arrival:
+        """The request of this exchange, answered with one object."""
         if exchange.account.is_limited:
             await exchange.account.quota.take_request()
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
         trace = exchange.header(b"traceparent") or decode_traceparent(create)
-        size, request_id = len(body), exchange.request_id
-        tally = Tally(bytes_received=size, traceparent=trace, request_id=request_id)
-        tally.client = client_name(exchange.header(b"user-agent"))
-        return create, tally
-
-    def _caller(self, exchange: Exchange) -> Caller:
+        receipt = Receipt(
+            "http",
+            request_id=exchange.request_id,
+            client=client_name(exchange.header(b"user-agent")),
+            traceparent=trace,
+            bytes_received=len(body),
+        )
         account = exchange.account
-        turns, quota = self._services.turns, account.turn_quota
-        key = account.digest
-        return Caller(exchange.owner, turns, may=account.scopes, quota=quota, key=key)
+        caller = Caller(
+            exchange.owner,
+            self._services.turns,
+            may=account.scopes,
+            quota=account.turn_quota,
+            key=account.digest,
+        )
+        return Arrival(create, caller, receipt)
 
-    async def _stream(self, exchange: Exchange, create: Create, tally: Tally) -> None:
+    async def _stream(self, exchange: Exchange, arrival: Arrival) -> None:
         """Every event, as it comes."""
+        receipt = structs.replace(arrival.receipt, transport="sse", is_streamed=True)
+        arrival = structs.replace(arrival, receipt=receipt)
         subscriber = SseSubscriber(
             self._services.limits.outbox_bytes_max, self._services.memory.unread
         )
-        caller = self._caller(exchange)
-        running = await self._runner.begin(create, caller, tally, subscriber, "sse")
+        running = await self._runner.begin(arrival, subscriber)
         exchange.release()
         exchange.response_id = running.id
         async with subscribed(exchange, running, subscriber):
@@ -106,11 +116,10 @@ class ResponseRoutes:
                 async with asyncio.timeout(self._services.limits.write_s_max):
                     await exchange.write(data, is_last=subscriber.is_over)
 
-    async def _reply(self, exchange: Exchange, create: Create, tally: Tally) -> None:
+    async def _reply(self, exchange: Exchange, arrival: Arrival) -> None:
         """The response at the end of its turn, or the status of its failure; in the background, as it begins."""
         subscriber = LastSubscriber()
-        caller = self._caller(exchange)
-        running = await self._runner.begin(create, caller, tally, subscriber, "http")
+        running = await self._runner.begin(arrival, subscriber)
         exchange.release()
         exchange.response_id = running.id
         if running.is_background:
@@ -123,19 +132,19 @@ class ResponseRoutes:
 
     async def compact(self, exchange: Exchange) -> None:
         """A compaction window: from an unstored turn that writes a summary instead of an answer."""
-        create, tally = await self._decode(exchange)
-        if create.model is None:
+        arrival = await self._receive(exchange)
+        if arrival.create.model is None:
             raise InvalidRequest("You must provide a model parameter.", param="model")
-        create = structs.replace(create, store=False, generate=None, background=None)
-        caller = self._caller(exchange)
-        plan = await self._runner.prepare(create, caller, tally, compacts="window")
+        create = structs.replace(arrival.create, store=False, generate=None, background=None)
         subscriber = LastSubscriber()
-        running = self._runner.start(plan, self._services.turns, subscriber, "http")
+        arrival = structs.replace(arrival, create=create, compacts="window")
+        plan, running = await self._runner.compact(arrival, subscriber)
         exchange.response_id = running.id
         await _wait_for_end(exchange, running, subscriber)
         if running.error is not None:
             raise running.error
-        resolved, response = plan.resolved, running.response
+        resolved = plan.resolved
+        response = running.response
         bytes_max = plan.model.context_tokens or ASSUMED_CONTEXT_TOKENS
         kept = window(resolved.parent, resolved.given, bytes_max, new_id)
         answer = CompactionWindow(
@@ -148,13 +157,7 @@ class ResponseRoutes:
 
     async def count_tokens(self, exchange: Exchange) -> None:
         """The length of a prompt; nothing is generated."""
-        create, tally = await self._decode(exchange)
-        caller = await self._runner.joining(create, self._caller(exchange))
-        plan = await self._runner.prepare(create, caller, tally)
-        try:
-            count = await self._runner.count_tokens(plan)
-        finally:
-            self._services.runner.give_up(plan)
+        count = await self._runner.count_tokens(await self._receive(exchange))
         await exchange.answer(200, encode(InputTokens(input_tokens=count)))
 
     # --- reading ---
@@ -166,13 +169,13 @@ class ResponseRoutes:
             await self._follow(exchange, query.get("starting_after", "-1"))
             return
         running = self._running(exchange)
-        if running is not None and not self._runner.is_fenced(turn_id):
+        if running is not None and turn_id not in self._registry.fenced:
             await exchange.answer(200, encode(running.visible))
             return
         turn = await self._services.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:
             # It may run in another worker, which knows its state.
-            seen = await self._runner.look(exchange.owner, turn_id, is_known=turn is not None)
+            seen = await self._registry.look(exchange.owner, turn_id, is_known=turn is not None)
             if seen is not None:
                 await exchange.answer(200, seen)
                 return
@@ -190,7 +193,7 @@ class ResponseRoutes:
         subscriber = SseSubscriber(
             self._services.limits.outbox_bytes_max, self._services.memory.unread
         )
-        if not await self._runner.follow(exchange.owner, turn_id, subscriber, int(after), ended):
+        if not await self._registry.follow(exchange.owner, turn_id, subscriber, int(after), ended):
             message = "The events of this response are not kept, or not that far back."
             raise InvalidRequest(message, code="unsupported_value", param="stream")
         running = self._running(exchange)
@@ -258,12 +261,12 @@ class ResponseRoutes:
 
     def _running(self, exchange: Exchange) -> Running | None:
         """The running turn that the path names; an unstored turn cannot be named, not even while it runs."""
-        return _stored(self._runner.find(exchange.owner, exchange.arguments["id"]))
+        return _stored(self._registry.find(exchange.owner, exchange.arguments["id"]))
 
     async def _reach(self, exchange: Exchange) -> Running | None:
         """The same, also while it runs in another worker."""
         turn_id = exchange.arguments["id"]
-        return _stored(await self._runner.reach(exchange.owner, turn_id, self._services.turns))
+        return _stored(await self._registry.reach(exchange.owner, turn_id, self._services.turns))
 
     async def _read(self, owner: Owner, turn_id: str) -> Turn:
         turn = await self._services.turns.read(owner, turn_id)

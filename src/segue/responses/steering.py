@@ -26,7 +26,6 @@ from segue.listener.exchange import answerable
 from segue.session.lanes import Lane
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.notices import Steer
-from segue.turn.plan import Tally
 from segue.turn.running import Running
 from segue.wire.codec import decode_steered
 from segue.wire.events import Event, SteerRef
@@ -152,7 +151,7 @@ def _items(given: Raw, running: Running) -> tuple[Item, ...]:
     try:
         items = decode_steered(given)
         # The create that brings them counts them for itself.
-        running.check(items, Tally())
+        running.check(items)
     except InvalidRequest as error:
         error.code = "invalid_input"
         raise

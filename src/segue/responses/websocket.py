@@ -47,7 +47,7 @@ from segue.responses.steering import EndedResponse, EndedTurns, HeldSteer, Steer
 from segue.seams.history import Owner, Turn
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.turn.notices import Append, Cancel
-from segue.turn.plan import Caller, Tally
+from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.prepare import decode_items
 from segue.turn.resolve import pair_calls
 from segue.turn.running import Running
@@ -76,10 +76,10 @@ ENDED_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class PendingCreate:
-    """A create in a lane, with what it has cost so far."""
+    """A create in a lane."""
 
     create: Create
-    tally: Tally
+    receipt: Receipt
     # Whether the server made it: the successor of a response that was steered.
     is_automatic: bool = False
 
@@ -264,7 +264,7 @@ class SocketSession:
             if self._is_aged:
                 raise self._too_old()
             trace = "" if create.client_metadata is UNSET else codec.decode_traceparent(create)
-            pending = PendingCreate(create, self._new_tally(len(text), trace))
+            pending = PendingCreate(create, self._new_receipt(len(text), trace))
             parent_id = create.previous_response_id
             if not self._lanes.is_idle:
                 self._check_room(len(text))
@@ -281,12 +281,16 @@ class SocketSession:
             # The lane is echoed also where the frame could not be read as a whole.
             self._refuse(error, codec.decode_envelope(text)[1] if lane is None else lane)
 
-    def _new_tally(self, size: int = 0, trace: str = "") -> Tally:
+    def _new_receipt(self, size: int = 0, trace: str = "") -> Receipt:
         self._create_count += 1
-        request_id = f"{self.socket.request_id}.{self._create_count}"
-        tally = Tally(bytes_received=size, traceparent=trace, request_id=request_id)
-        tally.client = self.socket.client
-        return tally
+        return Receipt(
+            "websocket",
+            is_streamed=True,
+            request_id=f"{self.socket.request_id}.{self._create_count}",
+            client=self.socket.client,
+            traceparent=trace,
+            bytes_received=size,
+        )
 
     def _check_room(self, size: int) -> None:
         """A create that has to wait counts as long as it does."""
@@ -383,11 +387,16 @@ class SocketSession:
 
     async def _serve(self, ticket: ServedTicket) -> None:
         """Prepare a turn and let it run; a refusal frees its lane."""
-        pending, lane, account = ticket.request, ticket.lane, self.account
-        current_request.set(pending.tally.request_id)
+        pending = ticket.request
+        lane = ticket.lane
+        account = self.account
+        request_id = pending.receipt.request_id
+        current_request.set(request_id)
         steers: list[HeldSteer] = []
         try:
-            create, parent_id, parent = pending.create, ticket.parent_id, ticket.pin
+            create = pending.create
+            parent_id = ticket.parent_id
+            parent = ticket.pin
             if parent_id is not None and parent is None:
                 # This connection, or one that was lost a moment ago, may have the parent in memory.
                 parent = self._near.held(self.owner, parent_id)
@@ -412,14 +421,14 @@ class SocketSession:
                 self._services.accounts.check(account)
             if account.is_limited:
                 await account.quota.take_request()
-            runner = self._services.runner
-            await runner.begin(create, caller, pending.tally, subscriber, "websocket")
+            arrival = Arrival(create, caller, pending.receipt)
+            await self._services.runner.begin(arrival, subscriber)
         except Exception as fault:
-            error = answerable(fault, "a turn could not be prepared", pending.tally.request_id)
+            error = answerable(fault, "a turn could not be prepared", request_id)
             # The client did not ask for an automatic successor, and may continue the steered response itself.
             self._free(ticket, has_failed=not pending.is_automatic)
             if not pending.is_automatic:
-                self._refuse(error, lane, pending.tally.request_id)
+                self._refuse(error, lane, request_id)
             if self._steering is not None:
                 self._steering.give_back(steers, lane)
 
@@ -485,7 +494,7 @@ class SocketSession:
         successor = structs.replace(
             ticket.request.create, input=[], previous_response_id=running.id, idempotency_key=None
         )
-        pending = PendingCreate(successor, self._new_tally(), is_automatic=True)
+        pending = PendingCreate(successor, self._new_receipt(), is_automatic=True)
         self._lanes.put_first(lane, pending, running.id)
 
     # --- rollouts (docs/protocol.md 11) ---
@@ -499,7 +508,7 @@ class SocketSession:
         subscriber = self._find_subscriber(frame.response_id)
         if subscriber is None:
             raise response_not_found(frame.response_id)
-        subscriber.ticket.request.tally.bytes_received += size
+        subscriber.running.tally.bytes_received += size
         self._spawn(self._append(subscriber, frame, sent_bytes(size, len(frame.input))))
 
     async def _append(self, subscriber: LaneSubscriber, frame: AppendFrame, size: int) -> None:
@@ -507,19 +516,20 @@ class SocketSession:
         running, ticket = subscriber.running, subscriber.ticket
         try:
             with self._services.memory.preparing(size):
-                items = await decode_items(frame.input, ticket.request.tally)
+                running.tally.items_validated += len(frame.input)
+                items = await decode_items(frame.input)
                 _check_append(running, items)
                 items = await self._services.runner.read(items)
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
-            running.check(items, ticket.request.tally)
+            running.tally.media_told += running.check(items)
             running.awaited_calls = None
             running.input_bytes += size
             self._appends[ticket] = Append(items, size)
             self._lanes.resume(ticket)
             self._start_waiting()
         except Exception as fault:
-            request_id = ticket.request.tally.request_id
+            request_id = ticket.request.receipt.request_id
             error = answerable(fault, "an append could not be handled", request_id)
             self._refuse(error, ticket.lane, request_id)
 
@@ -572,9 +582,13 @@ class SocketSession:
     # --- the access log ---
 
     def _log_turn(self, subscriber: LaneSubscriber, status: int, reason: str) -> None:
-        tally, turn_id = subscriber.ticket.request.tally, subscriber.running.id
-        more = {"response_id": turn_id, "sent_bytes": subscriber.sent_bytes, "reason": reason}
-        self._log("turn", tally.request_id, status, tally.received_at, **more)
+        receipt = subscriber.ticket.request.receipt
+        more = {
+            "response_id": subscriber.running.id,
+            "sent_bytes": subscriber.sent_bytes,
+            "reason": reason,
+        }
+        self._log("turn", receipt.request_id, status, receipt.received_at, **more)
 
     def _log(
         self, event: str, request_id: str, status: int, began_at: float, **more: object

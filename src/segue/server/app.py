@@ -238,14 +238,21 @@ def build_runner(
         heartbeat_s=settings.heartbeat_s,
         background_s_max=settings.background_s_max,
         outlives=settings.store_kind != "memory",
+        memory=state.memory,
     )
-    runner.memory = state.memory
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns
 
-        seams = (cluster.bus, cluster.peers, runner.registry.find_here, store.turns, store.events)
-        runner.meet(RemoteTurns(*seams, silence_s=2 * settings.heartbeat_s))
+        others = RemoteTurns(
+            cluster.bus,
+            cluster.peers,
+            runner.registry.find_here,
+            store.turns,
+            store.events,
+            silence_s=2 * settings.heartbeat_s,
+        )
+        runner.connect_workers(others)
     return runner
 
 

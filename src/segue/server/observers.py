@@ -93,7 +93,7 @@ def log_failure(turn: EndedTurn) -> None:
     if turn.error is not None:
         level = logging.DEBUG if turn.is_callers_fault else logging.INFO
         what = (turn.entry.turn_id, turn.outcome, turn.error_status, turn.error)
-        extra = {"request_id": turn.tally.request_id}
+        extra = {"request_id": turn.receipt.request_id}
         log.log(level, "turn %s %s: %d %s", *what, extra=extra)
 
 
@@ -111,7 +111,7 @@ class UnseenMedia:
                 "model '%s' cannot take in images or audio: they were replaced by a description; "
                 "set sees_images = true if it sees images, or unseen = 'refuse' to refuse such requests",
                 model,
-                extra={"request_id": turn.tally.request_id},
+                extra={"request_id": turn.receipt.request_id},
             )
 
 

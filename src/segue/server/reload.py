@@ -144,14 +144,14 @@ class Reload:
         self._prepared = None
         closers = self._served.become(models)
         runner, services = self._runner, self._services
-        runner.resources = replace(
+        resources = replace(
             runner.resources,
             models=models.models,
             guards=models.owners,
             open_gate=open_gate(models),
             append_s_max=settings.append_s_max,
         )
-        runner.background_s_max = settings.background_s_max
+        runner.reload(resources, settings.background_s_max)
         limits = {name: getattr(settings, name) for name in LIMITS}
         services.limits = structs.replace(services.limits, **limits)
         self._names[:] = models.models

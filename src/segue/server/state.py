@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from segue.accounts.account import Account, Accounts
-from segue.accounts.metering import Meter
+from segue.accounts.quota import Meter
 from segue.listener.services import NearTurns
 from segue.memory.budget import Memory
 from segue.process.afterwards import EndedTurn
@@ -119,7 +119,7 @@ class Eraser:
         await self._forget(owner, turn_id)
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
-        self._runner.forget(owner, turn_id)
+        self._runner.registry.forget(owner, turn_id)
         for forget in self.caches:
             await forget(owner, turn_id)
 

@@ -15,7 +15,7 @@ from segue.errors import InvalidRequest, cut_name, model_not_found
 from segue.seams.lineage import served_tier
 from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
-from segue.turn.plan import Caller, Model, Plan, Resolved, Tally
+from segue.turn.plan import Arrival, Model, Plan, Resolved, Tally
 from segue.turn.resources import Resources
 from segue.wire.cache import cache_echo
 from segue.wire.codec import encode
@@ -34,16 +34,11 @@ PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 
 def admit(
-    resolved: Resolved,
-    resources: Resources,
-    caller: Caller,
-    turn_id: str,
-    tally: Tally,
-    *,
-    compacts: CompactionKind | None = None,
+    resolved: Resolved, arrival: Arrival, resources: Resources, turn_id: str, tally: Tally
 ) -> Plan:
     """Find the model and write the first snapshot of the response."""
-    create = resolved.create
+    create = arrival.create
+    caller = arrival.caller
     parent = resolved.parent
     model = resources.models.get(resolved.model)
     if model is None:
@@ -51,10 +46,11 @@ def admit(
     if resolved.head.tool_choice not in ("auto", "none"):
         _refuse_grammar(resolved, model.engine)
     if resolved.has_media:
-        check_unseen(resolved.given, model, tally)
+        tally.media_told += check_unseen(resolved.given, model)
     now = int(time.time())
     is_stored = create.store is not False
     sampling = _sampling(create, model.sampling)
+    compacts = arrival.compacts
     if resolved.given and isinstance(resolved.given[-1].value, CompactionTrigger):
         triggered = _triggered(resolved, is_stored=is_stored)
         compacts = compacts or triggered
@@ -65,6 +61,7 @@ def admit(
     return Plan(
         id=turn_id,
         owner=caller.owner,
+        arrival=arrival,
         resolved=resolved,
         model=model,
         sampling=sampling,
@@ -72,12 +69,10 @@ def admit(
         response=_first_snapshot(resolved, model, sampling, turn_id, now, tier),
         root_at=parent.root_at if parent else now,
         tally=tally,
-        quota=caller.quota,
         generates=generates,
         is_rollout=is_rollout,
         can_be_steered=generates and is_plain,
         key=create.idempotency_key or "",
-        lane=caller.lane,
         compacts=compacts,
         threshold=_threshold(resolved, model, is_stored=is_stored),
         append_s_max=resources.append_s_max,
@@ -142,8 +137,9 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
     )
 
 
-def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
-    """Images and audio that the model is not shown are counted, or refused if the operator says so."""
+def check_unseen(given: Sequence[Item], model: Model) -> int:
+    """How many images and sounds the model is not shown; they are refused if the operator says so."""
+    unseen = 0
     sees_images = model.sees_images
     for index, item in enumerate(given):
         if (count := count_media(item.value, sees_images)) and model.unseen == "refuse":
@@ -157,7 +153,8 @@ def check_unseen(given: Sequence[Item], model: Model, tally: Tally) -> None:
                 code="unsupported_value",
                 param=f"input[{index}]",
             )
-        tally.media_told += count
+        unseen += count
+    return unseen
 
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:

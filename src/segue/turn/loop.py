@@ -346,7 +346,7 @@ class TurnLoop:
             output_tokens_max=wanted if is_answer else 0,
             schema=rendered.schema,
             owner=plan.owner,
-            lane=plan.lane,
+            lane=plan.arrival.caller.lane,
             route=self.route,
             lineage=structs.replace(self.lineage, is_resumed=is_resumed),
             model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),

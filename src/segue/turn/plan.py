@@ -1,7 +1,7 @@
 """A turn that may start: the model that will speak, the request bound to its history, and what is counted of it.
 
-Nouns only: `resolve` makes the `Resolved`, `admit` the `Plan`, the loop reads them. `Tally` belongs to one running turn
-and is read after its end; everything else is never changed in place.
+Nouns only: a transport makes the `Arrival`, `resolve` the `Resolved`, `admit` the `Plan`, the loop reads them. `Tally`
+belongs to one running turn and is read after its end; everything else is never changed in place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from segue.seams.access import Quota
@@ -157,6 +158,35 @@ class Caller:
     key: str = ""
 
 
+class Receipt(Struct, frozen=True):
+    """How a request was received: by which transport, from which client, and when. It outlives the turn, and so holds
+    nothing of the request."""
+
+    # The name of the transport in metrics, traces and logs: "http", "sse" or "websocket".
+    transport: str = "http"
+    # Whether the client reads events as they come: it may lose the last ones with its connection, and ask for them.
+    is_streamed: bool = False
+    # The `x-request-id` of an HTTP request; on a WebSocket, that of the upgrade and a number.
+    request_id: str = ""
+    # The name that the client gives itself, without its version.
+    client: str = ""
+    # The trace that the client has begun, as it was sent (W3C Trace Context).
+    traceparent: str = ""
+    # The size of the request; 0 where this process did not receive it.
+    bytes_received: int = 0
+    received_at: float = msgspec.field(default_factory=perf_counter)
+
+
+class Arrival(Struct, frozen=True):
+    """A request as a transport hands it over: what it asks for, who asks, and how it was received."""
+
+    create: Create
+    caller: Caller
+    receipt: Receipt
+    # What it asks for instead of an answer, if anything.
+    compacts: CompactionKind | None = None
+
+
 class Span(NamedTuple):
     """A stage of a turn, from when to when, in seconds of `perf_counter`."""
 
@@ -169,6 +199,7 @@ class Span(NamedTuple):
 class Tally:
     """What one turn cost, counted while it runs and read after its end."""
 
+    # Of the request, and of what a rollout was given later.
     bytes_received: int = 0
     items_validated: int = 0
     tool_decodes: int = 0
@@ -189,13 +220,6 @@ class Tally:
     started: JobStarted = field(default_factory=JobStarted)
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
-    # The `x-request-id` of an HTTP request; on a WebSocket, that of the upgrade and a number.
-    request_id: str = ""
-    # The name that the client gives itself, without its version.
-    client: str = ""
-    # The trace that the client has begun, as it was sent (W3C Trace Context).
-    traceparent: str = ""
-    received_at: float = field(default_factory=perf_counter)
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
     spans: list[Span] = field(default_factory=list)
 
@@ -206,6 +230,7 @@ class Plan:
 
     id: str
     owner: Owner
+    arrival: Arrival
     resolved: Resolved
     model: Model
     sampling: Sampling
@@ -214,8 +239,6 @@ class Plan:
     response: Response
     root_at: int
     tally: Tally
-    # None for a caller without limits.
-    quota: Quota | None
     # Whether the model is to speak.
     generates: bool = True
     # Whether it waits for its client's tools instead of ending (docs/protocol.md 11).
@@ -224,8 +247,6 @@ class Plan:
     can_be_steered: bool = False
     # The idempotency key, or nothing.
     key: str = ""
-    # The lane and connection that wait for it; nothing for an HTTP request.
-    lane: str = ""
     # What the turn makes instead of an answer, if anything.
     compacts: CompactionKind | None = None
     # A prompt of more tokens than this is compacted first; 0: never.

@@ -15,8 +15,7 @@ from segue.aio import off_loop
 from segue.errors import InvalidRequest, parent_not_found
 from segue.seams.history import Turn
 from segue.turn.admit import admit
-from segue.turn.compact import CompactionKind
-from segue.turn.plan import MANY_ITEMS, Caller, Given, Model, Plan, Span, Tally
+from segue.turn.plan import MANY_ITEMS, Arrival, Caller, Given, Model, Plan, Span, Tally
 from segue.turn.references import replace_indirect
 from segue.turn.resolve import resolve
 from segue.turn.resources import Resources
@@ -30,61 +29,56 @@ SLICE_BYTES = 64 * 1024
 LONG_ITEM_BYTES = 1024 * 1024
 
 
-async def prepare(
-    create: Create,
-    caller: Caller,
-    tally: Tally,
-    resources: Resources,
-    turn_id: str,
-    compacts: CompactionKind | None = None,
-) -> Plan:
+async def prepare(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     """A plan for this request. It holds a slot of the caller's quota: release it if the plan is not started."""
-    if caller.quota is not None:
-        await caller.quota.hold()
+    quota = arrival.caller.quota
+    if quota is not None:
+        await quota.hold()
     try:
-        return await _plan(create, caller, tally, resources, turn_id, compacts)
+        return await _plan(arrival, resources, turn_id)
     except BaseException:
-        if caller.quota is not None:
-            caller.quota.release()
+        if quota is not None:
+            quota.release()
         raise
 
 
-async def _plan(
-    create: Create,
-    caller: Caller,
-    tally: Tally,
-    resources: Resources,
-    turn_id: str,
-    compacts: CompactionKind | None,
-) -> Plan:
+async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
+    create = arrival.create
+    caller = arrival.caller
+    tally = Tally(bytes_received=arrival.receipt.bytes_received)
     began = perf_counter()
-    given = await _read_input(create, caller, tally, resources)
+    given = await _read_input(arrival, resources, tally)
     validated = perf_counter()
     parent = await _find_parent(create, caller, tally)
     is_stored = create.store is not False
     given = await replace_indirect(given, parent, caller, resources.seals, is_stored=is_stored)
-    is_long = len(given.items) > MANY_ITEMS or tally.bytes_received > LARGE_BYTES
+    is_long = len(given.items) > MANY_ITEMS or arrival.receipt.bytes_received > LARGE_BYTES
     has_web = resources.has_web and "web_search" in caller.may
     resolved = await off_loop(is_long, resolve, create, given, parent, has_web=has_web)
     if resolved.is_hosted and resources.hosted is not None:
         resources.hosted.check(resolved.head.tools, caller.may)
     if resolved.has_media:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
-    plan = admit(resolved, resources, caller, turn_id, tally, compacts=compacts)
+    plan = admit(resolved, arrival, resources, turn_id, tally)
     tally.tool_decodes += resolved.tool_decodes
     tally.spans += (Span("validate", began, validated), Span("resolve", validated, perf_counter()))
     return plan
 
 
-async def _read_input(create: Create, caller: Caller, tally: Tally, resources: Resources) -> Given:
+async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> Given:
     """The items of the request, decoded, with the contents of their URLs, after the new items of its conversation."""
-    resent = await resources.prompt_cache.recognise(caller.owner, create, tally.bytes_received)
+    create = arrival.create
+    caller = arrival.caller
+    size = arrival.receipt.bytes_received
+    resent = await resources.prompt_cache.recognise(caller.owner, create, size)
     items: tuple[Item, ...] = ()
     if isinstance(create.input, str):
         items = (user_message(create.input),)
         tally.items_validated += 1
     elif create.input is not None:
-        items = await decode_items(create.input, tally, known=resent.sent if resent else ())
+        known = resent.sent if resent else ()
+        tally.items_validated += len(create.input) - len(known)
+        items = await decode_items(create.input, known=known)
         resent = resent and structs.replace(resent, sent=items)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
@@ -98,13 +92,12 @@ async def _read_input(create: Create, caller: Caller, tally: Tally, resources: R
 
 
 async def decode_items(
-    raws: Sequence[Raw], tally: Tally, path: str = "input", known: tuple[Item, ...] = ()
+    raws: Sequence[Raw], path: str = "input", known: tuple[Item, ...] = ()
 ) -> tuple[Item, ...]:
     """These items, decoded in slices so that a large input does not hold the event loop for long. The first ones may
     be `known`."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
-    tally.items_validated += len(raws) - len(known)
     items = [*known]
     held = 0
     for index, raw in enumerate(raws[len(known) :], len(known)):

@@ -71,6 +71,7 @@ class Running:
         is_stored: bool,
         is_rollout: bool = False,
         can_be_steered: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self.id = assembler.response.id
         self.owner = owner
@@ -78,13 +79,14 @@ class Running:
         self.is_stored = is_stored
         self.is_rollout = is_rollout
         self.can_be_steered = can_be_steered
+        self.tally = tally or Tally()
         self.is_ended = False
         # The saved turn.
         self.turn: Turn | None = None
         # The turn as it ended, where the store could not save it yet.
         self.unsaved: Turn | None = None
-        # Checks items that come later, and counts them in this tally.
-        self.check: Callable[[Sequence[Item], Tally], None] = lambda items, tally: None
+        # Checks items that come later, and counts the images and sounds among them that the model is not shown.
+        self.check: Callable[[Sequence[Item]], int] = lambda items: 0
         # Writes its events to the log, where they may be asked for later.
         self.event_writer: EventSink | None = None
         # Called before anything is sampled or done for a turn in the background, which is queued until then.
@@ -228,7 +230,7 @@ class Running:
 
     def release(self) -> None:
         """The turn is over and kept for its events alone: free the rest."""
-        self.check = lambda items, tally: None
+        self.check = lambda items: 0
         self.inbox.clear()
         self.input_bytes = 0
 
