@@ -12,7 +12,8 @@ import pytest
 
 from segue.seams.model import EngineFacts
 from segue.server.models import SCRIPTED_VOCABULARY
-from segue.settings import ModelSettings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import ModelSettings
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue_cli.cli import main
 from segue_cli.commands import doctor
