@@ -21,8 +21,12 @@ from segue.replicas import slots
 from segue.replicas.slots import SharedSlots, SlotShare
 from segue.seams.access import SharedLimits
 from segue.server.storage import open_store
+<<<<<<< HEAD:tests/replicas/test_slots.py
 from segue.settings import Settings
 from tests.contracts.engine import chatml
+=======
+from segue.settings.values import Settings
+>>>>>>> main:tests/cluster/test_slots.py
 from tests.support import until
 
 
@@ -112,7 +116,7 @@ async def test_what_is_not_needed_is_given_to_another_process(
 HOLDS = """
 import asyncio, sys
 from segue.limits import Draw, HeldPlaces, KeyLimits
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.server.storage import open_store
 
 async def hold():

@@ -23,8 +23,6 @@ GROUND = {
     "json_schema",
     "limits",
     "printable",
-    "settings",
-    "validation",
 }
 INNER = GROUND | {"wire", "seams"}
 
@@ -40,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "json_schema": set(),
     "limits": set(),
     "printable": set(),
-    "settings": {"errors", "validation"},
-    "validation": set(),
+    # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
+    "settings": {"errors", "printable"},
     # 1: what do the nouns mean? Every way the product may vary.
     "wire": GROUND,
     "seams": GROUND | {"wire"},
@@ -71,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": INNER | {"turn", "documents", "web", "mcp"},
     # 4d: bytes in and out
     "openapi": INNER,
-    "listener": INNER | {"turn", "process", "memory", "accounts"},
+    "listener": INNER | {"settings", "turn", "process", "memory", "accounts"},
     "responses": INNER
     | {"openapi", "listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
@@ -79,8 +77,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
+<<<<<<< HEAD
     | {"mcp", "memory", "observe", "process", "replicas", "reports", "responses", "session"}
     | {"stores", "tools", "turn", "vocabularies", "web"},
+=======
+    | {"mcp", "memory", "observe", "process", "reports", "responses", "routing", "session"}
+    | {"settings", "stores", "tools", "turn", "vocabularies", "web"},
+>>>>>>> main
 }
 
 # Values in, values out: a room, or one module of a room.
@@ -357,7 +360,10 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "wire/__init__.py", "from .codec import decode", False),
     (upward_imports, "ids.py", "from segue import errors", True),
     (upward_imports, "ids.py", "from . import errors", True),
-    (upward_imports, "settings.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/values.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/checks.py", "from segue.server import models", True),
+    (upward_imports, "server/app.py", "from segue.settings.values import Settings", False),
+    (upward_imports, "guards/rules.py", "from segue.settings.values import Settings", True),
     (upward_imports, "__init__.py", "from segue.server.app import create", True),
     (upward_imports, "session/lanes.py", "from segue.turn.plan import Plan", True),
     (upward_imports, "process/runner.py", "from segue.session.lanes import Lanes", True),

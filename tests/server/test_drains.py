@@ -18,7 +18,7 @@ from segue.server import drains as module
 from segue.server.control import DrainOrder, FleetStatus
 from segue.server.drains import Drains
 from segue.server.models import ServedModels, build_models
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests.cluster.test_peers import met
 from tests.support import until
 

@@ -22,7 +22,8 @@ from segue.process.runner import Runner
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
 from segue.server.models import Closer, ServedModels, build_models
-from segue.settings import FIELDS, ModelSettings, Settings
+from segue.server.served import served_models
+from segue.settings.values import FIELDS, ModelSettings, Settings
 from segue.turn.plan import Plan
 from segue.turn.resources import Gate
 from segue.turn.running import Running
@@ -50,7 +51,7 @@ def compare(old: Settings, new: Settings) -> tuple[Settings, Reloaded]:
 
 
 def _compare_models(old: Settings, new: Settings) -> list[str]:
-    before, after = ({one.name: one for one in settings.served()} for settings in (old, new))
+    before, after = ({one.name: one for one in served_models(settings)} for settings in (old, new))
     found = [f"model {name} (removed)" for name in before if name not in after]
     for name, model in after.items():
         if name not in before:
@@ -120,7 +121,7 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
-        for one in wanted.served():
+        for one in served_models(wanted):
             if one.engine_discovery != "off":
                 # Imported here: most servers look nothing up.
                 from segue.replicas.kubernetes import LookupFailed
