@@ -19,14 +19,10 @@ from aiohttp import web
 
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
-<<<<<<< HEAD:tests/replicas/test_discovery.py
 from segue.replicas.kubernetes import LookupFailed
 from segue.replicas.lookup import look_up
-from segue.settings import ModelSettings, load_settings
-=======
 from segue.settings.checks import load_settings
 from segue.settings.values import ModelSettings
->>>>>>> main:tests/builders/test_discovery.py
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
 from tests.support import WAIT_S, Served, fetch, serving, until

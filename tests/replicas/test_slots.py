@@ -21,12 +21,8 @@ from segue.replicas import slots
 from segue.replicas.slots import SharedSlots, SlotShare
 from segue.seams.access import SharedLimits
 from segue.server.storage import open_store
-<<<<<<< HEAD:tests/replicas/test_slots.py
-from segue.settings import Settings
-from tests.contracts.engine import chatml
-=======
 from segue.settings.values import Settings
->>>>>>> main:tests/cluster/test_slots.py
+from tests.contracts.engine import chatml
 from tests.support import until
 
 

@@ -77,13 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-<<<<<<< HEAD
     | {"mcp", "memory", "observe", "process", "replicas", "reports", "responses", "session"}
-    | {"stores", "tools", "turn", "vocabularies", "web"},
-=======
-    | {"mcp", "memory", "observe", "process", "reports", "responses", "routing", "session"}
     | {"settings", "stores", "tools", "turn", "vocabularies", "web"},
->>>>>>> main
 }
 
 # Values in, values out: a room, or one module of a room.

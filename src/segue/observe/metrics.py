@@ -23,11 +23,7 @@ from segue import __version__
 from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
-<<<<<<< HEAD
 from segue.seams.engine_status import EngineStatus
-from segue.settings import Settings
-=======
->>>>>>> main
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.

@@ -15,14 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import SplitResult, urlsplit
 
 from segue.errors import Misconfigured
-<<<<<<< HEAD:src/segue/replicas/lookup.py
-from segue.replicas.kubernetes import LookupFailed, ready_endpoints
-from segue.settings import ModelSettings, shown_address
-=======
 from segue.printable import shown_address
-from segue.server.models import Closer, ServedModels
+from segue.replicas.kubernetes import LookupFailed, ready_endpoints
 from segue.settings.values import ModelSettings
->>>>>>> main:src/segue/builders/discovery.py
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING
 
 from segue.seams.access import SharedLimits
 from segue.seams.bus import Bus
-<<<<<<< HEAD
 from segue.server.models import ServedModels
-from segue.settings import Settings
-=======
 from segue.settings.values import Settings
-from segue.turn.plan import Model
->>>>>>> main
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers

@@ -24,12 +24,8 @@ from msgspec import Struct
 
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-<<<<<<< HEAD
 from segue.seams.engine_status import EngineStatus
-from segue.settings import is_loopback
-=======
 from segue.settings.checks import is_loopback
->>>>>>> main
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from segue.printable import shown_address
 from segue.server.models import Closer, ServedModels
-from segue.settings import ModelSettings, shown_address
+from segue.settings.values import ModelSettings
 
 if TYPE_CHECKING:
     from segue.replicas.lookup import Lookups
