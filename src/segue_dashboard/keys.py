@@ -19,13 +19,13 @@ from msgspec import Meta, Struct
 from segue.accounts.account import LOCAL
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import Forbidden, InvalidRequest, NotFound
-from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, UsageTotal
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.responses.http import Route
 from segue.seams.access import Keys
 from segue.seams.history import Owner
-from segue.seams.store import Ledger
+from segue.seams.store import Ledger, UsageTotal
 from segue.wire.codec import encode
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.limits import Key, KeyLimits, UsageTotal
+from segue.limits import Key, KeyLimits
 from segue.seams.access import Keys
 from segue.seams.history import Owner
+from segue.seams.store import UsageTotal
 from segue.settings.checks import is_loopback
 from segue.settings.values import Settings, StoreKind
 from segue.stores.hashes import SHOWN_CHARS, KeyHashes, new_secret

@@ -22,9 +22,16 @@ from msgspec.structs import astuple, replace
 
 from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
 from segue.seams.history import Owner, Turn, UsageEntry
-from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
+from segue.seams.store import (
+    POSITION_MAX,
+    Claim,
+    Conversation,
+    ConversationItem,
+    Retention,
+    UsageTotal,
+)
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
