@@ -1,6 +1,6 @@
 """Where are the servers of an engine now?
 
-In: the settings of a model with `engine_discovery`. Out: the URL of each server behind `engine_url`. All processes call
+In: the URLs of a model, and how their names are looked up. Out: the URL of each server behind them. All processes call
 a server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
 and counted.
 """
@@ -12,12 +12,14 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct
 
 from segue.errors import Misconfigured
 from segue.printable import shown_address
 from segue.replicas.kubernetes import LookupFailed, ready_endpoints
-from segue.settings.values import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +27,26 @@ log = logging.getLogger(__name__)
 REPLICAS_MAX = 1_024
 
 
-def look_up(settings: ModelSettings) -> dict[str, str]:
+class EngineLookup(Struct, frozen=True):
+    """The servers of which model are looked up, and how."""
+
+    model: str
+    urls: tuple[str, ...]
+    how: Literal["dns", "kubernetes"]
+    # The folder of the service account, for Kubernetes.
+    account: str
+
+
+def look_up(lookup: EngineLookup) -> dict[str, str]:
     """The URL of each replica of a model, and the host that they are replicas of. It waits for the network.
 
     Raises `Misconfigured` where other settings are needed, `LookupFailed` where a later lookup may succeed.
     """
     found: dict[str, str] = {}
-    for url in settings.engine_url:
+    for url in lookup.urls:
         parts = urlsplit(url)
-        if settings.engine_discovery == "dns":
-            addresses = _resolve(parts)
-        else:
-            addresses = ready_endpoints(parts, settings.kubernetes_account)
+        is_dns = lookup.how == "dns"
+        addresses = _resolve(parts) if is_dns else ready_endpoints(parts, lookup.account)
         for host, port in _of_one_family(addresses):
             found[_with_address(parts, host, port)] = parts.netloc.rpartition("@")[2]
     if not found:
@@ -72,7 +82,7 @@ class Lookups:
 
     def __init__(
         self,
-        on_found: Callable[[ModelSettings, Mapping[str, str]], None],
+        on_found: Callable[[EngineLookup, Mapping[str, str]], None],
         note_failure: Callable[[str], None],
     ) -> None:
         """`on_found` is called with what was looked up, `note_failure` with the model of a failed lookup."""
@@ -81,32 +91,32 @@ class Lookups:
         # Models whose last lookup failed.
         self._failing: set[str] = set()
 
-    async def look(self, settings: ModelSettings) -> None:
+    async def look(self, lookup: EngineLookup) -> None:
         """Look up once; raises `Misconfigured` where other settings are needed."""
         try:
-            found = await asyncio.to_thread(look_up, settings)
+            found = await asyncio.to_thread(look_up, lookup)
         except LookupFailed as error:
-            self._failed(settings, error)
+            self._failed(lookup, error)
             return
-        if settings.name in self._failing:
-            self._failing.discard(settings.name)
-            log.info("model %s: the lookup of its engines succeeds again", settings.name)
-        self._on_found(settings, found)
+        if lookup.model in self._failing:
+            self._failing.discard(lookup.model)
+            log.info("model %s: the lookup of its engines succeeds again", lookup.model)
+        self._on_found(lookup, found)
 
-    async def look_again(self, settings: ModelSettings) -> None:
+    async def look_again(self, lookup: EngineLookup) -> None:
         """The same while the server runs: where other settings are needed, that is noted, as other failures are."""
         try:
-            await self.look(settings)
+            await self.look(lookup)
         except Misconfigured as error:
             # As when rights were taken away.
-            self._failed(settings, error)
+            self._failed(lookup, error)
 
-    def _failed(self, settings: ModelSettings, error: Exception) -> None:
-        self._note_failure(settings.name)
-        if settings.name not in self._failing:
-            self._failing.add(settings.name)
-            urls = ", ".join(map(shown_address, settings.engine_url))
+    def _failed(self, lookup: EngineLookup, error: Exception) -> None:
+        self._note_failure(lookup.model)
+        if lookup.model not in self._failing:
+            self._failing.add(lookup.model)
+            urls = ", ".join(map(shown_address, lookup.urls))
             log.warning(
                 "model %s: the lookup of its engines at %s failed, those known so far are kept: %s",
-                settings.name, urls, error,
+                lookup.model, urls, error,
             )  # fmt: skip

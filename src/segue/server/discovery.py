@@ -19,9 +19,21 @@ from segue.server.models import Closer, ServedModels
 from segue.settings.values import ModelSettings
 
 if TYPE_CHECKING:
-    from segue.replicas.lookup import Lookups
+    from segue.replicas.lookup import EngineLookup, Lookups
 
 log = logging.getLogger(__name__)
+
+
+def lookup_of(model: ModelSettings) -> EngineLookup | None:
+    """How the servers of a model are looked up; None where they are not."""
+    if model.engine_discovery == "off":
+        return None
+    # Imported here and below: most servers look nothing up.
+    from segue.replicas.lookup import EngineLookup
+
+    return EngineLookup(
+        model.name, model.engine_url, model.engine_discovery, model.kubernetes_account
+    )
 
 
 class Discovery:
@@ -46,32 +58,35 @@ class Discovery:
 
     async def look(self) -> None:
         """Look up everything once; raises `Misconfigured` where other settings are needed."""
-        await asyncio.gather(*(self._opened().look(one) for one in self._discovered()))
+        await asyncio.gather(*(self._opened().look(lookup) for lookup in self._wanted()))
 
     async def keep(self) -> None:
         """Look up again and again, until cancelled."""
         while True:
-            pause_s = min((one.engine_discovery_s for one in self._discovered()), default=None)
+            models = [one for one in self._served.settings.values() if lookup_of(one)]
+            pause_s = min((model.engine_discovery_s for model in models), default=None)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._renewed.wait(), pause_s)
             self._renewed.clear()
-            await asyncio.gather(*(self._opened().look_again(one) for one in self._discovered()))
+            await asyncio.gather(*(self._opened().look_again(lookup) for lookup in self._wanted()))
 
-    def _discovered(self) -> list[ModelSettings]:
-        return [one for one in self._served.settings.values() if one.engine_discovery != "off"]
+    def _wanted(self) -> list[EngineLookup]:
+        return list(filter(None, map(lookup_of, self._served.settings.values())))
 
     def _opened(self) -> Lookups:
         if self._lookups is None:
-            # Imported here: most servers look nothing up.
             from segue.replicas.lookup import Lookups
 
             self._lookups = Lookups(self._change, self._note_failure)
         return self._lookups
 
-    def _change(self, settings: ModelSettings, found: Mapping[str, str]) -> None:
-        known = self._served.built[settings.name].found
+    def _change(self, lookup: EngineLookup, found: Mapping[str, str]) -> None:
+        settings = self._served.settings.get(lookup.model)
         # Unless there are other settings meanwhile.
-        if found == known or self._served.settings.get(settings.name) is not settings:
+        if settings is None or lookup_of(settings) != lookup:
+            return
+        known = self._served.built[settings.name].found
+        if found == known:
             return
         added = [shown_address(url) for url in found if url not in known]
         log.info(

@@ -21,6 +21,7 @@ from segue.listener.services import Services
 from segue.process.runner import Runner
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
+from segue.server.discovery import lookup_of
 from segue.server.models import Closer, ServedModels, build_models
 from segue.server.served import served_models
 from segue.settings.values import FIELDS, ModelSettings, Settings
@@ -121,14 +122,13 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
-        for one in served_models(wanted):
-            if one.engine_discovery != "off":
-                # Imported here: most servers look nothing up.
-                from segue.replicas.kubernetes import LookupFailed
-                from segue.replicas.lookup import look_up
+        for lookup in filter(None, map(lookup_of, served_models(wanted))):
+            # Imported here: most servers look nothing up.
+            from segue.replicas.kubernetes import LookupFailed
+            from segue.replicas.lookup import look_up
 
-                with suppress(LookupFailed):
-                    await asyncio.to_thread(look_up, one)
+            with suppress(LookupFailed):
+                await asyncio.to_thread(look_up, lookup)
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 
