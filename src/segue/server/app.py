@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from segue.accounts.account import Accounts
+from segue.accounts.hashes import KeyHashes, issue_key
 from segue.aio import GiveUp, in_background
 from segue.errors import ApiError
 from segue.listener.auth import origin_policy
@@ -40,9 +41,8 @@ from segue.server.reload import Reload, open_gate
 from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
-from segue.server.storage import KEYS_TOPIC, give_out, open_store
+from segue.server.storage import KEYS_TOPIC, open_store
 from segue.settings.values import Settings
-from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
 from segue.turn.plan import Caller
@@ -331,7 +331,7 @@ def build_keys(state: State, observers: Observers) -> KeySources:
                 await state.cluster.bus.publish(KEYS_TOPIC, b"")
 
     store = state.store
-    create = partial(give_out, store.keys, state.hashes)
+    create = partial(issue_key, store.keys, state.hashes)
     return KeySources(store.keys, store.ledger, create, confirm, observers.note_operation)
 
 
