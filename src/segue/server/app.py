@@ -37,7 +37,7 @@ from segue.server.drains import Drains
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import HealthCheck, Observers, open_observers
-from segue.server.reload import Reload, open_gate
+from segue.server.reload import Reload
 from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
@@ -223,7 +223,7 @@ def build_runner(
         prompt_cache=state.render_cache,
         hosted=hosted,
         has_web=hosted.has_web,
-        open_gate=open_gate(served),
+        open_gate=served.open_gate,
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
