@@ -20,7 +20,7 @@ from aiohttp import web
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
 from segue.replicas.kubernetes import LookupFailed
-from segue.replicas.lookup import EngineLookup, look_up
+from segue.replicas.lookup import Lookup, look_up
 from segue.settings.checks import load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
@@ -31,10 +31,9 @@ RECORDED = json.loads((Path(__file__).parent / "endpointslices.json").read_bytes
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
 
-def asked(
-    url: str = "http://engines.test:8000", how: Any = "dns", account: str = ""
-) -> EngineLookup:
-    return EngineLookup("m", (url,), how, account)
+def lookup(**fields: Any) -> Lookup:
+    known = {"model": "m", "urls": ("http://engines.test:8000",), "kind": "dns", "account": ""}
+    return Lookup(**known | fields)
 
 
 class Names:
@@ -71,16 +70,16 @@ def test_every_address_of_a_name_is_a_replica(
     names: Names, url: str, addresses: list[str], found: list[str]
 ) -> None:
     names.addresses = addresses
-    looked_up = look_up(asked(url))
+    looked_up = look_up(lookup(urls=(url,)))
     assert list(looked_up) == found
     assert set(looked_up.values()) == {urlsplit(url).netloc.rpartition("@")[2]}
 
 
 def test_name_that_does_not_exist_is_no_error_of_the_settings(names: Names) -> None:
     with pytest.raises(LookupFailed, match=r"engines\.test: Name or service not known"):
-        look_up(asked())
+        look_up(lookup())
     with pytest.raises(Misconfigured, match="KUBERNETES_SERVICE_HOST is not set"):
-        look_up(asked("http://vllm.ai", "kubernetes"))
+        look_up(lookup(kind="kubernetes", urls=("http://vllm.ai",)))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,8 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 async def test_ready_pods_of_a_service_are_replicas(cluster: ApiServer, tmp_path: Path) -> None:
     async def found(url: str) -> list[str]:
-        return list(await asyncio.to_thread(look_up, asked(url, "kubernetes", str(tmp_path))))
+        asked = lookup(kind="kubernetes", urls=(url,), account=str(tmp_path))
+        return list(await asyncio.to_thread(look_up, asked))
 
     ready = ["http://10.244.1.7:8000", "http://10.244.2.9:8000"]
     assert await found("http://vllm") == ready, (

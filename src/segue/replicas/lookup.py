@@ -1,7 +1,7 @@
 """Where are the servers of an engine now?
 
-In: the URLs of a model, and how their names are looked up. Out: the URL of each server behind them. All processes call
-a server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
+In: what a model's `engine_url` and `engine_discovery` say. Out: the URL of each server behind it. All processes call a
+server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
 and counted.
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 REPLICAS_MAX = 1_024
 
 
-class EngineLookup(Struct, frozen=True):
-    """The servers of which model are looked up, and how."""
+class Lookup(Struct, frozen=True):
+    """What is looked up for a model, and how."""
 
     model: str
     urls: tuple[str, ...]
-    how: Literal["dns", "kubernetes"]
-    # The folder of the service account, for Kubernetes.
+    kind: Literal["dns", "kubernetes"]
+    # The folder of the service account, in Kubernetes.
     account: str
 
 
-def look_up(lookup: EngineLookup) -> dict[str, str]:
+def look_up(lookup: Lookup) -> dict[str, str]:
     """The URL of each replica of a model, and the host that they are replicas of. It waits for the network.
 
     Raises `Misconfigured` where other settings are needed, `LookupFailed` where a later lookup may succeed.
@@ -45,7 +45,7 @@ def look_up(lookup: EngineLookup) -> dict[str, str]:
     found: dict[str, str] = {}
     for url in lookup.urls:
         parts = urlsplit(url)
-        is_dns = lookup.how == "dns"
+        is_dns = lookup.kind == "dns"
         addresses = _resolve(parts) if is_dns else ready_endpoints(parts, lookup.account)
         for host, port in _of_one_family(addresses):
             found[_with_address(parts, host, port)] = parts.netloc.rpartition("@")[2]
@@ -80,38 +80,29 @@ def _with_address(parts: SplitResult, host: str, port: int) -> str:
 class Lookups:
     """Looks up the servers of models, and notes what fails."""
 
-    def __init__(
-        self,
-        on_found: Callable[[EngineLookup, Mapping[str, str]], None],
-        note_failure: Callable[[str], None],
-    ) -> None:
-        """`on_found` is called with what was looked up, `note_failure` with the model of a failed lookup."""
-        self._on_found = on_found
+    def __init__(self, note_failure: Callable[[str], None]) -> None:
+        """`note_failure` is called with the model of a failed lookup."""
         self._note_failure = note_failure
         # Models whose last lookup failed.
         self._failing: set[str] = set()
 
-    async def look(self, lookup: EngineLookup) -> None:
-        """Look up once; raises `Misconfigured` where other settings are needed."""
+    async def look(self, lookup: Lookup, *, is_repeated: bool = False) -> dict[str, str] | None:
+        """As `look_up`; None where it failed, which is noted. The first time, where other settings are needed,
+        `Misconfigured` is raised."""
         try:
             found = await asyncio.to_thread(look_up, lookup)
-        except LookupFailed as error:
-            self._failed(lookup, error)
-            return
+        except (LookupFailed, Misconfigured) as error:
+            # While a server runs, other settings may be needed too: as when rights were taken away.
+            if isinstance(error, Misconfigured) and not is_repeated:
+                raise
+            self._note_failed(lookup, error)
+            return None
         if lookup.model in self._failing:
             self._failing.discard(lookup.model)
             log.info("model %s: the lookup of its engines succeeds again", lookup.model)
-        self._on_found(lookup, found)
+        return found
 
-    async def look_again(self, lookup: EngineLookup) -> None:
-        """The same while the server runs: where other settings are needed, that is noted, as other failures are."""
-        try:
-            await self.look(lookup)
-        except Misconfigured as error:
-            # As when rights were taken away.
-            self._failed(lookup, error)
-
-    def _failed(self, lookup: EngineLookup, error: Exception) -> None:
+    def _note_failed(self, lookup: Lookup, error: Exception) -> None:
         self._note_failure(lookup.model)
         if lookup.model not in self._failing:
             self._failing.add(lookup.model)

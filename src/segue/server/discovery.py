@@ -19,20 +19,21 @@ from segue.server.models import Closer, ServedModels
 from segue.settings.values import ModelSettings
 
 if TYPE_CHECKING:
-    from segue.replicas.lookup import EngineLookup, Lookups
+    from segue.replicas.lookup import Lookup, Lookups
 
 log = logging.getLogger(__name__)
 
 
-def lookup_of(model: ModelSettings) -> EngineLookup | None:
-    """How the servers of a model are looked up; None where they are not."""
-    if model.engine_discovery == "off":
-        return None
-    # Imported here and below: most servers look nothing up.
-    from segue.replicas.lookup import EngineLookup
+def lookup_of(settings: ModelSettings) -> Lookup:
+    """What is looked up for a model that asks for it."""
+    from segue.replicas.lookup import Lookup
 
-    return EngineLookup(
-        model.name, model.engine_url, model.engine_discovery, model.kubernetes_account
+    assert settings.engine_discovery != "off", "asks for it"
+    return Lookup(
+        settings.name,
+        settings.engine_url,
+        settings.engine_discovery,
+        settings.kubernetes_account,
     )
 
 
@@ -58,33 +59,33 @@ class Discovery:
 
     async def look(self) -> None:
         """Look up everything once; raises `Misconfigured` where other settings are needed."""
-        await asyncio.gather(*(self._opened().look(lookup) for lookup in self._wanted()))
+        await asyncio.gather(*(self._look(one) for one in self._discovered()))
 
     async def keep(self) -> None:
         """Look up again and again, until cancelled."""
         while True:
-            models = [one for one in self._served.settings.values() if lookup_of(one)]
-            pause_s = min((model.engine_discovery_s for model in models), default=None)
+            pause_s = min((one.engine_discovery_s for one in self._discovered()), default=None)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._renewed.wait(), pause_s)
             self._renewed.clear()
-            await asyncio.gather(*(self._opened().look_again(lookup) for lookup in self._wanted()))
+            again = (self._look(one, is_repeated=True) for one in self._discovered())
+            await asyncio.gather(*again)
 
-    def _wanted(self) -> list[EngineLookup]:
-        return list(filter(None, map(lookup_of, self._served.settings.values())))
+    def _discovered(self) -> list[ModelSettings]:
+        return [one for one in self._served.settings.values() if one.engine_discovery != "off"]
 
-    def _opened(self) -> Lookups:
+    async def _look(self, settings: ModelSettings, *, is_repeated: bool = False) -> None:
         if self._lookups is None:
+            # Imported here: most servers look nothing up.
             from segue.replicas.lookup import Lookups
 
-            self._lookups = Lookups(self._change, self._note_failure)
-        return self._lookups
-
-    def _change(self, lookup: EngineLookup, found: Mapping[str, str]) -> None:
-        settings = self._served.settings.get(lookup.model)
+            self._lookups = Lookups(self._note_failure)
+        found = await self._lookups.look(lookup_of(settings), is_repeated=is_repeated)
         # Unless there are other settings meanwhile.
-        if settings is None or lookup_of(settings) != lookup:
-            return
+        if found is not None and self._served.settings.get(settings.name) is settings:
+            self._change(settings, found)
+
+    def _change(self, settings: ModelSettings, found: Mapping[str, str]) -> None:
         known = self._served.built[settings.name].found
         if found == known:
             return

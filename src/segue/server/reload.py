@@ -108,13 +108,14 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
-        for lookup in filter(None, map(lookup_of, served_models(wanted))):
-            # Imported here: most servers look nothing up.
-            from segue.replicas.kubernetes import LookupFailed
-            from segue.replicas.lookup import look_up
+        for one in served_models(wanted):
+            if one.engine_discovery != "off":
+                # Imported here: most servers look nothing up.
+                from segue.replicas.kubernetes import LookupFailed
+                from segue.replicas.lookup import look_up
 
-            with suppress(LookupFailed):
-                await asyncio.to_thread(look_up, lookup)
+                with suppress(LookupFailed):
+                    await asyncio.to_thread(look_up, lookup_of(one))
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 

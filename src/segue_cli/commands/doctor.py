@@ -386,10 +386,8 @@ async def check_discovery(model: ModelSettings) -> Check:
     from segue.replicas.lookup import look_up
 
     name = f"discovery {model.engine_discovery}"
-    lookup = lookup_of(model)
-    assert lookup is not None, "the caller has looked"
     try:
-        found = await asyncio.to_thread(look_up, lookup)
+        found = await asyncio.to_thread(look_up, lookup_of(model))
     except (LookupFailed, Misconfigured) as error:
         return Check(name, False, str(error), "see docs/deploy.md, Replicas of an engine")
     return Check(name, True, f"{len(found)} found: {', '.join(map(shown_address, found))}")
