@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from segue.aio import cancel_all, in_background, spawn
-from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater
+from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater, Unavailable
 from segue.ids import item_ids
 from segue.memory.budget import Memory, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
@@ -206,15 +206,16 @@ class Runner:
 
     async def _prepare(self, arrival: Arrival, turn_id: str) -> Plan:
         """A plan, or a refusal. It holds a slot of the caller's quota: call `_give_up` if you do not start it."""
-        if self.is_draining:
-            raise shutting_down()
+        _refuse_if(self.is_draining)
         sent = arrival.create.input
         items = len(sent) if isinstance(sent, list) else 1
         with self._memory.preparing(sent_bytes(arrival.receipt.bytes_received, items)):
             plan = await prepare(arrival, self.resources, turn_id)
-        if self.is_draining:
+        try:
+            _refuse_if(self.is_draining)
+        except Unavailable:
             self._give_up(plan)
-            raise shutting_down()
+            raise
         return plan
 
     def _give_up(self, plan: Plan) -> None:
@@ -491,6 +492,11 @@ def _unanswered(plan: Plan, response: Response) -> Turn:
 
 def _given(plan: Plan) -> tuple[Round, ...]:
     return (*plan.resolved.earlier, Round(plan.resolved.given))
+
+
+def _refuse_if(is_draining: bool) -> None:
+    if is_draining:
+        raise shutting_down()
 
 
 async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
