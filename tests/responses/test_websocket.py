@@ -224,7 +224,7 @@ async def test_turn_that_was_repeated_from_another_connection_can_be_continued_h
 ) -> None:
     await peer.create(idempotency_key="key")
     running = peer.begun[0].running
-    running.turn = make_turn("resp_1", owner=LOCAL)
+    running.saved(make_turn("resp_1", owner=LOCAL))
     peer.begun[0].publish("response.completed")
     await ticks()
     assert "resp_1" in peer.stage.near.turns

@@ -23,7 +23,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault, append_timeout
-from segue.seams.history import Round, Warm
+from segue.seams.history import Round, Turn, Warm
 from segue.seams.model import Finish, Job, JobStarted, Parsed, Reader, Scene
 from segue.seams.prompt import Head, Tokens
 from segue.seams.store import Turns
@@ -87,6 +87,8 @@ class TurnLoop:
         self.composed: Composed | None = None
         self.first_composed: Composed | None = None
         self.first_prompt: FirstPrompt | None = None
+        # The turn as it ended, where the store could not save it yet.
+        self.unsaved: Turn | None = None
         self.lineage = resources.trace_lineage(plan)
         # The replica that has read what came before.
         self.route = plan.resolved.parent.route if plan.resolved.parent else None
@@ -245,7 +247,7 @@ class TurnLoop:
         composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
         # Of messages these are bytes.
         size = ID_BYTES if isinstance(composed.prompt, Tokens) else 1
-        self.running.input_bytes += size * composed.rendered.tokens_tokenized
+        self.running.hold(size=size * composed.rendered.tokens_tokenized)
         self.first_composed = self.first_composed or composed
         if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
             if await self._compact() is None:
@@ -268,7 +270,7 @@ class TurnLoop:
         )
         self.rounds.append(last)
         # Ids are kept, and joined to the prompt of the next round.
-        self.running.hold(last.wrote, 2 * self.sampled)
+        self.running.hold(last.wrote, 2 * ID_BYTES * self.sampled)
         self.open_calls = self.open_calls | calls_in(last.wrote)
 
     def _go_on(self, items: tuple[Item, ...]) -> None:
@@ -454,7 +456,7 @@ class TurnLoop:
     async def _wait(self, required: Sequence[Required]) -> None:
         """Until the client appends, or the timeout expires."""
         running = self.running
-        running.awaited_calls = self.open_calls
+        running.wait_for(self.open_calls)
         running.publish([self.assembler.wait_for(required)])
         with suppress(Interrupted):
             async with running.interruptible():
@@ -462,7 +464,7 @@ class TurnLoop:
                 if not running.is_waiting:
                     # The append has come, and waits for a slot.
                     await asyncio.Event().wait()
-        running.awaited_calls = None
+        running.stop_waiting()
 
     # --- compaction ---
 
@@ -541,7 +543,7 @@ class TurnLoop:
                 rounds, place = tuple(self.rounds), (self.lineage, self.route)
                 turn = commit(plan, response, rounds, self.open_calls, warm, passed, *place)
                 await self.turns.save(turn)
-                self.running.turn = turn
+                self.running.saved(turn)
                 plan.tally.is_recorded = plan.is_stored
         except Fenced as error:
             # Whatever is known of it in the store is not ours any more; its usage is settled afterwards.
@@ -561,18 +563,18 @@ class TurnLoop:
 
     async def _save_failed(self, rounds: Sequence[Round], open_calls: dict[str, Call]) -> None:
         """A part of the turn may be in the store, as queued or even as completed: that must not stay."""
-        plan, running = self.plan, self.running
+        plan = self.plan
         if not plan.is_stored:
             return
-        running.unsaved = commit(plan, running.response, tuple(rounds), open_calls)
+        failed = commit(plan, self.running.response, tuple(rounds), open_calls)
         try:
-            await self.turns.save(running.unsaved)
-            running.unsaved = None
+            await self.turns.save(failed)
             plan.tally.is_recorded = True
         except Fenced:
-            running.unsaved = None
+            pass
         except ApiError:
             log.warning("could not save turn %s as failed; retrying later", plan.id)
+            self.unsaved = failed
 
 
 def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
