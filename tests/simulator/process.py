@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import getclosurevars
 from itertools import count
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import segue.server.app
 from segue.listener.exchange import CUT
 from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
+from segue.seams.prompt import Tokens
 from segue.server.app import App, WorkerPlace, open_app
 from segue.server.models import ServedModels
 from segue.settings import Settings, load_settings
@@ -72,10 +72,13 @@ class SimulatedEngine:
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         assert job.take is not None
-        # A job does not name its turn; the function that takes its pieces is the turn's own.
-        plan, ids = getclosurevars(job.take).nonlocals["self"].plan, answer_ids()
-        (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
-        said = self.said.tokens.setdefault(plan.id, Counter())
+        # A job does not name its turn; the method that takes its pieces belongs to the turn's own call of the model.
+        turn_id = cast(Any, job.take).__self__._running.id
+        assert isinstance(job.prompt, Tokens)
+        asked = b"".join(map(chatml()._bound.vocabulary.bytes_of, job.prompt.flat()))
+        (pieces, pause_ms) = ASKED.findall(asked)[-1]
+        ids = answer_ids()
+        said = self.said.tokens.setdefault(turn_id, Counter())
         run = (self.process, next(self.said.runs))
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)
