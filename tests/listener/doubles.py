@@ -17,7 +17,7 @@ from segue.listener.auth import origin_policy
 from segue.listener.services import Services
 from segue.process.runner import Runner
 from segue.seams.history import Turn
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
 from segue.turn.plan import Arrival, Caller

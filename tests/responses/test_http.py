@@ -15,7 +15,7 @@ from segue.errors import InvalidRequest, TooMany
 from segue.listener.exchange import text_header
 from segue.observe.logs import TextFormatter
 from segue.responses.http import HttpApp
-from segue.settings import Settings
+from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
 from tests.listener.doubles import Begun, Stage, ticks
 from tests.support import MODEL, fetch, serving

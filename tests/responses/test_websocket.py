@@ -14,7 +14,7 @@ from segue.errors import InvalidRequest, TooMany
 from segue.listener.socket import SocketClosed
 from segue.responses.reconnect import LostCaches
 from segue.responses.websocket import SocketSession
-from segue.settings import Settings
+from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
 from tests.listener.doubles import Begun, Stage, ticks
 

@@ -18,6 +18,7 @@ PLACE = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTA
 
 # The rooms by level, with their questions.
 ROOMS = {
+    "settings": "0: what did the operator ask for? Only `server/` and the commands know it.",
     "wire": "1: what do the nouns of the API mean, and the bytes?",
     "seams": "1: every way the product may vary, as protocols with the values they speak",
     "session": "2: whose turn is it on this connection, and what may be forgotten?",
@@ -30,7 +31,7 @@ ROOMS = {
     "dialects": "4a: how does this model family write and read?",
     "guards": "4a: is it allowed?",
     "engines": "4a: who produces tokens?",
-    "routing": "4a: which replica of an engine should take a job?",
+    "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
     "stores": "4b: what is remembered? One class for one backend.",
     "cluster": "4b: what do several processes owe each other? Not loaded where there is one.",
     "tools": "4c: how does a turn use the tools that this server runs?",
@@ -43,7 +44,6 @@ ROOMS = {
     "server": "5: who is wired to whom?",
     "observe": "5: how much, how often, and who asked?",
     "reports": "5: what of a prompt could have been reused, and was not? Found out after the turn.",
-    "builders": "5: replicas of engines, as a server sees them",
 }
 
 
@@ -57,7 +57,7 @@ def question(path: Path) -> str:
 def lines() -> Iterator[str]:
     """The section as it should be."""
     tops = [path for path in sorted(PACKAGE.glob("*.py")) if not path.name.startswith("__")]
-    yield "\n**Beside the rooms** (0: what can fail, how ids look, what the operator asked for)\n\n"
+    yield "\n**Beside the rooms** (0: what can fail, how ids look)\n\n"
     yield "".join(f"- `{path.name}`: {question(path)}\n" for path in tops)
     for room, about in ROOMS.items():
         yield f"\n**`{room}/`** ({about})\n\n"

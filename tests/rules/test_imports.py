@@ -23,8 +23,6 @@ GROUND = {
     "json_schema",
     "limits",
     "printable",
-    "settings",
-    "validation",
 }
 INNER = GROUND | {"wire", "seams"}
 
@@ -40,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "json_schema": set(),
     "limits": set(),
     "printable": set(),
-    "settings": {"errors", "validation"},
-    "validation": set(),
+    # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
+    "settings": {"errors", "printable"},
     # 1: what do the nouns mean? Every way the product may vary.
     "wire": GROUND,
     "seams": GROUND | {"wire"},
@@ -58,11 +56,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": INNER | {"vocabularies", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "routing": INNER | {"turn"},
-    "engines": INNER | {"routing"},
+    "engines": INNER,
+    # Which of several servers takes a job? Other processes are known through seams.
+    "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
     "stores": INNER | {"turn"},
-    "cluster": INNER | {"turn", "routing"},
+    "cluster": INNER | {"turn"},
     # 4c: what the server does for the model
     "documents": INNER,
     "web": INNER | {"documents"},
@@ -70,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": INNER | {"turn", "documents", "web", "mcp"},
     # 4d: bytes in and out
     "openapi": INNER,
-    "listener": INNER | {"turn", "process", "memory", "accounts"},
+    "listener": INNER | {"settings", "turn", "process", "memory", "accounts"},
     "responses": INNER
     | {"openapi", "listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
@@ -78,8 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-    | {"mcp", "memory", "observe", "process", "reports", "responses", "routing", "session"}
-    | {"stores", "tools", "turn", "vocabularies", "web"},
+    | {"mcp", "memory", "observe", "process", "replicas", "reports", "responses", "session"}
+    | {"settings", "stores", "tools", "turn", "vocabularies", "web"},
 }
 
 # Values in, values out: a room, or one module of a room.
@@ -129,7 +128,7 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str:
-        return self.place[0].replace("builders", "server")
+        return self.place[0]
 
     @property
     def is_pure(self) -> bool:
@@ -163,7 +162,7 @@ def imported_by(node: ast.AST, module: Module) -> Iterator[str]:
 
 def room_of(name: str) -> str | None:
     """The room that a dotted name leads to; None if it is not ours."""
-    top, *rest = name.replace("segue.builders", "segue.server").split(".")
+    top, *rest = name.split(".")
     if top != "segue":
         return None
     # `from segue import __version__` leads to the package itself.
@@ -356,7 +355,10 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "wire/__init__.py", "from .codec import decode", False),
     (upward_imports, "ids.py", "from segue import errors", True),
     (upward_imports, "ids.py", "from . import errors", True),
-    (upward_imports, "settings.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/values.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/checks.py", "from segue.server import models", True),
+    (upward_imports, "server/app.py", "from segue.settings.values import Settings", False),
+    (upward_imports, "guards/rules.py", "from segue.settings.values import Settings", True),
     (upward_imports, "__init__.py", "from segue.server.app import create", True),
     (upward_imports, "session/lanes.py", "from segue.turn.plan import Plan", True),
     (upward_imports, "process/runner.py", "from segue.session.lanes import Lanes", True),
@@ -364,6 +366,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "stores/sqlite.py", "from segue.seams.store import Turns", False),
     (upward_imports, "stores/sqlite.py", "from segue.engines import scripted", True),
     (upward_imports, "engines/scripted.py", "from segue.dialects import chatml", True),
+    (upward_imports, "engines/queued.py", "from segue.replicas.router import RoutedEngine", True),
+    (upward_imports, "replicas/fleet.py", "from segue.cluster.peers import Peers", True),
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "responses/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "responses/websocket.py", "from segue.stores import memory", True),

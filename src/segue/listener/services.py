@@ -13,7 +13,7 @@ from segue.process.afterwards import AccessLine
 from segue.process.runner import Runner
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Conversations, Turns
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.wire.cache import CacheReport
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from operator import add
-from typing import Protocol
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -24,7 +23,7 @@ from segue import __version__
 from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
-from segue.settings import Settings
+from segue.seams.engine_status import EngineStatus
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
@@ -33,25 +32,6 @@ BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 6
 LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 # How often it is measured how late the event loop is.
 LAG_EVERY_S = 0.25
-
-# Settings that bound what a process uses.
-LIMITS = (
-    "body_bytes_max",
-    "body_s_max",
-    "connection_age_s",
-    "connection_state_bytes_max",
-    "connections_max",
-    "connections_state_bytes_max",
-    "frames_burst_max",
-    "frames_per_s",
-    "handshake_s_max",
-    "memory_bytes_max",
-    "outbox_bytes_max",
-    "process_state_bytes_max",
-    "render_cache_bytes_max",
-    "reuse_bytes_max",
-    "write_s_max",
-)
 
 # Fields of a turn's tally; each is added to a counter, such as `segue_bytes_received_total`.
 COUNTED = {
@@ -94,23 +74,6 @@ PROCESS_SUMMED = (
     "process_open_fds",
 )
 SUMMED = {*WATCHED, ENGINE_WAITING, ENGINE_RUNNING, MEMORY, *PROCESS_SUMMED}
-
-
-class EngineFigures(Protocol):
-    """What is read of a replica when the page is."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def is_up(self) -> bool: ...
-    @property
-    def is_drained(self) -> bool: ...
-    @property
-    def running(self) -> int | None: ...
-    @property
-    def waiting(self) -> int | None: ...
 
 
 class Metrics:
@@ -177,10 +140,10 @@ class Metrics:
     def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
-    def note_limits(self, settings: Settings) -> None:
-        """The limits that the operator has set, so that a gauge can be compared with its limit."""
-        for name in LIMITS:
-            self._limits.labels(name).set(getattr(settings, name))
+    def note_limits(self, limits: Mapping[str, float]) -> None:
+        """The limits that the operator has set, by setting, so that a gauge can be compared with its limit."""
+        for name, limit in limits.items():
+            self._limits.labels(name).set(limit)
 
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """From now on `read` gives the value of this gauge."""
@@ -237,7 +200,7 @@ class Metrics:
         method = method if method in METHODS else "other"
         self._requests(method, route or "other", status).inc()
 
-    def note_engines(self, engines: Sequence[EngineFigures]) -> None:
+    def note_engines(self, engines: Sequence[EngineStatus]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""
         gauges = (self._engine_up, self._engine_running, self._engine_waiting, self._engine_drained)
         for gauge in gauges:
@@ -254,15 +217,12 @@ class Metrics:
         """Count a lookup of this model's replicas that failed."""
         self._lookups_failed.labels(model).inc()
 
-    def count_choices(self, choices: Iterable[tuple[tuple[str, str], int]]) -> None:
-        """How often each replica was chosen since this was last counted, and why."""
-        for labels, count in choices:
-            self._choices.labels(*labels).inc(count)
-
-    def count_corrected(self, corrected: Iterable[tuple[str, int]]) -> None:
-        """How often each replica reported counts that cannot be, since this was last counted."""
-        for replica, count in corrected:
-            self._corrected.labels(replica).inc(count)
+    def count_jobs(self, replica: str, choices: Mapping[str, int], corrected: int) -> None:
+        """Jobs of a replica since this was last counted: by why it was chosen, and with counts that cannot be true."""
+        for reason, count in choices.items():
+            self._choices.labels(replica, reason).inc(count)
+        if corrected:
+            self._corrected.labels(replica).inc(corrected)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

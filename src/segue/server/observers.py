@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from segue.aio import in_background
-from segue.engines.routes import RoutedEngine
+from segue.engines.queued import servers_of
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.process.runner import Runner
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.server.models import ServedModels
 from segue.server.names import misnamed
 from segue.server.state import State
 from segue.turn.plan import Model
 from segue_dashboard.history import RecentTurns
-from segue_dashboard.views import ReplicaView
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,26 @@ PROBE_S = 1.0
 # How long a page of metrics waits for their answers, and else has those of the last time: of a worker whose page is not
 # there within two seconds all figures would be missing from the page of its server.
 PAGE_S_MAX = 1.0
+
+
+# Settings that bound what a process uses.
+LIMITS = (
+    "body_bytes_max",
+    "body_s_max",
+    "connection_age_s",
+    "connection_state_bytes_max",
+    "connections_max",
+    "connections_state_bytes_max",
+    "frames_burst_max",
+    "frames_per_s",
+    "handshake_s_max",
+    "memory_bytes_max",
+    "outbox_bytes_max",
+    "process_state_bytes_max",
+    "render_cache_bytes_max",
+    "reuse_bytes_max",
+    "write_s_max",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +80,7 @@ class Observers:
 async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics, history = state.settings, Metrics(), RecentTurns()
-    metrics.note_limits(settings)
+    metrics.note_limits({name: getattr(settings, name) for name in LIMITS})
     observers: list[Observer] = [metrics.observe, history.observe]
     observers += [UnseenMedia().observe, log_failure]
     if settings.reuse_bytes_max:
@@ -81,7 +101,9 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
-            access = await stack.enter_async_context(AccessLog(settings))
+            place, log_format = settings.access_log, settings.log_format
+            log_file = AccessLog(place, log_format, workers=settings.workers)
+            access = await stack.enter_async_context(log_file)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, history, afterwards, refusals, write_access, audit)
@@ -194,19 +216,16 @@ class HealthCheck:
         self._checks = dict(zip(names, answers, strict=True))
         return self._checks
 
-    def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
-        """Each replica where there are several, else what the engine last answered."""
-        rows: list[ReplicaView] = []
+    def replicas(self, checks: Mapping[str, bool]) -> list[EngineStatus]:
+        """Each server of an engine that has some, else what the engine last answered."""
+        rows: list[EngineStatus] = []
         for name, model in self._models.items():
-            if isinstance(model.engine, RoutedEngine):
-                rows += [
-                    ReplicaView(name, one.name, one.is_up, one.running, one.waiting, one.is_drained)
-                    for one in model.engine.replicas()
-                ]
+            engine = model.engine
+            if servers := servers_of(engine):
+                rows += [server.status(name) for server in servers]
             elif f"engine:{name}" in checks:
-                engine = model.engine
                 load = engine.load if isinstance(engine, EngineWithQueue) else (None, None)
-                rows.append(ReplicaView(name, name, checks[f"engine:{name}"], *load))
+                rows.append(EngineStatus(name, name, checks[f"engine:{name}"], *load))
         return rows
 
     async def write_metrics(self) -> bytes:
@@ -226,8 +245,9 @@ class HealthCheck:
         rows = self.replicas(self._checks)
         metrics = self._observers.metrics
         for model in self._models.values():
-            if isinstance(model.engine, RoutedEngine):
-                metrics.count_choices(model.engine.book.take_choices().items())
-                metrics.count_corrected(model.engine.book.take_corrected().items())
+            for server in servers_of(model.engine):
+                metrics.count_jobs(server.name, server.choices, server.corrected)
+                server.choices.clear()
+                server.corrected = 0
         metrics.note_engines(rows)
         return metrics.write()

@@ -19,7 +19,7 @@ from segue.seams.history import Owner
 from segue.seams.store import Turns
 from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.stores.hashes import KeyHashes
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
 from segue.stores.seals import RingKey
