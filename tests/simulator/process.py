@@ -14,18 +14,18 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import segue.server.app
 from segue.listener.exchange import CUT
 from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
-from segue.seams.prompt import Tokens
 from segue.server.app import App, WorkerPlace, open_app
 from segue.server.models import ServedModels
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue.turn.plan import Model
+from segue.turn.sampling import ModelCall
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.simulator.clock import ProcessLoop, World
@@ -72,14 +72,12 @@ class SimulatedEngine:
         return True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        assert job.take is not None
-        # A job does not name its turn; the method that takes its pieces belongs to the turn's own call of the model.
-        turn_id = cast(Any, job.take).__self__._running.id
-        assert isinstance(job.prompt, Tokens)
-        asked = b"".join(map(chatml()._bound.vocabulary.bytes_of, job.prompt.flat()))
-        (pieces, pause_ms) = ASKED.findall(asked)[-1]
+        # A job does not name its turn; the function that takes its pieces is the turn's own.
+        call = getattr(job.take, "__self__", None)
+        assert isinstance(call, ModelCall)
         ids = answer_ids()
-        said = self.said.tokens.setdefault(turn_id, Counter())
+        (pieces, pause_ms) = ASKED.findall(job.scene.given[-1].raw)[-1]
+        said = self.said.tokens.setdefault(call.running.id, Counter())
         run = (self.process, next(self.said.runs))
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)

@@ -21,6 +21,7 @@ from segue.listener.services import Services
 from segue.process.runner import Runner
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
+from segue.server.discovery import lookup_of
 from segue.server.models import Closer, ServedModels, build_models
 from segue.server.served import served_models
 from segue.settings.values import FIELDS, ModelSettings, Settings
@@ -128,7 +129,7 @@ class Reload:
                 from segue.replicas.lookup import look_up
 
                 with suppress(LookupFailed):
-                    await asyncio.to_thread(look_up, one)
+                    await asyncio.to_thread(look_up, lookup_of(one))
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 

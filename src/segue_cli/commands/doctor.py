@@ -31,6 +31,7 @@ from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
+from segue.server.discovery import lookup_of
 from segue.server.models import (
     NO_TOOLS,
     SCALE_OUT_ADVICE,
@@ -382,7 +383,7 @@ async def check_discovery(model: ModelSettings) -> Check:
 
     name = f"discovery {model.engine_discovery}"
     try:
-        found = await asyncio.to_thread(look_up, model)
+        found = await asyncio.to_thread(look_up, lookup_of(model))
     except (LookupFailed, Misconfigured) as error:
         return Check(name, False, str(error), "see docs/deploy.md, Replicas of an engine")
     return Check(name, True, f"{len(found)} found: {', '.join(map(shown_address, found))}")
