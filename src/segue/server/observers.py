@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 from segue.aio import in_background
 from segue.engines.queued import servers_of
+from segue.errors import need_package
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
-from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.process.runner import Runner
 from segue.seams.engine_status import EngineStatus
@@ -92,6 +92,10 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_background("loop_lag", metrics.watch_loop))
         if settings.otel_endpoint:
+            need_package("otel_endpoint", "aiohttp", "web")
+            # Imported here: most servers export no traces.
+            from segue.observe.traces import Traces
+
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
         audit = None
