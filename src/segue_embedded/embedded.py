@@ -67,6 +67,8 @@ from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 log = logging.getLogger(__name__)
 
+# What small machines can hold.
+CONTEXT_TOKENS = 8_192
 # Tokens of a prompt between two callbacks, and so how soon a cancel is noticed: about half a second for SmolLM2 on one
 # core. It costs about a tenth of the speed that a batch of 512 has.
 BATCH = 32
@@ -510,6 +512,17 @@ def tell_memory(
             name,
             _shown(free),
         )
+
+
+def context_for(head: Mapping[str, object]) -> int:
+    """The context of a model where the operator has not said."""
+    return min(trained_tokens(head), CONTEXT_TOKENS)
+
+
+def trained_tokens(head: Mapping[str, object]) -> int:
+    """The context that the model was trained with, from its file."""
+    length = head.get(f"{head.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else 4_096
 
 
 def token_bytes(head: Mapping[str, object]) -> int:
