@@ -133,7 +133,7 @@ FAILURES: dict[str, Tests] = {
     "F17 our own fault looks like the engine's": (
         "hazards::test_faults_of_caller_engine_and_server_have_three_statuses",
         "engines/upstream::test_refusal_becomes_our_own_error",
-        "engines/routes::test_clients_error_is_not_the_replicas",
+        "replicas/router::test_clients_error_is_not_the_replicas",
     ),
     "F18 a refused upgrade costs minutes of retries": (
         "connections::test_upgrade_is_refused_where_websocket_is_off",
@@ -152,8 +152,8 @@ FAILURES: dict[str, Tests] = {
     "F21 hidden caps and long queues for sub-agents": (
         "keys::test_connections_of_a_key_are_counted",
         "keys::test_turns_at_once_of_a_key_are_counted",
-        "engines/routes::test_owner_with_one_job_does_not_wait_for_anothers_hundred",
-        "engines/routes::test_places_go_round_between_lanes_within_an_owners_share",
+        "engines/fair_queue::test_owner_with_one_job_does_not_wait_for_anothers_hundred",
+        "engines/fair_queue::test_places_go_round_between_lanes_within_an_owners_share",
         "clients/codex::test_codex_runs_sub_agents_on_sockets_of_their_own",
     ),
     # A second create of a lane waits for the first (docs/protocol.md 6.2); only a conversation refuses an overlap.

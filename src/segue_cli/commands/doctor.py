@@ -27,8 +27,6 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
-from segue.builders.discovery import look_up
-from segue.builders.kubernetes import LookupFailed
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
@@ -378,6 +376,10 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
 
 async def check_discovery(model: ModelSettings) -> Check:
     """Whether the replicas behind the name of an engine can be looked up."""
+    # Imported here: most servers look nothing up.
+    from segue.replicas.kubernetes import LookupFailed
+    from segue.replicas.lookup import look_up
+
     name = f"discovery {model.engine_discovery}"
     try:
         found = await asyncio.to_thread(look_up, model)

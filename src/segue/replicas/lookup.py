@@ -1,9 +1,8 @@
-"""Where are the replicas of an engine now?
+"""Where are the servers of an engine now?
 
-With `engine_discovery` the addresses behind `engine_url` are looked up at the start and every few seconds, by every
-process on its own: replicas that are new take jobs, those that are gone finish what runs there. All processes call a
-replica by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
-and counted. Until the first one has succeeded, `engine_url` itself is the only replica.
+In: the settings of a model with `engine_discovery`. Out: the URL of each server behind `engine_url`. All processes call
+a server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
+and counted.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
-from segue.builders.kubernetes import LookupFailed, ready_endpoints
 from segue.errors import Misconfigured
 from segue.printable import shown_address
-from segue.server.models import Closer, ServedModels
+from segue.replicas.kubernetes import LookupFailed, ready_endpoints
 from segue.settings.values import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -70,51 +67,22 @@ def _with_address(parts: SplitResult, host: str, port: int) -> str:
     return parts._replace(netloc=f"{user}@{at}" if user else at).geturl()
 
 
-class Discovery:
-    """Keeps the replicas of the models of this process up to date."""
+class Lookups:
+    """Looks up the servers of models, and notes what fails."""
 
     def __init__(
         self,
-        served: ServedModels,
-        retire: Callable[[list[Closer]], None],
+        on_found: Callable[[ModelSettings, Mapping[str, str]], None],
         note_failure: Callable[[str], None],
     ) -> None:
-        """`retire` closes what is no longer used, `note_failure` counts a failed lookup by the name of its model."""
-        self._served = served
-        self._retire = retire
+        """`on_found` is called with what was looked up, `note_failure` with the model of a failed lookup."""
+        self._on_found = on_found
         self._note_failure = note_failure
         # Models whose last lookup failed.
         self._failing: set[str] = set()
-        self._renewed = asyncio.Event()
 
-    def renew(self) -> None:
-        """There are other settings: look up at once."""
-        self._renewed.set()
-
-    async def look(self) -> None:
-        """Look up everything once; raises `Misconfigured` where other settings are needed."""
-        await asyncio.gather(*(self._look(one) for one in self._discovered()))
-
-    async def keep(self) -> None:
-        """Look up again and again, until cancelled."""
-        while True:
-            pause_s = min((one.engine_discovery_s for one in self._discovered()), default=None)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._renewed.wait(), pause_s)
-            self._renewed.clear()
-            await asyncio.gather(*(self._look_again(one) for one in self._discovered()))
-
-    def _discovered(self) -> list[ModelSettings]:
-        return [one for one in self._served.settings.values() if one.engine_discovery != "off"]
-
-    async def _look_again(self, settings: ModelSettings) -> None:
-        try:
-            await self._look(settings)
-        except Misconfigured as error:
-            # As when rights were taken away.
-            self._failed(settings, error)
-
-    async def _look(self, settings: ModelSettings) -> None:
+    async def look(self, settings: ModelSettings) -> None:
+        """Look up once; raises `Misconfigured` where other settings are needed."""
         try:
             found = await asyncio.to_thread(look_up, settings)
         except LookupFailed as error:
@@ -123,9 +91,15 @@ class Discovery:
         if settings.name in self._failing:
             self._failing.discard(settings.name)
             log.info("model %s: the lookup of its engines succeeds again", settings.name)
-        # Unless there are other settings meanwhile.
-        if self._served.settings.get(settings.name) is settings:
-            self._change(settings, found)
+        self._on_found(settings, found)
+
+    async def look_again(self, settings: ModelSettings) -> None:
+        """The same while the server runs: where other settings are needed, that is noted, as other failures are."""
+        try:
+            await self.look(settings)
+        except Misconfigured as error:
+            # As when rights were taken away.
+            self._failed(settings, error)
 
     def _failed(self, settings: ModelSettings, error: Exception) -> None:
         self._note_failure(settings.name)
@@ -136,16 +110,3 @@ class Discovery:
                 "model %s: the lookup of its engines at %s failed, those known so far are kept: %s",
                 settings.name, urls, error,
             )  # fmt: skip
-
-    def _change(self, settings: ModelSettings, found: Mapping[str, str]) -> None:
-        built = self._served.built[settings.name]
-        assert built.replicas is not None, "an engine with URLs"
-        if found == built.found:
-            return
-        added = [shown_address(url) for url in found if url not in built.found]
-        log.info(
-            "model %s: engines found: %d%s",
-            settings.name, len(found), f", new: {', '.join(added)}" if added else "",
-        )  # fmt: skip
-        closers = list(built.replicas(settings, found)())
-        self._retire(closers)

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from segue.builders.discovery import look_up
-from segue.builders.kubernetes import LookupFailed
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
+from segue.replicas.kubernetes import LookupFailed
+from segue.replicas.lookup import look_up
 from segue.settings.checks import load_settings
 from segue.settings.values import ModelSettings
 from tests.engines.fakes.chat import FakeChat, delta, end
