@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import TooMany
-from segue.responses.websocket import SessionStatus
+from segue.listener.api import SessionStatus
 from segue.turn.running import Running
 from segue_dashboard import views
 from segue_dashboard.history import RecentTurns

@@ -1,4 +1,4 @@
-"""What does every transport need to serve a request? The runner, the stores, the accounts and the limits."""
+"""What does every API need to serve a request? The runner, the stores, the accounts and the limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from segue.process.afterwards import AccessLine
 from segue.process.runner import Runner
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Conversations, Turns
-from segue.settings import Settings
 from segue.wire.cache import CacheReport
 
 
@@ -34,13 +33,30 @@ class NearTurns(Turns, Protocol):
         """The connection is over: its bytes no longer count."""
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """What one client may send, and for how long it may stay."""
+
+    body_bytes_max: int
+    body_s_max: float
+    # What may wait for a client that does not read, and for how long.
+    outbox_bytes_max: int
+    write_s_max: float
+    # Whether upgrades to WebSocket are accepted, and how many connections there may be.
+    websocket: bool
+    connections_max: int
+    connection_age_s: float
+    # How long the cache of a lost connection is kept.
+    reconnect_s: float
+
+
 async def _no_report(owner: Owner, turn_id: str) -> None:
     """Where nothing is compared."""
 
 
 @dataclass(slots=True)
 class Services:
-    """The one value that `app.py` gives to all transports."""
+    """The one value that `app.py` gives to all APIs."""
 
     runner: Runner
     accounts: Accounts
@@ -52,10 +68,7 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
-    is_ready: Callable[[], Awaitable[dict[str, bool]]]
-    write_metrics: Callable[[], Awaitable[bytes]]
-    # The limits of a client are settings.
-    limits: Settings = field(default_factory=Settings)
+    limits: EdgeLimits
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
     # What is known of the reuse of a turn's prompt, in all workers of this parent process.

@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,22 +21,26 @@ from segue.builders.drains import Drains
 from segue.builders.fleet import FleetReports
 from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError
+from segue.listener.api import Api
 from segue.listener.auth import origin_policy
-from segue.listener.services import Services
+from segue.listener.http import HttpApp
+from segue.listener.services import EdgeLimits, Services
+from segue.listener.table import RouteTable, api_rows, make_row
+from segue.listener.upgrades import Upgrades
 from segue.memory.budget import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.responses.http import HttpApp
-from segue.responses.upgrades import Upgrades
 from segue.routing.chains import Lineages
 from segue.seams.access import Keys
 from segue.seams.history import Owner
 from segue.seams.store import IdempotencyKeys, Retention, Turns
+from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import EngineStatus, WorkerStatus
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import HealthCheck, Observers, open_observers
+from segue.server.pages import ServerPages
 from segue.server.reload import Reload, open_gate
 from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
@@ -107,7 +111,10 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, place: WorkerPlace = ALONE, give_up: GiveUp | None = None
+    settings: Settings,
+    place: WorkerPlace = ALONE,
+    give_up: GiveUp | None = None,
+    apis: Mapping[str, Api] = APIS,
 ) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
     fails without which this process cannot go on."""
@@ -121,7 +128,7 @@ async def open_app(
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up) as app:
+        async with _open_server(served, state, hosted, place, give_up, tuple(apis.values())) as app:
             yield app
 
 
@@ -132,6 +139,7 @@ async def _open_server(
     hosted: HostedTools,
     place: WorkerPlace,
     give_up: GiveUp | None,
+    apis: Sequence[Api],
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
@@ -142,8 +150,8 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, runner, observers, served)
         reports = CacheReports(state)
-        services = build_services(state, runner, observers, eraser, health, reports)
-        upgrades = Upgrades(services)
+        services = build_services(state, runner, observers, eraser, reports)
+        upgrades = Upgrades(services, apis)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         names = list(runner.models)
@@ -167,8 +175,11 @@ async def _open_server(
         fleet = FleetReports(
             engines, observers.metrics.replicas.totals, pace, load, observers.history, peers
         )
-        pages = (Dashboard(services, feed), key_routes, reports, fleet)
-        http = HttpApp(services, [route for page in pages for route in page.routes])
+        rows = api_rows(apis, services)
+        own = ServerPages(services, health.check, health.write_metrics, rows)
+        for page in (own, Dashboard(services, feed), key_routes, reports, fleet):
+            rows += map(make_row, page.routes)
+        http = HttpApp(services, RouteTable(rows, hints=HINTS))
 
         async def caller_of(owner: Owner, key: str) -> Caller:
             account = await state.accounts.find_digest(key)
@@ -268,10 +279,9 @@ def build_services(
     runner: Runner,
     observers: Observers,
     eraser: Eraser,
-    health: HealthCheck,
     reports: CacheReports,
 ) -> Services:
-    """What every transport needs."""
+    """What every API needs."""
     settings, accounts = state.settings, state.accounts
     names, origins = settings.allowed_hosts, settings.cors_origins
     policy = origin_policy(settings.host, names, origins, lambda: not accounts.is_required)
@@ -283,15 +293,19 @@ def build_services(
         conversations=state.store.conversations,
         erase=eraser.erase,
         open_cache=state.open_cache,
-        is_ready=health.check,
-        write_metrics=health.write_metrics,
         find_report=reports.find,
-        limits=settings,
+        limits=edge_limits(settings),
         memory=state.memory,
         note_refusal=observers.note_refusal,
         count_request=observers.metrics.count_request,
         write_access=observers.write_access,
     )
+
+
+def edge_limits(settings: Settings) -> EdgeLimits:
+    """The limits of one client, from the settings of the same names."""
+    names = [field.name for field in fields(EdgeLimits)]
+    return EdgeLimits(**{name: getattr(settings, name) for name in names})
 
 
 def build_feed(
