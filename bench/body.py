@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from segue.errors import ApiError
 from segue.server.app import open_app
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.prepare import prepare
 from segue.wire.codec import decode_create

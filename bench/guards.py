@@ -18,7 +18,7 @@ from functools import partial
 
 from bench.peer import Client, server
 from segue.seams.guard import PASSED, Verdict
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue_bench.rounds import interleaved, print_table
 
 GUARD_S = 0.05

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from segue_bench.client import frame, local, open_websocket, read_message
 from segue_bench.clients import ENDS
-from segue_bench.server import LISTENING, ServerProcess, apart, spawn
+from segue_bench.server import CLI, LISTENING, ServerProcess, apart, spawn
 
 DELTA = b'{"type":"response.output_text.delta"'
 
@@ -21,7 +21,7 @@ DELTA = b'{"type":"response.output_text.delta"'
 def server(
     script: Mapping[str, Any] | None = None,
     *flags: str,
-    module: str = "segue_cli.cli",
+    module: str = CLI,
     is_pinned: bool = True,
 ) -> Iterator[ServerProcess]:
     """Run a server, pinned to the first core where there are two; another module may change it before it serves."""

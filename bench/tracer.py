@@ -8,7 +8,7 @@ number of hops since then, `calls` the number of all calls and resumptions, whic
 ends the recording and gives it back, and `ignore` ends it so that its hops are left out from now on. The end of the
 socket ends the server.
 
-Of the package only `segue_cli.cli:main` is named here, so that the same tracer runs on any checkout.
+Of the package only the command line's `main` is named here, so that the same tracer runs on any checkout.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -159,7 +160,6 @@ def main(arguments: list[str]) -> int:
     """Serve, watched."""
     control, package, *command = arguments
     import segue
-    import segue_cli.cli
 
     assert segue.__file__ is not None
     if Path(segue.__file__).parent != Path(package):
@@ -170,7 +170,10 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=obey, args=(listener, recorder), daemon=True).start()
     threading.setprofile(recorder.see)
     sys.setprofile(recorder.see)
-    return segue_cli.cli.main(command)
+    # Up to 0.3.0 the command line was a part of the package.
+    has_cli = (Path(package).parent / "segue_cli").is_dir()
+    cli = import_module("segue_cli.cli" if has_cli else "segue.cli")
+    return int(cli.main(command))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from segue.memory.budget import Memory
 from segue.memory.intake import Inflow, Intake
 from segue.server.app import App
 from segue.server.serve import build_server
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 
 SECTIONS = ("1", "2", "3", "4", "5", "6", "7", "9", "10", "12", "13")
 # What release 25.10.1 has in them; fewer would be a run that ended early.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -22,6 +25,60 @@ settings.load_profile("quick")
 
 # A segue.toml in the working folder is the developer's own: no test reads it.
 os.environ["SEGUE_CONFIG"] = "none"
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def model_files_are_read_once() -> Iterator[None]:
+    """A GGUF is read once in each process of the tests, not with each of a thousand servers: that was most of what
+    such a server cost. A file that has changed is read again."""
+    from segue.server import models
+    from segue.vocabularies import chat_template
+
+    with pytest.MonkeyPatch.context() as patch:
+        read_head = read_once(models.read_gguf)
+        patch.setattr(models, "read_gguf", read_head)
+        patch.setattr(chat_template, "read_gguf", read_head)
+        patch.setattr(models, "vocabulary_from_gguf", read_once(models.vocabulary_from_gguf))
+        yield
+
+
+def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    @cache
+    def read_version(path: Path, changed_ns: int, size: int) -> T:
+        return read(path)
+
+    @wraps(read)
+    def remembered(path: Path) -> T:
+        try:
+            version = path.stat()
+        except OSError:
+            return read(path)
+        return read_version(path, version.st_mtime_ns, version.st_size)
+
+    return remembered
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uvicorn_stops_soon() -> Iterator[None]:
+    """uvicorn looks ten times a second whether it shall stop, and again whether its connections have ended: a quarter
+    of a second for each server. Here it looks two hundred times."""
+    import uvicorn.server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", ImpatientAsyncio())
+        yield
+
+
+class ImpatientAsyncio:
+    """The module asyncio, but for the length of a sleep."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s / 20)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 `make test-cost` runs the tests with this plugin (`-p tests.cost`). It counts the CPU seconds and the wall time of each
 test, the processes that the test started included, those that still run too. What sets up a fixture of a module or of
 the session is a row of its own (`file::[fixture]`), and so is what a worker does before its first test. At the end it
-prints the dearest rows by CPU and by wall, the sum of each folder and the totals; `--cost-file FILE` keeps all rows as
+prints the dearest rows by CPU and by wall, the sum of each folder and the totals; `--cost-file=FILE` keeps all rows as
 JSON, and `python -m tests.cost BEFORE AFTER` compares two such files.
 
 The cost of a server that several tests share is charged to the test that runs while the server works. A process that

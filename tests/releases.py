@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,12 @@ class Program:
     def environment(self) -> Mapping[str, str]:
         """With this the interpreter of the tests runs that version."""
         return {"PYTHONPATH": str(self.folder)}
+
+    @property
+    def command(self) -> Sequence[str]:
+        """Its command line; up to 0.3.0 that was a part of the package."""
+        has_package = (self.folder / "segue_cli").is_dir()
+        return (sys.executable, "-m", "segue_cli.cli" if has_package else "segue.cli")
 
 
 def released() -> list[Release]:
@@ -131,7 +137,8 @@ def digest(wheel: Path) -> str:
 def make_up(folder: Path, *, writes_new_rows: bool) -> Program:
     """A later version: it has one more column, knows one more kind of row, and perhaps writes it."""
     version = "99.1.0" if writes_new_rows else "99.0.0"
-    shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    # With what is compiled, but for what a process is just writing: it holds for each file that is not edited here.
+    shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("*.pyc.*"))
     package = folder / "segue"
     _edit(package / "__init__.py", f'"{__version__}"', f'"{version}"')
     _add_columns(package / "stores" / "sql")

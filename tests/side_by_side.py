@@ -6,7 +6,7 @@ Clients hold conversations over HTTP, over sockets, in the background and in `/v
 server that is in service. Meanwhile a server of the older version gets one of the newer version beside it, is stopped,
 comes back, and the newer one is stopped. Nothing may fail, not even once; each turn must read its whole history (its
 input tokens are those of the same turn on a quiet server); and in the end one server knows every response. A request
-that a stopping server has refused before it began goes to the other one, as behind a balancer, and is counted.
+that a stopping server has refused before it began goes to the other one, as with a balancer, and is counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -40,6 +39,8 @@ CHAIN_MAX = 6
 # Turns of each client between two changes.
 TURNS_EACH = 2
 POLL_S = 0.05
+# Of a client before each turn. Without it a few clients keep every core busy while a server starts.
+THINK_S = 0.02
 # A crowd on a busy machine.
 WAIT_S = 300
 GRACE_S = 60
@@ -56,7 +57,7 @@ def read_by(response: dict[str, Any]) -> int | None:
 
 @dataclass
 class Service:
-    """The servers that take new turns now, and what clients were told."""
+    """The servers that take new turns now, and what clients received."""
 
     servers: list[ServedProcess] = field(default_factory=list)
     # Input tokens of the first, second, … turn of a chain, as a quiet server counts them.
@@ -124,6 +125,7 @@ async def chat(service: Service, number: int, turn: Turn) -> None:
     while True:
         before: str | None = None
         for place in range(CHAIN_MAX):
+            await asyncio.sleep(THINK_S)
             response = await turn(service, before)
             service.note(response, before, place)
             before = response["id"]
@@ -174,6 +176,7 @@ async def converse(service: Service, number: int) -> None:
     while True:
         made = await service.ask("POST", "conversations", {})
         for place in range(CHAIN_MAX):
+            await asyncio.sleep(THINK_S)
             asked = body(None, conversation=made["id"])
             response = await service.ask("POST", "responses", asked)
             if read_by(response) != service.expected[place]:
@@ -242,7 +245,12 @@ class Versions:
 
     async def start(self, program: Program) -> ServedProcess:
         """A server of this version, in service."""
-        opening = served_process(*self._flags, cwd=self._folder, environment=program.environment)
+        opening = served_process(
+            *self._flags,
+            program=program.command,
+            cwd=self._folder,
+            environment=program.environment,
+        )
         served = await asyncio.to_thread(self._stack.enter_context, opening)
         assert f"Segue {program.version} serves" in "".join(served.printed), served.printed
         self._service.servers.append(served)
@@ -327,7 +335,7 @@ def refusal(program: Program, store: str, folder: Path) -> str:
     """What this version says that does not start on the store."""
     words = ["serve", "--port", "0", "--engine", "scripted", "--store", store]
     ended = subprocess.run(
-        [sys.executable, "-m", "segue_cli.cli", *words],
+        [*program.command, *words],
         cwd=folder, env={**os.environ, **program.environment}, text=True, timeout=WAIT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

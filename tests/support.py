@@ -23,7 +23,7 @@ import websockets.asyncio.client
 
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.serve import build_server
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests import last_turn
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}

@@ -6,9 +6,9 @@ import ast
 import json
 from pathlib import Path
 
-from segue.printable import printable
+from segue.printable import printable, shown_address
 
-REMOTE = Path(__file__).parents[1] / "src" / "segue" / "remote"
+REMOTE = Path(__file__).parents[1] / "src" / "segue_cli" / "remote"
 
 
 def test_control_characters_are_written_as_json_writes_them() -> None:
@@ -31,3 +31,8 @@ def test_commands_that_talk_to_a_server_print_by_one_function() -> None:
         calls = [one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Call)]
         names = [one.func.id for one in calls if isinstance(one.func, ast.Name)]
         assert names.count("print") == (path.name == "talk.py"), path.name
+
+
+def test_address_of_an_engine_is_shown_without_its_password() -> None:
+    assert shown_address("https://user:secret@h:1/v1") == "https://h:1/v1"
+    assert shown_address("http://h:1") == "http://h:1"

@@ -40,6 +40,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Nine thousand tests and their modules stay to the end: no collection of garbage looks at them again."""
+    freeze_heap()
+
+
+def freeze_heap() -> None:
+    """Collect what is garbage now; what is left is looked at no more."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -19,12 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
 from segue_bench.client import ConnectionFailed, ServerAddress, get
 
+# The command line of the server that is measured; up to 0.3.0 it was a part of the package.
+CLI = "segue_cli.cli" if find_spec("segue_cli") else "segue.cli"
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
 STAGES = ("validate", "resolve", "render", "first_token", "sample", "save")

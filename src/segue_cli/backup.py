@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import Misconfigured
-from segue.settings import Settings, is_ring_stored, seal_path
+from segue.settings.values import Settings
 from segue.stores.seals import keep_name, read_ring
 from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
 
@@ -141,12 +141,12 @@ def _targets(settings: Settings, manifest: Manifest) -> dict[str, Path]:
         raise Misconfigured(
             f"store: this is a backup of {manifest.store}, which cannot become {settings.shown_store}."
         )
-    places = {DATABASE: settings.store_path, SEALS: seal_path(settings)}
+    places = {DATABASE: settings.store_path, SEALS: settings.seal_path}
     return {name: path for name, path in places.items() if name in manifest.sha256 and path}
 
 
 def _copy_seals(settings: Settings, target: Path) -> None:
-    source = None if is_ring_stored(settings) else seal_path(settings)
+    source = None if settings.is_ring_stored else settings.seal_path
     if source is not None and (source.exists() or settings.seal_keys):
         # Read as a server would: a file that cannot be read is no backup.
         read_ring(source)

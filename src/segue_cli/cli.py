@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from segue import __version__
 from segue.errors import ApiError, Misconfigured
 from segue.printable import printable
-from segue.validation import nearest
+from segue.settings.validation import nearest
 
 
 class Verb(NamedTuple):

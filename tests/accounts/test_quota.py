@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.accounts import quota as words
-from segue.accounts.metering import Meter
-from segue.accounts.quota import KeyQuota
+from segue.accounts.quota import KeyQuota, Meter
 from segue.errors import TooMany, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, KeyLimits, Level, share_out
 from segue.stores.memory import MemorySharedLimits

@@ -40,7 +40,7 @@ def passed(walk: dict[str, Any]) -> tuple[int, ...]:
 
 
 def test_walk_of_a_websocket_turn_passes_the_main_rooms(tmp_path: Path) -> None:
-    assert {"transports", "session", "turn", "engines"} <= set(
+    assert {"listener", "responses", "session", "turn", "engines"} <= set(
         map(room_of, walked(tmp_path / "1.json")["files"])
     )
 
@@ -81,7 +81,7 @@ def test_hop_that_one_turn_does_not_make_is_left_out() -> None:
 
 def test_path_names_rooms_files_and_callers_where_they_change() -> None:
     assert [line.strip() for line in path_lines(PATH[:3])] == [
-        "[bold]transports[/]",
+        "[bold]listener[/]",
         "[cyan]socket.py[/]",
         "Socket.read  [dim]<- loop[/]",
         "[bold]wire[/]",

@@ -21,7 +21,8 @@ from segue.builders.discovery import look_up
 from segue.builders.kubernetes import LookupFailed
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
-from segue.settings import ModelSettings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import ModelSettings
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
 from tests.support import WAIT_S, Served, fetch, serving, until

@@ -17,7 +17,7 @@ from segue.cluster.peers import Peers
 from segue.engines.routes import RoutedEngine
 from segue.server.control import DrainOrder, EngineStatus, FleetStatus
 from segue.server.models import ServedModels, build_models
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests.cluster.test_peers import met
 from tests.support import until
 

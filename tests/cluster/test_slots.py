@@ -19,7 +19,7 @@ from segue.limits import Draw, Grant, HeldPlaces, share_out
 from segue.routing.fair_queue import FairQueue
 from segue.seams.access import SharedLimits
 from segue.server.storage import open_store
-from segue.settings import Settings
+from segue.settings.values import Settings
 from tests.support import until
 
 
@@ -112,7 +112,7 @@ async def test_what_is_not_needed_is_given_to_another_process(
 HOLDS = """
 import asyncio, sys
 from segue.limits import Draw, HeldPlaces, KeyLimits
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.server.storage import open_store
 
 async def hold():

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from segue.server.models import missing_models
-from segue.settings import Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue_cli.commands import first_model
 from segue_cli.commands.first_model import with_first_model
 

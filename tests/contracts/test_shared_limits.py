@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from segue.accounts.metering import Meter
-from segue.accounts.quota import KeyQuota
+from segue.accounts.quota import KeyQuota, Meter
 from segue.limits import Draw, HeldPlaces, KeyLimits
 from tests.contracts.stores import KINDS, SHARED, open_stores
 

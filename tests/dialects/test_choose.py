@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
-from segue.dialects.choose import choose, dialect_for
+from segue.dialects.choose import FAMILIES, choose, dialect_for
+from segue.dialects.deepseek import TEMPLATES
 from segue.dialects.family import Family
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
@@ -16,7 +17,7 @@ from segue.dialects.mistral import AROUND, MISTRAL
 from segue.errors import Misconfigured, ServerFault
 from segue.seams.model import Dialect, Scene
 from segue.seams.prompt import Head
-from segue.settings import DIALECTS
+from segue.settings.values import DIALECTS
 from segue.vocabularies.chat_template import template_in
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import (
@@ -192,6 +193,11 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ServerFault):
         choose(tmp_path, smollm2())
+
+
+def test_every_name_of_the_settings_is_a_dialect() -> None:
+    """Two names are no family: both look at the model's own files. Templates of ours are run like any other."""
+    assert {"auto", "template", *FAMILIES, *TEMPLATES} == {*DIALECTS}
 
 
 def test_every_name_is_a_dialect_on_the_page() -> None:

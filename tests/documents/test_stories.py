@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from segue.errors import Misconfigured
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue_embedded.weights import find_weights
 from tests.documents.pages import steps_of
 from tests.documents.player import ROOT, free_port, playing

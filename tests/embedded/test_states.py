@@ -17,7 +17,7 @@ import pytest
 from segue.errors import Misconfigured
 from segue.seams.history import Turn, Warm
 from segue.seams.prompt import Head, Tokens, id_array
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue.stores.memory_turns import MemoryTurns
 from segue.stores.seals import RingSeals, new_key
 from segue_embedded import states

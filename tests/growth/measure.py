@@ -21,6 +21,7 @@ import uvloop
 
 from tests.growth.client import Client
 from tests.support import Served, serving
+from tests.watch import freeze_heap
 
 # Linear is 2 for a doubled size, quadratic 4.
 RATIO_MAX = 2.9
@@ -197,16 +198,15 @@ def bench(**flags: object) -> Iterator[Bench]:
     try:
         served, loop = opened.result(60)
         # What the test runner has loaded is no part of the server.
-        gc.collect()
-        gc.freeze()
+        freeze_heap()
         made = Bench(served, loop)
         yield made
         made.close()
     finally:
-        gc.unfreeze()
         for call in stop:
             call()
         thread.join(60)
+        freeze_heap()
 
 
 def sizes_to(limit: int, doublings: int) -> list[int]:

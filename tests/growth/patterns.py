@@ -25,9 +25,9 @@ ANCHORED = {
 }
 # These read what the operator has written, or the files of a model.
 TRUSTED = {
-    "segue.settings.SEARCH_HEADER",
-    "segue.validation.HEADER",
-    "segue.validation.KEY",
+    "segue.settings.checks.SEARCH_HEADER",
+    "segue.settings.sources.HEADER",
+    "segue.settings.sources.KEY",
     "segue.vocabularies.vocabulary.MARK_FORM",
 }
 SIZES = (1_500, 3_000)

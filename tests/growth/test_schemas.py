@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from tests.growth.measure import Cost, Finding, judge, sizes_to
 from tests.growth.test_measure import timed
 from tests.schemas import STRUCTURES, TAKERS
+from tests.watch import freeze_heap
 
 CASES = [(taker, structure) for taker in TAKERS for structure in STRUCTURES]
 
@@ -18,10 +18,9 @@ CASES = [(taker, structure) for taker in TAKERS for structure in STRUCTURES]
 @pytest.fixture(autouse=True, scope="module")
 def small_heap() -> Iterator[None]:
     """What the test runner has loaded is no part of what is measured."""
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     yield
-    gc.unfreeze()
+    freeze_heap()
 
 
 def growth(taker: str, structure: str, limit: int, doublings: int) -> Finding:

@@ -21,7 +21,7 @@ from segue.seams.history import Turn
 from segue.server.apis import APIS
 from segue.server.app import edge_limits
 from segue.server.pages import ServerPages
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
 from segue.turn.plan import Arrival, Caller

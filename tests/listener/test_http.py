@@ -18,7 +18,7 @@ from segue.listener.table import RouteTable, api_rows, make_row
 from segue.observe.logs import TextFormatter
 from segue.server.apis import APIS, HINTS
 from segue.server.pages import ServerPages
-from segue.settings import Settings
+from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
 from tests.listener.doubles import Begun, Stage, ticks
 from tests.support import MODEL, fetch, serving

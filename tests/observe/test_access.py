@@ -16,10 +16,10 @@ import websockets
 
 from segue.errors import Misconfigured
 from segue.observe.access import text_of
-from segue.observe.logs import make_formatter
+from segue.observe.logs import LogFormat, make_formatter
 from segue.process.afterwards import AccessLine
 from segue.server.storage import give_out
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.support import Served, fetch, serving, until, wire
 
@@ -28,11 +28,11 @@ ASK: dict[str, Any] = {"model": "gpt", "input": CANARY, "store": False}
 
 
 @contextmanager
-def logged(log_format: str, log_level: int = logging.DEBUG) -> Iterator[io.StringIO]:
+def logged(log_format: LogFormat, log_level: int = logging.DEBUG) -> Iterator[io.StringIO]:
     """What our loggers write, as the operator sees it."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(make_formatter(load_settings({"log_format": log_format}, {})))
+    handler.setFormatter(make_formatter(log_format))
     root = logging.getLogger("segue")
     level = root.level
     root.addHandler(handler)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from segue.errors import ApiError, ServerFault
-from segue.process.queued import asked_of, with_request
+from segue.process.sealed_requests import asked_of, with_request
 from segue.stores.seals import RingSeals, new_key
 from segue.wire.codec import decode_create, encode
 from tests.contracts.turns import make_turn

@@ -14,7 +14,7 @@ from segue.errors import InvalidRequest, TooMany
 from segue.listener.reconnect import LostCaches
 from segue.listener.socket import SocketClosed
 from segue.responses.websocket import SocketSession
-from segue.settings import Settings
+from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
 from tests.listener.doubles import Begun, Stage, ticks
 
@@ -224,7 +224,7 @@ async def test_turn_that_was_repeated_from_another_connection_can_be_continued_h
 ) -> None:
     await peer.create(idempotency_key="key")
     running = peer.begun[0].running
-    running.turn = make_turn("resp_1", owner=LOCAL)
+    running.saved(make_turn("resp_1", owner=LOCAL))
     peer.begun[0].publish("response.completed")
     await ticks()
     assert "resp_1" in peer.stage.near.turns

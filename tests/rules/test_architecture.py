@@ -18,6 +18,7 @@ PLACE = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTA
 
 # The rooms by level, with their questions.
 ROOMS = {
+    "settings": "0: what did the operator ask for? Only `server/` and the commands know it.",
     "wire": "1: what do the nouns of the API mean, and the bytes?",
     "seams": "1: every way the product may vary, as protocols with the values they speak",
     "session": "2: whose turn is it on this connection, and what may be forgotten?",
@@ -57,7 +58,7 @@ def question(path: Path) -> str:
 def lines() -> Iterator[str]:
     """The section as it should be."""
     tops = [path for path in sorted(PACKAGE.glob("*.py")) if not path.name.startswith("__")]
-    yield "\n**Beside the rooms** (0: what can fail, how ids look, what the operator asked for)\n\n"
+    yield "\n**Beside the rooms** (0: what can fail, how ids look)\n\n"
     yield "".join(f"- `{path.name}`: {question(path)}\n" for path in tops)
     for room, about in ROOMS.items():
         yield f"\n**`{room}/`** ({about})\n\n"

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from segue.settings import FLAGS, Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.help import FLAGS
+from segue.settings.values import Settings
 from segue_cli.cli import parse
 from tests.releases import newest_version
 

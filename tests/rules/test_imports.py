@@ -23,8 +23,6 @@ GROUND = {
     "json_schema",
     "limits",
     "printable",
-    "settings",
-    "validation",
 }
 INNER = GROUND | {"wire", "seams"}
 
@@ -40,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "json_schema": set(),
     "limits": set(),
     "printable": set(),
-    "settings": {"errors", "validation"},
-    "validation": set(),
+    # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
+    "settings": {"errors", "printable"},
     # 1: what do the nouns mean? Every way the product may vary.
     "wire": GROUND,
     "seams": GROUND | {"wire"},
@@ -77,18 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-    | {
-        "mcp",
-        "memory",
-        "observe",
-        "openapi",
-        "process",
-        "reports",
-        "responses",
-        "routing",
-        "session",
-    }
-    | {"stores", "tools", "turn", "vocabularies", "web"},
+    | {"mcp", "memory", "observe", "openapi", "process", "reports", "responses", "routing"}
+    | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
 }
 
 # Values in, values out: a room, or one module of a room.
@@ -235,6 +223,28 @@ def indirect_impurities(package: Path) -> Iterator[str]:
                 yield f"{name} is pure and reaches {', '.join(sorted(found))} through {other}"
 
 
+def cycles(package: Path) -> list[str]:
+    """Modules that import each other in a circle, imports for types and inside functions included."""
+    known = {module.name: module for module in modules(package)}
+    below = {name: set(imported_modules(module, known)) - {name} for name, module in known.items()}
+    # What nobody imports, or what imports nothing, is in no circle.
+    while True:
+        above = {other for names in below.values() for other in names}
+        outside = {name for name, names in below.items() if not names or name not in above}
+        if not outside:
+            return sorted(below)
+        below = {name: names - outside for name, names in below.items() if name not in outside}
+
+
+def imported_modules(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
+    """The modules of the package that a module names anywhere."""
+    for name in imported_names(module):
+        top, *parts = name.split(".")
+        names = (".".join(parts), ".".join(parts[:-1]))
+        if top == "segue":
+            yield from [one for one in names if one in known][:1]
+
+
 def ours(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
     """The modules of the package that a module imports when it runs, by name."""
     typing = {
@@ -300,6 +310,21 @@ def test_pure_modules_are_pure_all_the_way_down() -> None:
     assert list(indirect_impurities(PACKAGE)) == []
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(PACKAGE) == []
+
+
+def test_rule_sees_a_circle_that_is_for_types_only(tmp_path: Path) -> None:
+    typed = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from segue.turn.plan import Plan"
+    )
+    files = {"plan": "from segue.turn.loop import Loop", "loop": typed, "decide": "import re"}
+    (tmp_path / "turn").mkdir()
+    for name, text in files.items():
+        (tmp_path / "turn" / f"{name}.py").write_text(text)
+    assert cycles(tmp_path) == ["turn.loop", "turn.plan"]
+
+
 def test_table_points_down_only() -> None:
     """No two rooms may know each other, directly or in a circle."""
 
@@ -328,7 +353,10 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "wire/__init__.py", "from .codec import decode", False),
     (upward_imports, "ids.py", "from segue import errors", True),
     (upward_imports, "ids.py", "from . import errors", True),
-    (upward_imports, "settings.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/values.py", "from segue.errors import ApiError", False),
+    (upward_imports, "settings/checks.py", "from segue.server import models", True),
+    (upward_imports, "server/app.py", "from segue.settings.values import Settings", False),
+    (upward_imports, "guards/rules.py", "from segue.settings.values import Settings", True),
     (upward_imports, "__init__.py", "from segue.server.app import create", True),
     (upward_imports, "session/lanes.py", "from segue.turn.plan import Plan", True),
     (upward_imports, "process/runner.py", "from segue.session.lanes import Lanes", True),

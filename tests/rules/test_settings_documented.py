@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from segue.settings import FIELDS, FLAGS, HELP, ModelSettings
-from segue.validation import choices_of
+from segue.settings.help import FLAGS, HELP
+from segue.settings.validation import choices_of
+from segue.settings.values import FIELDS, ModelSettings
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "settings.md"
 HEADER = "| flag | environment | `segue.toml` | default | meaning |\n|---|---|---|---|---|\n"

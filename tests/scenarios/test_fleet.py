@@ -18,7 +18,8 @@ from segue.accounts.quota import AHEAD
 from segue.limits import KeyLimits
 from segue.process.idempotency import CLAIMS_MAX
 from segue.server.storage import create_key
-from segue.settings import Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue_cli.cli import main
 from tests.support import (
     MODEL,

@@ -22,7 +22,8 @@ from segue.errors import Misconfigured
 from segue.seams.guard import PASSED, Verdict
 from segue.server.models import build_models
 from segue.server.storage import give_out
-from segue.settings import Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from tests.documents.papers import pdf
 from tests.scenarios.test_mcp import DONE, echoing, hosting_own
 from tests.support import MODEL, WAIT_S, WEATHER, Wire, fetch, metric, serving, wire

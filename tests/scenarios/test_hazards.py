@@ -22,7 +22,7 @@ from segue.listener.socket import Socket, SocketLimits
 from segue.responses import websocket
 from segue.responses.websocket import SocketSession
 from segue.server.storage import give_out
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.wire import codec

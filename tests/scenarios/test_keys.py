@@ -17,7 +17,7 @@ from segue.errors import Misconfigured
 from segue.limits import Key, KeyLimits
 from segue.server.app import open_app
 from segue.server.storage import give_out
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
 
 WRONG = "sk-segue-" + "x" * 43

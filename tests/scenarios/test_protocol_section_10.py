@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import websockets
 
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from tests.events import check_refusal, check_turn
 from tests.support import (
     MODEL,

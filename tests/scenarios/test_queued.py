@@ -15,7 +15,7 @@ import pytest
 from segue.limits import KeyLimits
 from segue.seams.history import Turn
 from segue.server.storage import give_out, revoke_key
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue.turn.loop import TurnLoop
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.events import check_turn

@@ -34,19 +34,28 @@ async def store(kind: str, tmp_path: Path, postgres: PostgresServer) -> AsyncIte
     await postgres.drop_database(url)
 
 
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The next version, which reads a new kind of row."""
+    return make_up(tmp_path_factory.mktemp("made_up") / "reads", writes_new_rows=False)
+
+
+@pytest.fixture(scope="module")
+def writes(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The version after that, which writes it."""
+    return make_up(tmp_path_factory.mktemp("made_up") / "writes", writes_new_rows=True)
+
+
 async def test_version_and_the_one_before_it_serve_one_store(
-    kind: str, store: str, tmp_path: Path
+    kind: str, store: str, reads: Program, tmp_path: Path
 ) -> None:
-    newer = make_up(tmp_path / "next", writes_new_rows=False)
-    service = await play(neighbour(), newer, store, kind, tmp_path, CLIENTS)
+    service = await play(neighbour(), reads, store, kind, tmp_path, CLIENTS)
     assert service.turns >= 5 * CLIENTS
 
 
 async def test_new_rows_are_written_by_the_version_after_the_one_that_reads_them(
-    kind: str, store: str, tmp_path: Path
+    kind: str, store: str, reads: Program, writes: Program, tmp_path: Path
 ) -> None:
-    reads = make_up(tmp_path / "reads", writes_new_rows=False)
-    writes = make_up(tmp_path / "writes", writes_new_rows=True)
     service = Service()
     with Versions(store, kind, tmp_path, service) as versions:
         await versions.start(neighbour())

@@ -23,7 +23,7 @@ from segue.seams.model import Dialect, Engine
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key
 from segue.turn.plan import Model
-from segue.turn.resources import Judge, Resources
+from segue.turn.resources import Resources
 from segue.wire.codec import decode_create
 from tests.contracts.engine import chatml
 from tests.engines.asking import STOP, Played, assistant, reply, upstream
@@ -40,7 +40,7 @@ REVIEWS = "get_pull_request_reviews"
 
 @asynccontextmanager
 async def staged(
-    engine: Engine, dialect: Dialect, judge: Judge | None = None, **fields: Any
+    engine: Engine, dialect: Dialect, watch: ReuseWatch | None = None, **fields: Any
 ) -> AsyncIterator[Stage]:
     """A process that serves this engine, without a disk."""
     recording = RecordingEngine(engine)
@@ -52,7 +52,10 @@ async def staged(
         store.idempotency_keys,
         store.conversations,
     )
-    resources = Resources({"m": model}, RingSeals([new_key()]), RenderCache(BUDGET), judge=judge)
+    report_prompt = None if watch is None else watch.add
+    resources = Resources(
+        {"m": model}, RingSeals([new_key()]), RenderCache(BUDGET), report_prompt=report_prompt
+    )
     async with Runner(resources, records) as runner:
         yield Stage(runner, records, store.turns, recording, dialect, [])
 
@@ -144,9 +147,7 @@ async def test_answer_that_is_sent_back_as_it_was_is_known_by_the_ids_that_were_
     async with (
         FakeVllm(lambda _: [*spelt, STOP], block=1) as fake,
         upstream(fake.url) as address,
-        staged(
-            TokenEngine(VLLM, address, "fake"), dialect, watch.judge, checks_rendering=True
-        ) as stage,
+        staged(TokenEngine(VLLM, address, "fake"), dialect, watch, checks_rendering=True) as stage,
     ):
         history: list[dict[str, Any]] = [{"role": "user", "content": "What is in the garden?"}]
         told = await stage.turn(input=history, tools=TOOLS, store=False)
@@ -162,7 +163,7 @@ async def test_answer_that_is_sent_back_as_it_was_is_known_by_the_ids_that_were_
             assert usage["input_tokens_details"]["cached_tokens"] == known
             # Of all items that were sent, the answer and the question are new.
             assert (told.tally.items_validated, told.tally.tool_decodes) == (2, 0)
-            report = watch.find(OWNER, told.response["id"])
+            report = await watch.find(OWNER, told.response["id"])
             assert report is not None
             # The newline after the answer was not sampled.
             assert (report.verdict, report.reusable_tokens) == ("hit", known + 1)

@@ -8,7 +8,7 @@ import pytest
 
 from segue.server.announce import announce, count, start_lines
 from segue.server.app import open_app
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm

@@ -10,7 +10,9 @@ import pytest
 
 from segue.errors import Misconfigured
 from segue.server.models import BUILDERS, SCRIPTED_VOCABULARY, build_models
-from segue.settings import EngineName, load_settings
+from segue.server.served import served_models
+from segue.settings.checks import load_settings
+from segue.settings.values import EngineName
 from segue.vocabularies.gguf import read_gguf
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
@@ -36,9 +38,9 @@ def test_unknown_engine_is_refused_and_the_choices_are_named(
 ) -> None:
     """An engine that was added to the settings and forgotten here does not become another engine."""
     settings = load_settings({"engine": "scripted", "store": "memory"}, environment={})
-    (model,) = settings.served()
+    (model,) = served_models(settings)
     unknown = msgspec.structs.replace(model, engine=cast(EngineName, "tpu"))
-    monkeypatch.setattr(type(settings), "served", lambda self: (unknown,))
+    monkeypatch.setattr(type(settings), "named_models", lambda self: (unknown,))
     with pytest.raises(Misconfigured, match="'tpu' is not one of: embedded, scripted, llamacpp"):
         build_models(settings)
 

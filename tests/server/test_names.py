@@ -10,7 +10,9 @@ import pytest
 from segue.errors import Misconfigured
 from segue.server.names import is_listed, with_engine_name
 from segue.server.operator import still_named
-from segue.settings import Settings, load_settings
+from segue.server.served import served_models
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.thread import remote
 from tests.support import WAIT_S, fetch, served_process, serving, until
@@ -34,7 +36,7 @@ async def test_only_model_of_an_engine_is_served_where_none_is_named(
 ) -> None:
     async with FakeChat(**engine) as fake:  # type: ignore[arg-type]
         settings = await with_engine_name(in_front_of(fake.url, engine_key="secret"))
-        assert [one.name for one in settings.served()] == ["qwen3:8b"]
+        assert [one.name for one in served_models(settings)] == ["qwen3:8b"]
         named = in_front_of(fake.url, model=["other"])
         assert await with_engine_name(named) is named
 

@@ -13,7 +13,9 @@ import pytest
 from segue.errors import Misconfigured
 from segue.server.control import Reloaded
 from segue.server.reload import compare
-from segue.settings import Settings, load_settings
+from segue.server.served import served_models
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from tests.support import Served, fetch, serving
 
 
@@ -38,7 +40,7 @@ def test_differences_are_named_and_only_what_can_change_is_wanted() -> None:
         ["grace_s", "model one (removed)", "model two (temperature)", "model three (added)"],
         ["port", "workers", "store"],
     )
-    assert [one.name for one in wanted.served()] == ["two", "three"]
+    assert [one.name for one in served_models(wanted)] == ["two", "three"]
     assert (wanted.port, wanted.workers, wanted.store) == (old.port, old.workers, old.store)
     assert compare(wanted, wanted) == (wanted, Reloaded([], []))
 

@@ -7,7 +7,7 @@ import pytest
 
 from segue.errors import Misconfigured
 from segue.server.storage import OPENERS, open_store
-from segue.settings import STORE_KINDS, Settings, StoreKind
+from segue.settings.values import STORE_KINDS, Settings, StoreKind
 from segue.stores.memory import CLAIM_BYTES
 from tests.scenarios.test_background import LONG, follow, post, scripted
 from tests.support import Served, fetch, metric

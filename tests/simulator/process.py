@@ -23,7 +23,8 @@ from segue.listener.exchange import CUT
 from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
 from segue.server.app import App, WorkerPlace, open_app
 from segue.server.models import ServedModels
-from segue.settings import Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue.turn.plan import Model
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said

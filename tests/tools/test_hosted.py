@@ -369,6 +369,14 @@ async def test_slow_tool_is_stopped_at_its_limit() -> None:
     assert (stage.shown[0]["status"], stage.tool.running) == ("failed", 0)
 
 
+async def test_timeout_of_the_tool_itself_is_a_fault_of_the_tool() -> None:
+    async def act(_: HostedCall) -> None:
+        raise TimeoutError
+
+    stage = Stage(FakeTool(act))
+    assert await stage.answer(*stage.pending(*calls_of(1))) == ["Error: The tool could not be run."]
+
+
 async def test_notice_stops_the_calls_that_run() -> None:
     async def act(_: HostedCall) -> None:
         await asyncio.sleep(60)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
@@ -24,7 +24,7 @@ from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarte
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.assemble import Assembler
 from segue.turn.loop import TurnLoop
-from segue.turn.notices import Append, Cancel, Drain
+from segue.turn.notices import Cancel, Drain, Steer
 from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.resources import Gate, Resources
@@ -233,6 +233,22 @@ async def test_notice_ends_the_turn_before_the_engine_is_asked(notice: Any, stat
     assert not cast(ListEngine, played.plan.model.engine).jobs
 
 
+async def test_timeout_of_the_engine_while_a_steer_waits_is_a_fault() -> None:
+    """The steer waits for the end of a sentence; then the engine breaks off."""
+    steer = Steer("steer_1", Raw(b'"Stop."'), (user_message("Stop."),))
+    played = await begin([*text("One"), TimeoutError()])
+
+    class Steering(Ear):
+        def deliver(self, events: Sequence[Event]) -> None:
+            if events[-1].type == "response.output_text.delta":
+                played.running.notify(steer)
+
+    played.running.attach(Steering())
+    await played.loop.run()
+
+    assert (played.response.status, played.response.error.code) == ("failed", "server_error")
+
+
 class BrokenTurns(MemoryTurns):
     """A store that is away for its first writes."""
 
@@ -251,7 +267,7 @@ async def test_turn_that_cannot_be_saved_fails_and_is_saved_as_failed() -> None:
     turns = BrokenTurns(1)
     played = await play([*text("Hi."), Finish("stop")], turns=turns, store=True)
 
-    assert (played.response.status, played.running.unsaved) == ("failed", None)
+    assert (played.response.status, played.loop.unsaved) == ("failed", None)
     kept = await turns.find(OWNER, "resp_1")
     assert kept is not None
     assert kept.response.status == "failed"
@@ -261,8 +277,8 @@ async def test_turn_that_the_store_never_takes_is_handed_to_whoever_retries() ->
     played = await play([*text("Hi."), Finish("stop")], turns=BrokenTurns(9), store=True)
 
     assert played.response.status == "failed"
-    assert played.running.unsaved is not None
-    assert played.running.unsaved.response.status == "failed"
+    assert played.loop.unsaved is not None
+    assert played.loop.unsaved.response.status == "failed"
 
 
 @dataclass
@@ -338,9 +354,9 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
     assert played.ear.types[-1] == "done"
     (call_id,) = played.running.awaited_calls or ()
     output = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
-    item, before = decode_item(json.dumps(output).encode(), "input[0]"), played.running.input_bytes
-    played.running.input_bytes += MIB
-    played.running.notify(Append((item,), MIB))
+    item = decode_item(json.dumps(output).encode(), "input[0]")
+    before = played.running.input_bytes
+    played.running.notify(played.running.accept_append((item,), MIB))
     await running
 
     assert played.response.status == "completed"

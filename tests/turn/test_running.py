@@ -9,11 +9,12 @@ from contextlib import aclosing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from segue.ids import item_ids
 from segue.turn.assemble import Assembler
-from segue.turn.notices import Cancel, Drain
-from segue.turn.running import INBOX_MAX, Running
+from segue.turn.notices import Cancel, Drain, Steer
+from segue.turn.running import INBOX_MAX, Interrupted, Running
 from segue.wire.events import PACKED_BYTES, RING_BYTES_MAX, Event, EventRing
 from tests.contracts.turns import response_of
 
@@ -284,7 +285,7 @@ async def test_notice_interrupts_a_waiting_engine() -> None:
     await is_waiting.wait()
     turn.notify(Cancel())
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Interrupted):
         await asyncio.wait_for(asyncio.shield(sampling), WAIT_S)
     assert is_freed.is_set()
     assert tuple(turn.inbox) == (Cancel(),)
@@ -303,7 +304,7 @@ async def test_notice_interrupts_a_turn_that_waits_for_room() -> None:
     await asyncio.sleep(0)
     turn.notify(Drain())
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Interrupted):
         await asyncio.wait_for(asyncio.shield(waiting), WAIT_S)
 
 
@@ -311,7 +312,7 @@ async def test_notice_that_came_before_interrupts_at_once() -> None:
     turn = running()
     turn.notify(Cancel())
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Interrupted):
         async with asyncio.timeout(WAIT_S), turn.interruptible():
             await asyncio.Event().wait()
     assert tuple(turn.inbox) == (Cancel(),)
@@ -338,7 +339,7 @@ async def test_second_notice_while_the_engine_is_being_freed_is_only_noted() -> 
     turn.notify(Drain())
     may_free.set()
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Interrupted):
         await asyncio.wait_for(asyncio.shield(sampling), WAIT_S)
     assert tuple(turn.inbox) == (Cancel(), Drain())
 
@@ -349,7 +350,7 @@ async def test_notice_between_scopes_is_not_lost() -> None:
         pass
     turn.notify(Cancel())
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(Interrupted):
         async with turn.interruptible():
             await asyncio.Event().wait()
 
@@ -361,6 +362,13 @@ async def test_engines_own_timeout_is_not_taken_for_a_notice() -> None:
         async with turn.interruptible():
             raise TimeoutError
     assert tuple(turn.inbox) == ()
+
+    steer = Steer("steer_1", Raw(b'""'), ())
+    with pytest.raises(TimeoutError):
+        async with turn.interruptible(heeds_steers=False):
+            turn.notify(steer)
+            raise TimeoutError
+    assert tuple(turn.inbox) == (steer,)
 
 
 async def test_inbox_keeps_the_first_notices_in_order() -> None:

@@ -14,7 +14,7 @@ from msgspec import Raw
 from segue.errors import InvalidRequest, Unavailable
 from segue.seams.tools import HostedCall, ToolResult
 from segue.server.tools import build_fetcher, build_web
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue.web.cite import cite
 from segue.web.html import Link, Page
 from segue.web.index import IndexWeb, build

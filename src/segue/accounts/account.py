@@ -24,8 +24,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from segue.accounts.metering import Meter
-from segue.accounts.quota import KeyQuota
+from segue.accounts.quota import KeyQuota, Meter
 from segue.accounts.scopes import OPERATOR, SCOPES
 from segue.aio import GiveUp, in_background
 from segue.errors import ApiError, Forbidden, Unauthenticated, Unavailable

@@ -18,8 +18,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from segue.builders.kubernetes import LookupFailed, ready_endpoints
 from segue.errors import Misconfigured
+from segue.printable import shown_address
 from segue.server.models import Closer, ServedModels
-from segue.settings import ModelSettings, shown_address
+from segue.settings.values import ModelSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import os
 import ssl
 from http import HTTPStatus
 from pathlib import Path
@@ -17,7 +18,6 @@ import msgspec
 from msgspec import Struct
 
 from segue.errors import Misconfigured
-from segue.settings import client_variable
 
 ANSWER_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -71,8 +71,8 @@ def ready_endpoints(service: SplitResult, account: str) -> list[tuple[str, int]]
     A service is called as in the cluster's DNS: NAME, NAME.NAMESPACE or longer. Its port is the pods' own; it may be
     any where they have only one.
     """
-    host = client_variable("KUBERNETES_SERVICE_HOST")
-    if host is None:
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if not host:
         raise Misconfigured(
             "engine_discovery: 'kubernetes' works only in a pod: KUBERNETES_SERVICE_HOST is not set. Elsewhere name "
             "the engines with engine_url, or use 'dns'."
@@ -125,7 +125,7 @@ def _is_address(text: str) -> bool:
 
 
 def _ask(host: str, path: str, account: str) -> tuple[int, bytes]:
-    port = int(client_variable("KUBERNETES_SERVICE_PORT") or 443)
+    port = int(os.environ.get("KUBERNETES_SERVICE_PORT") or 443)
     headers = {"authorization": f"Bearer {_read(account, 'token')}", "accept": "application/json"}
     try:
         trust = ssl.create_default_context(cafile=Path(account, "ca.crt"))

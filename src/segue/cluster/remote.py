@@ -37,7 +37,7 @@ from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel, Notice
 from segue.turn.running import EventSink, Running, Subscriber
 from segue.wire.codec import encode, terminal_event
-from segue.wire.events import Event, EventRing
+from segue.wire.events import Event
 from segue.wire.response import ENDED, Response
 
 log = logging.getLogger(__name__)
@@ -150,8 +150,7 @@ class RemoteTurn(Running):
     """A turn that runs in another worker, as it is followed here."""
 
     def __init__(self, owner: Owner, start: FollowStart, send: Callable[[str], None]) -> None:
-        super().__init__(owner, Assembler.over(start.response), is_stored=True)
-        self._ring = EventRing(start.first)
+        super().__init__(owner, Assembler.over(start.response, start.first), is_stored=True)
         self._send_to_source = send
         self._is_holding = False
         # Set after the terminal event, or when the last subscriber has left.
@@ -169,7 +168,7 @@ class RemoteTurn(Running):
         self.publish(fresh)
         if self.is_ended:
             self.is_over.set()
-        elif not self._is_holding and any(subscriber.is_full for subscriber in self._subscribers):
+        elif not self._is_holding and not self.has_room:
             self._is_holding = True
             self._send_to_source("hold")
         return True
@@ -177,7 +176,7 @@ class RemoteTurn(Running):
     def wake(self) -> None:
         """A reader has caught up or left: the source may go on."""
         super().wake()
-        if self._is_holding and not any(subscriber.is_full for subscriber in self._subscribers):
+        if self._is_holding and self.has_room:
             self._is_holding = False
             self._send_to_source("go_on")
 

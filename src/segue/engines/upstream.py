@@ -31,7 +31,7 @@ from segue.errors import (
     context_overflow,
     shown_names,
 )
-from segue.settings import shown_address
+from segue.printable import shown_address
 
 log = logging.getLogger(__name__)
 

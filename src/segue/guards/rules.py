@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
+from msgspec import Struct
 
 from segue.errors import Misconfigured
 from segue.seams.guard import PASSED, Verdict
-from segue.settings import RuleSettings
 
 # A fraction of a millisecond for an ordinary pattern. Some patterns take four times as long for twice as much.
 WINDOW_CHARS = 32 * 1024
@@ -33,10 +33,33 @@ TEXT_CHARS_MIN = 64
 HOST = re.compile(r"\b(?:https?|wss?|ftp)://(?:[^\s/?#@]*@)?([^\s/?#:\"'<>\\)\]}]+)", re.IGNORECASE)
 
 
+# What no model needs to read or write: private keys, and tokens of well-known services.
+CREDENTIALS = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    r"\bAKIA[0-9A-Z]{16}\b",
+    r"\bgh[pousr]_[A-Za-z0-9]{36}\b",
+    r"\bglpat-[A-Za-z0-9_-]{20}\b",
+    r"\bsk-segue-[A-Za-z0-9_-]{16,}",
+)
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """What is blocked."""
+
+    # Texts that match one of these regular expressions.
+    patterns: tuple[str, ...] = CREDENTIALS
+    # New input of more characters; 0: no limit.
+    chars_max: int = 0
+    # URLs of these domains and of their subdomains.
+    domains_denied: tuple[str, ...] = ()
+    # Unless empty, URLs of all other domains.
+    domains_allowed: tuple[str, ...] = ()
+
+
 class RulesGuard:
     """Blocks what a pattern matches, what is too long, and URLs of domains that are not allowed."""
 
-    def __init__(self, rules: RuleSettings) -> None:
+    def __init__(self, rules: Rules) -> None:
         self._patterns = [_compiled(pattern) for pattern in rules.patterns]
         self._chars_max = rules.chars_max
         self._denied = tuple(map(_folded, rules.domains_denied))

@@ -14,9 +14,8 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from segue.observe.lines import TO_LOG, LineFile
-from segue.observe.logs import make_formatter
+from segue.observe.logs import LogFormat, make_formatter
 from segue.process.afterwards import AccessLine
-from segue.settings import Settings
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
 log = logging.getLogger("segue.access")
@@ -31,10 +30,9 @@ PLAIN = re.compile(r"[!#-~]+")
 class AccessLog:
     """Writes the access log; a context manager that drains on the way out."""
 
-    def __init__(self, settings: Settings) -> None:
-        place = settings.access_log
+    def __init__(self, place: str, log_format: LogFormat, *, workers: int = 1) -> None:
         self._file = None if place == TO_LOG else LineFile("access_log", place)
-        self._format = make_formatter(settings).format
+        self._format = make_formatter(log_format, workers=workers).format
         self._stack = AsyncExitStack()
 
     def write(self, line: AccessLine) -> None:

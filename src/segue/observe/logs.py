@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import re
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
 from segue.ids import current_request
 from segue.printable import printable
-from segue.settings import Settings
+
+LogFormat = Literal["text", "json"]
 
 SECRET = re.compile(r"sk-segue-[A-Za-z0-9_-]+")
 
@@ -59,17 +61,17 @@ class JsonFormatter(logging.Formatter):
         return _redacted(msgspec.json.encode(line).decode())
 
 
-def make_formatter(settings: Settings) -> logging.Formatter:
-    """The formatter that the operator has chosen; text has the process id where there are several."""
-    if settings.log_format == "json":
+def make_formatter(log_format: LogFormat, *, workers: int = 1) -> logging.Formatter:
+    """The formatter that the operator has chosen; text has the process id where there are several workers."""
+    if log_format == "json":
         return JsonFormatter()
-    process = "%(process)d " if settings.workers > 1 else ""
+    process = "%(process)d " if workers > 1 else ""
     return TextFormatter(f"%(asctime)s {process}%(levelname)s %(name)s %(request)s%(message)s")
 
 
-def set_up_logging(settings: Settings) -> None:
-    """Write log lines of at least `log_level` to standard error."""
-    logging.basicConfig(level=settings.log_level.upper())
+def set_up_logging(level: str, log_format: LogFormat, *, workers: int = 1) -> None:
+    """Write log lines of at least this level to standard error."""
+    logging.basicConfig(level=level.upper())
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(make_formatter(settings))
+        handler.setFormatter(make_formatter(log_format, workers=workers))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

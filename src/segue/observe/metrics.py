@@ -24,7 +24,6 @@ from segue import __version__
 from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
-from segue.settings import Settings
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
@@ -33,25 +32,6 @@ BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 6
 LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 # How often it is measured how late the event loop is.
 LAG_EVERY_S = 0.25
-
-# Settings that bound what a process uses.
-LIMITS = (
-    "body_bytes_max",
-    "body_s_max",
-    "connection_age_s",
-    "connection_state_bytes_max",
-    "connections_max",
-    "connections_state_bytes_max",
-    "frames_burst_max",
-    "frames_per_s",
-    "handshake_s_max",
-    "memory_bytes_max",
-    "outbox_bytes_max",
-    "process_state_bytes_max",
-    "render_cache_bytes_max",
-    "reuse_bytes_max",
-    "write_s_max",
-)
 
 # Fields of a turn's tally; each is added to a counter, such as `segue_bytes_received_total`.
 COUNTED = {
@@ -177,10 +157,10 @@ class Metrics:
     def _gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
-    def note_limits(self, settings: Settings) -> None:
-        """The limits that the operator has set, so that a gauge can be compared with its limit."""
-        for name in LIMITS:
-            self._limits.labels(name).set(getattr(settings, name))
+    def note_limits(self, limits: Mapping[str, float]) -> None:
+        """The limits that the operator has set, by setting, so that a gauge can be compared with its limit."""
+        for name, limit in limits.items():
+            self._limits.labels(name).set(limit)
 
     def watch(self, name: str, read: Callable[[], float]) -> None:
         """From now on `read` gives the value of this gauge."""

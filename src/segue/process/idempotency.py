@@ -198,8 +198,8 @@ class Repeats:
         logged = await self._log.read_after(held.owner, held.turn_id, -1)
         if turn is None or not logged or not logged[-1].is_terminal:
             return None
-        running = Running(held.owner, Assembler.over(turn.response), is_stored=True)
-        running.turn = turn
+        over = Assembler.over(turn.response)
+        running = Running(held.owner, over, is_stored=True, turn=turn)
         running.publish(logged)
         return running
 

@@ -167,8 +167,6 @@ class TurnRegistry:
 
     def keep_ended(self, running: Running) -> None:
         """Keep the events of a turn that is over, as long as there is room."""
-        if running.is_stored:
-            running.turn = None
         running.release()
         self._ended[running.id] = (running, running.bytes)
         self.ended_bytes += running.bytes

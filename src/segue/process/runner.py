@@ -30,8 +30,8 @@ from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
 from segue.process.patient_turns import PatientTurns
-from segue.process.queued import with_request
 from segue.process.registry import OtherWorkers, TurnRegistry
+from segue.process.sealed_requests import with_request
 from segue.seams.history import Round, Turn
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
@@ -42,7 +42,7 @@ from segue.turn.compose import count
 from segue.turn.decide import End
 from segue.turn.loop import TurnLoop
 from segue.turn.notices import Drain
-from segue.turn.plan import Arrival, Caller, FirstPrompt, Model, Models, Plan, Receipt, Span
+from segue.turn.plan import Arrival, Caller, Model, Models, Plan, Receipt, Span
 from segue.turn.prepare import prepare
 from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
@@ -278,6 +278,9 @@ class Runner:
     ) -> Running:
         """Let it run. Its first events leave before this returns to the event loop."""
         seal = partial(self.resources.seals.seal, plan.owner)
+        # A turn that was taken over from the queue was sent to another process.
+        size, given = plan.arrival.receipt.bytes_received, plan.resolved.given
+        held = sent_bytes(size, len(given)) if size else weigh_turn(_given(plan), plan.resolved)
         first = 0 if taken_over is None else taken_over.next_number
         running = Running(
             plan.owner,
@@ -286,14 +289,8 @@ class Runner:
             is_rollout=plan.is_rollout,
             can_be_steered=plan.can_be_steered,
             tally=plan.tally,
-        )
-        running.check = partial(_check_later, plan.model, conversation is not None)
-        # A turn that was taken over from the queue was sent to another process.
-        size = plan.arrival.receipt.bytes_received
-        running.input_bytes = (
-            sent_bytes(size, len(plan.resolved.given))
-            if size
-            else weigh_turn(_given(plan), plan.resolved)
+            check=partial(_check_later, plan.model, conversation is not None),
+            input_bytes=held,
         )
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
@@ -325,7 +322,7 @@ class Runner:
         heartbeat = Heartbeat(running, self.heartbeat_s)
         if running.is_background:
             turns = PatientTurns(turns, lambda: self.is_draining)
-            running.on_begin = partial(self._leave_queue, plan, running, turns, heartbeat)
+            running.enqueue(partial(self._leave_queue, plan, running, turns, heartbeat))
             task = asyncio.current_task()
             if self._outlives and task is not None:
                 self._queued[plan.id] = task
@@ -343,17 +340,11 @@ class Runner:
             if plan.id in self._left:
                 await self._leave(plan, running)
             else:
-                await self._end(plan, running, turns, conversation, loop.first_prompt)
+                await self._end(loop, conversation)
 
-    async def _end(
-        self,
-        plan: Plan,
-        running: Running,
-        turns: Turns,
-        conversation: ConversationTurns | None,
-        prompt: FirstPrompt | None,
-    ) -> None:
+    async def _end(self, loop: TurnLoop, conversation: ConversationTurns | None) -> None:
         """The turn is saved: release what it holds, send its terminal event, and keep what may be asked for again."""
+        plan, running = loop.plan, loop.running
         if conversation is not None:
             await self._release(conversation, plan.id)
         response = running.assembler.response
@@ -361,9 +352,9 @@ class Runner:
             quota.release(response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
-        if prompt is not None and self.resources.report_prompt is not None:
+        if loop.first_prompt is not None and self.resources.report_prompt is not None:
             # Before anything else is awaited: who has the terminal event and asks for the report finds that it is made.
-            await self.resources.report_prompt(prompt, running.held_bytes)
+            await self.resources.report_prompt(loop.first_prompt, running.held_bytes)
         plan.tally.spans.append(Span("send", sent_at, sent_at))
         if running.event_writer is not None:
             await running.event_writer.finish()
@@ -375,8 +366,8 @@ class Runner:
         del self.registry.running[plan.id]
         self.registry.fenced.discard(plan.id)
         self._leased.discard(plan.id)
-        if running.unsaved is not None and running.is_background:
-            self._retry(partial(turns.save, running.unsaved))
+        if loop.unsaved is not None and running.is_background:
+            self._retry(partial(loop.turns.save, loop.unsaved))
         await self.records.afterwards.put(_ended(plan, running, sent_at))
 
     async def _leave_queue(

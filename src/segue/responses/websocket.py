@@ -507,10 +507,7 @@ class SocketSession:
                 items = await self._services.runner.read(items)
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
-            running.tally.media_told += running.check(items)
-            running.awaited_calls = None
-            running.input_bytes += size
-            self._appends[ticket] = Append(items, size)
+            self._appends[ticket] = running.accept_append(items, size)
             self._lanes.resume(ticket)
             self._start_waiting()
         except Exception as fault:
@@ -598,7 +595,7 @@ class SocketSession:
             return
         self._is_dismissed = True
         for subscriber in tuple(self.subscribers.values()):
-            if subscriber.running.awaited_calls is not None:
+            if subscriber.running.is_waiting:
                 subscriber.running.notify(Cancel())
         if self._lanes.is_idle:
             self._retire()

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from segue import __version__
+from segue.printable import shown_address
 from segue.server.app import App
 from segue.server.models import SCALE_OUT_ADVICE
-from segue.settings import ModelSettings, Settings, shown_address
+from segue.server.served import served_models
+from segue.settings.values import ModelSettings, Settings
 
 WIDTH = 10
 
 
 def start_lines(app: App, settings: Settings) -> list[str]:
     """What only a running app knows: its engines, and whether keys are needed."""
-    lines = [_line("model", f"{one.name}: {_engine(app, one)}") for one in settings.served()]
+    lines = [_line("model", f"{one.name}: {_engine(app, one)}") for one in served_models(settings)]
     lines.append(_line("API keys", _keys(app, settings)))
-    engines = (app.runner.models[one.name].engine for one in settings.served())
+    engines = (app.runner.models[one.name].engine for one in served_models(settings))
     if any(engine.facts.ids_alone is False for engine in engines):
         lines.append(_line("advice", SCALE_OUT_ADVICE))
     return [*lines, *_warnings(app, settings)]
@@ -27,7 +29,7 @@ def start_lines(app: App, settings: Settings) -> list[str]:
 
 def announce(settings: Settings, url: str, lines: list[str]) -> None:
     """Print what a person needs to see first."""
-    names = ", ".join(model.name for model in settings.served())
+    names = ", ".join(model.name for model in served_models(settings))
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
@@ -79,7 +81,9 @@ def _keys(app: App, settings: Settings) -> str:
 
 def _warnings(app: App, settings: Settings) -> Iterator[str]:
     away = [
-        model for model in settings.served() if model.engine_url and not app.met.get(model.name)
+        model
+        for model in served_models(settings)
+        if model.engine_url and not app.met.get(model.name)
     ]
     if away:
         urls = ", ".join(dict.fromkeys(map(_addresses, away)))

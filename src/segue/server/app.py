@@ -46,7 +46,7 @@ from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, give_out, open_store
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals

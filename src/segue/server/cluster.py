@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from segue.engines.routes import RoutedEngine
 from segue.seams.access import SharedLimits
 from segue.seams.bus import Bus
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.turn.plan import Model
 
 if TYPE_CHECKING:

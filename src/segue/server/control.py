@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-from segue.settings import is_loopback
+from segue.settings.checks import is_loopback
 
 log = logging.getLogger(__name__)
 

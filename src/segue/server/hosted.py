@@ -8,7 +8,7 @@ from collections.abc import Container
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.turn.plan import Plan
 from segue.turn.resources import Gate, HostedCalls
 from segue.turn.running import Running

@@ -34,10 +34,12 @@ from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
+from segue.printable import shown_address
 from segue.seams.guard import Guard
 from segue.seams.history import Owner
 from segue.seams.model import Dialect, Engine, Sampling, Scene
-from segue.settings import FIELDS, EngineName, ModelSettings, Settings, shown_address
+from segue.server.served import served_models
+from segue.settings.values import FIELDS, EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
 from segue.vocabularies.gguf import GgufValue, read_gguf
@@ -47,6 +49,7 @@ from segue_embedded.embedded import EmbeddedEngine, available_bytes, tell_memory
 from segue_embedded.shared import SharedEngine, sharing
 from segue_embedded.states import memory_folder
 from segue_embedded.weights import (
+    SMALL_MODEL,
     ListedWeights,
     add_with_bar,
     data_folder,
@@ -56,8 +59,6 @@ from segue_embedded.weights import (
 )
 
 LOG = logging.getLogger(__name__)
-
-SMALL_MODEL = "smollm2"
 
 # Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
@@ -201,7 +202,7 @@ def build_models(
         before.guards if before.guards and before.guards.is_fit(settings) else _Guards(settings)
     )
     served.guards = guards
-    for one in settings.served():
+    for one in served_models(settings):
         built = before.built.get(one.name)
         if built is None or not built.is_fit(one):
             if running is not None and shared and one.engine == "embedded":
@@ -275,9 +276,12 @@ class _Guards:
 
 
 def _rules(settings: Settings) -> Guard:
-    from segue.guards.rules import RulesGuard
+    from segue.guards.rules import CREDENTIALS, Rules, RulesGuard
 
-    return RulesGuard(settings.guard_rules)
+    rules = structs.asdict(settings.guard_rules)
+    if rules["patterns"] is None:
+        rules["patterns"] = CREDENTIALS
+    return RulesGuard(Rules(**rules))
 
 
 def _moderation(settings: Settings) -> Guard:
@@ -372,16 +376,11 @@ def _share_path(folder: str, name: str) -> Path:
     return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
-def has_engines_inside(settings: Settings) -> bool:
-    """Whether a model runs in our own process."""
-    return any(one.engine == "embedded" for one in settings.served())
-
-
 @asynccontextmanager
 async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
     """Load the embedded engines here, and share them with other processes by way of this folder."""
     async with AsyncExitStack() as stack:
-        for one in settings.served():
+        for one in served_models(settings):
             if one.engine == "embedded":
                 built = _build(one, "")
                 for close in built.closers:
@@ -541,7 +540,7 @@ def list_models() -> list[ListedWeights]:
 
 def missing_models(settings: Settings) -> list[ListedWeights]:
     """The models to be served inside this process whose weights can be fetched and are not here."""
-    asked = {one.weights or one.name for one in settings.served() if one.engine == "embedded"}
+    asked = {one.weights or one.name for one in served_models(settings) if one.engine == "embedded"}
     # Listed only where it matters: a file that is seen for the first time is read in full.
     listed = list_weights() if asked else []
     return [one for one in listed if one.name in asked and one.path is None]

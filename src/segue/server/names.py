@@ -18,8 +18,10 @@ from segue.engines.facts import MODELS
 from segue.engines.routes import RoutedEngine
 from segue.engines.upstream import UNREADABLE, Timeouts, Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
+from segue.printable import shown_address
 from segue.seams.model import Engine
-from segue.settings import UNNAMED, ModelSettings, Settings, shown_address
+from segue.server.served import UNNAMED
+from segue.settings.values import ModelSettings, Settings
 
 # Engines that are asked for a model by its name. The others have one model, whatever it is called.
 NAMED = frozenset({"vllm", "dynamo", "chat"})

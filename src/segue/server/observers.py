@@ -34,6 +34,26 @@ PROBE_S = 1.0
 PAGE_S_MAX = 1.0
 
 
+# Settings that bound what a process uses.
+LIMITS = (
+    "body_bytes_max",
+    "body_s_max",
+    "connection_age_s",
+    "connection_state_bytes_max",
+    "connections_max",
+    "connections_state_bytes_max",
+    "frames_burst_max",
+    "frames_per_s",
+    "handshake_s_max",
+    "memory_bytes_max",
+    "outbox_bytes_max",
+    "process_state_bytes_max",
+    "render_cache_bytes_max",
+    "reuse_bytes_max",
+    "write_s_max",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Observers:
     """Metrics, the dashboard's history, and the queue that feeds them with ended turns."""
@@ -60,7 +80,7 @@ class Observers:
 async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics, history = state.settings, Metrics(), RecentTurns()
-    metrics.note_limits(settings)
+    metrics.note_limits({name: getattr(settings, name) for name in LIMITS})
     observers: list[Observer] = [metrics.observe, history.observe]
     observers += [UnseenMedia().observe, log_failure]
     if settings.reuse_bytes_max:
@@ -81,7 +101,9 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
-            access = await stack.enter_async_context(AccessLog(settings))
+            place, log_format = settings.access_log, settings.log_format
+            log_file = AccessLog(place, log_format, workers=settings.workers)
+            access = await stack.enter_async_context(log_file)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, history, afterwards, refusals, write_access, audit)

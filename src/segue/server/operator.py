@@ -31,7 +31,7 @@ from segue.server.control import (
     WorkerStatus,
 )
 from segue.server.reload import compare
-from segue.settings import Settings
+from segue.settings.values import Settings
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from segue.listener.services import Services
 from segue.process.runner import Runner
 from segue.server.control import EngineStatus, Reloaded
 from segue.server.models import Closer, ServedModels, build_models
-from segue.settings import FIELDS, ModelSettings, Settings
+from segue.server.served import served_models
+from segue.settings.values import FIELDS, ModelSettings, Settings
 from segue.turn.plan import Plan
 from segue.turn.resources import Gate
 from segue.turn.running import Running
@@ -52,7 +53,7 @@ def compare(old: Settings, new: Settings) -> tuple[Settings, Reloaded]:
 
 
 def _compare_models(old: Settings, new: Settings) -> list[str]:
-    before, after = ({one.name: one for one in settings.served()} for settings in (old, new))
+    before, after = ({one.name: one for one in served_models(settings)} for settings in (old, new))
     found = [f"model {name} (removed)" for name in before if name not in after]
     for name, model in after.items():
         if name not in before:
@@ -127,7 +128,7 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
-        for one in wanted.served():
+        for one in served_models(wanted):
             if one.engine_discovery != "off":
                 with suppress(LookupFailed):
                     await asyncio.to_thread(look_up, one)

@@ -30,7 +30,7 @@ from segue.server.announce import announce, count, start_lines
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.control import Answer, control_path, open_control
 from segue.server.operator import Operator, ReadSettings
-from segue.settings import Settings
+from segue.settings.values import Settings
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from segue.accounts.account import Account, Accounts
-from segue.accounts.metering import Meter
+from segue.accounts.quota import Meter
 from segue.listener.services import NearTurns
 from segue.memory.budget import Memory
 from segue.process.afterwards import EndedTurn
@@ -19,7 +19,7 @@ from segue.seams.history import Owner
 from segue.seams.store import Turns
 from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.stores.hashes import KeyHashes
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
 from segue.stores.seals import RingKey

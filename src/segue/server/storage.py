@@ -13,7 +13,8 @@ from segue.ids import new_id
 from segue.limits import Key, KeyLimits, UsageTotal
 from segue.seams.access import Keys
 from segue.seams.history import Owner
-from segue.settings import Settings, StoreKind, is_loopback, is_ring_stored, seal_path
+from segue.settings.checks import is_loopback
+from segue.settings.values import Settings, StoreKind
 from segue.stores.hashes import SHOWN_CHARS, KeyHashes, new_secret
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
@@ -178,7 +179,7 @@ async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
     valid = [key for key in await keys.given_out() if key.state(now) == "valid"]
     unknown = sum(not hashes.knows(key.ring) for key in valid)
     if unknown:
-        path = None if is_ring_stored(settings) else seal_path(settings)
+        path = None if settings.is_ring_stored else settings.seal_path
         ring = "those in the database" if path is None else str(path)
         ring += "" if path is None or path.exists() else " (missing)"
         raise Misconfigured(
@@ -201,9 +202,9 @@ async def check_public(keys: Keys, settings: Settings) -> None:
 
 def rotate_seals(settings: Settings) -> int:
     """Add a new seal key, which is used from now on; returns how many there are."""
-    if is_ring_stored(settings):
+    if settings.is_ring_stored:
         return asyncio.run(_rotate_stored(settings))
-    path = seal_path(settings)
+    path = settings.seal_path
     if path is None:
         raise Misconfigured(
             "seal_keys: the memory store has no file of seal keys. Name one with --seal-keys, or another store."
@@ -219,10 +220,10 @@ async def _rotate_stored(settings: Settings) -> int:
 
 async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:
     """The keys that seal and hash: from the database, from their file, or for this process alone."""
-    if is_ring_stored(settings):
+    if settings.is_ring_stored:
         assert store.ring is not None
         return await store.ring.load()
-    path = seal_path(settings)
+    path = settings.seal_path
     if path is not None and not path.exists():
         # Before a new file is created, which would look like the right one.
         await check_ring(store.keys, KeyHashes([new_key()]), settings)

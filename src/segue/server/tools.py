@@ -14,7 +14,7 @@ from segue.errors import MissingPackage
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
 from segue.seams.tools import Tool
-from segue.settings import Settings
+from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
 from segue.web.fetch import Fetcher, Policy, read_as_data
 from segue.web.index import IndexWeb, build

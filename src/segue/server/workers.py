@@ -42,10 +42,11 @@ from segue.observe.logs import set_up_logging
 from segue.server.announce import announce, count
 from segue.server.app import WorkerPlace
 from segue.server.control import give_order
-from segue.server.models import has_engines_inside, shared_engines
+from segue.server.models import shared_engines
 from segue.server.operator import Member, Operator, ReadSettings
 from segue.server.serve import BACKLOG, listen, operated, serve_on, url_of
-from segue.settings import Settings
+from segue.server.served import has_engines_inside
+from segue.settings.values import Settings
 
 log = logging.getLogger(__name__)
 
@@ -400,7 +401,8 @@ def serve_workers(settings: Settings, read_settings: ReadSettings) -> int:
 def main() -> int:
     """Follow the instructions of the parent."""
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    set_up_logging(orders.settings)
+    settings = orders.settings
+    set_up_logging(settings.log_level, settings.log_format, workers=settings.workers)
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     try:
         return uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))

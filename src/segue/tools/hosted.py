@@ -27,7 +27,7 @@ from segue.tools.tool_search import answer
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import still_listed
 from segue.turn.resources import Gate
-from segue.turn.running import Running
+from segue.turn.running import Interrupted, Running
 from segue.web.cite import cite
 from segue.wire.codec import as_item, definitions_in, encode
 from segue.wire.effects import apply_effects
@@ -164,9 +164,7 @@ class TurnToolCalls:
         try:
             async with self._running.interruptible(heeds_steers=False):
                 return await read_pdfs(items, self._hosted.read_pdf)
-        except TimeoutError:
-            if not self._running.inbox:
-                raise
+        except Interrupted:
             return items
 
     async def _list(self) -> tuple[Item, ...]:
@@ -279,9 +277,8 @@ class TurnToolCalls:
                 else:
                     for item in begun:
                         await self._run_one(item)
-        except TimeoutError:
-            if not running.inbox:
-                raise
+        except Interrupted:
+            pass
         finally:
             self._plan.tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
@@ -335,12 +332,13 @@ class TurnToolCalls:
             arguments=wanted.arguments,
             sources_before=len(self._sources),
         )
+        deadline = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit):
+            async with deadline:
                 return await tool.call(call)
-        except TimeoutError:
-            return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
         except Exception:
+            if deadline.expired():
+                return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
             # A fault of the server. The traceback contains no argument and no header.
             log.exception("turn %s: the hosted tool %s failed", self._plan.id, work.tool)
             return _failed(value, "The tool could not be run.", REFUSED)

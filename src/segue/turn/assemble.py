@@ -141,9 +141,9 @@ class Assembler:
         self.error: ApiError | None = None
 
     @classmethod
-    def over(cls, response: Response) -> Assembler:
-        """The writer of a response that has ended before."""
-        assembler = cls(response, lambda prefix: "")
+    def over(cls, response: Response, first: int = 0) -> Assembler:
+        """The writer of a response that has ended before, or is written by another process."""
+        assembler = cls(response, lambda prefix: "", first=first)
         assembler._state = "ended"
         fault = response.error
         if fault is not None:

@@ -6,9 +6,8 @@ sends it through the filters of this turn (stop strings, guards) to the assemble
 round `decide` says whether the turn goes on, waits or ends: a hosted tool's output, a steer and a rollout are all this
 one loop. A compaction happens inside a round, before its prompt is final.
 
-A scope that is `interruptible` ends with `TimeoutError` when a notice comes into the inbox; a `TimeoutError` without a
-notice is a fault. When `run` returns, the turn is saved and the assembler holds the response; the caller sends the one
-terminal event.
+A scope that is `interruptible` ends with `Interrupted` when a notice comes into the inbox. When `run` returns, the turn
+is saved and the assembler holds the response; the caller sends the one terminal event.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import assert_never
 
 from msgspec import structs
 
 from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerFault, append_timeout
-from segue.seams.history import Round, Warm
-from segue.seams.model import Finish, Ids, Job, JobStarted, Parsed, Reader, Scene, Written
-from segue.seams.prompt import NO_IDS, Head, Tokens
+from segue.seams.history import Round, Turn, Warm
+from segue.seams.model import Finish, Job, JobStarted, Parsed, Reader, Scene
+from segue.seams.prompt import Head, Tokens
 from segue.seams.store import Turns
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
@@ -42,11 +40,11 @@ from segue.turn.compact import (
 from segue.turn.compose import compose, fitting, measure, set_scene
 from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
-from segue.turn.notices import Steer
 from segue.turn.plan import Composed, FirstPrompt, Plan, Span
 from segue.turn.resolve import pair_calls
 from segue.turn.resources import Filter, Gate, HostedCalls, Resources
-from segue.turn.running import ID_BYTES, Running
+from segue.turn.running import ID_BYTES, Interrupted, Running
+from segue.turn.sampling import ModelCall
 from segue.wire.effects import apply_effects
 from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
 from segue.wire.kinds import is_output, required_by
@@ -60,11 +58,8 @@ log = logging.getLogger(__name__)
 SUMMARY_TOKENS_MAX = 2_048
 SUMMARY_SHARE = 0.25
 KEPT_SHARE = 0.25
-# How many more pieces a text may take to come to the end of a sentence once a steer waits.
-STEER_PIECES_MAX = 64
-# How many more pieces are read once the reader is done: mostly the model stops by itself, and then the engine reports
-# what it counted.
-OVER_PIECES_MAX = 8
+# Before the engine says where a job runs.
+NOT_STARTED = JobStarted()
 
 PROBLEM = "The server had an error while processing your request."
 
@@ -92,6 +87,8 @@ class TurnLoop:
         self.composed: Composed | None = None
         self.first_composed: Composed | None = None
         self.first_prompt: FirstPrompt | None = None
+        # The turn as it ended, where the store could not save it yet.
+        self.unsaved: Turn | None = None
         self.lineage = resources.trace_lineage(plan)
         # The replica that has read what came before.
         self.route = plan.resolved.parent.route if plan.resolved.parent else None
@@ -142,45 +139,50 @@ class TurnLoop:
 
     async def _play(self) -> End:
         """Rounds, until one of them is the last."""
-        plan, running = self.plan, self.running
         while True:
             error = await self._round()
             if error is not None:
                 return End("failed", error=error)
-            if self.finish is not None and not plan.generates:
+            if self.finish is not None and not self.plan.generates:
                 return End("completed")
-            wrote = self.rounds[-1].wrote
-            required = [one for item in wrote if (one := required_by(item.value)) is not None]
+            required = [
+                owed
+                for item in self.rounds[-1].wrote
+                if (owed := required_by(item.value)) is not None
+            ]
             answers = await self._answer() if self.hosted is not None else ()
-            is_spent = self.hosted is not None and self.hosted.is_spent
-            decision = decide(
-                self.finish,
-                running.inbox,
-                is_waiting=plan.is_rollout and bool(required),
-                answers=() if required or is_spent else answers,
-                is_used_up=bool(required or answers) and self._tokens_left() == 0,
-            )
-            if isinstance(decision, Await):
-                await self._wait(required)
-                decision = decide(self.finish, running.inbox, is_waiting=True)
-            match decision:
-                case End():
-                    if answers and decision.status in ("completed", "incomplete"):
-                        await self._keep_answers(answers)
-                    return decision
-                case Await():
-                    return End("failed", error=append_timeout(plan.append_s_max))
-                case Again(items):
-                    running.take_append()
-                    if required:
-                        try:
-                            items = (*answers, *await self._appended(items))
-                        except ApiError as refused:
-                            return End("failed", error=refused)
-                    self._go_on(items)
-                    self.open_calls = pair_calls(self.open_calls, items)
-                case _:
-                    assert_never(decision)
+            decision = await self._decide(required, answers)
+            if isinstance(decision, End):
+                if answers and decision.status in ("completed", "incomplete"):
+                    await self._keep_answers(answers)
+                return decision
+            items = decision.items
+            self.running.take_append()
+            if required:
+                try:
+                    items = (*answers, *await self._appended(items))
+                except ApiError as refused:
+                    return End("failed", error=refused)
+            self._go_on(items)
+            self.open_calls = pair_calls(self.open_calls, items)
+
+    async def _decide(self, required: Sequence[Required], answers: tuple[Item, ...]) -> Again | End:
+        """What follows this round; a rollout first waits for its client."""
+        plan, running = self.plan, self.running
+        is_spent = self.hosted is not None and self.hosted.is_spent
+        decision = decide(
+            self.finish,
+            running.inbox,
+            is_waiting=plan.is_rollout and bool(required),
+            answers=() if required or is_spent else answers,
+            is_used_up=bool(required or answers) and self._tokens_left() == 0,
+        )
+        if isinstance(decision, Await):
+            await self._wait(required)
+            decision = decide(self.finish, running.inbox, is_waiting=True)
+        if isinstance(decision, Await):
+            return End("failed", error=append_timeout(plan.append_s_max))
+        return decision
 
     async def _round(self) -> ApiError | None:
         """One call of the model, read to its end; what went wrong with it, if anything did."""
@@ -231,7 +233,7 @@ class TurnLoop:
                         parsed = await one.close(parsed)
                 if gate is not None:
                     parsed = gate.drop() if error is not None else await gate.close(parsed)
-        except TimeoutError:
+        except Interrupted:
             parsed = gate.drop() if gate is not None else parsed
         if gate is not None and gate.is_shut:
             self.finish = None
@@ -245,7 +247,7 @@ class TurnLoop:
         composed = await compose(plan, self.scene, may_truncate=may_truncate and not plan.threshold)
         # Of messages these are bytes.
         size = ID_BYTES if isinstance(composed.prompt, Tokens) else 1
-        self.running.input_bytes += size * composed.rendered.tokens_tokenized
+        self.running.hold(size=size * composed.rendered.tokens_tokenized)
         self.first_composed = self.first_composed or composed
         if plan.threshold and composed.length > plan.threshold and not self.is_fresh:
             if await self._compact() is None:
@@ -268,7 +270,7 @@ class TurnLoop:
         )
         self.rounds.append(last)
         # Ids are kept, and joined to the prompt of the next round.
-        self.running.hold(last.wrote, 2 * self.sampled)
+        self.running.hold(last.wrote, 2 * ID_BYTES * self.sampled)
         self.open_calls = self.open_calls | calls_in(last.wrote)
 
     def _go_on(self, items: tuple[Item, ...]) -> None:
@@ -305,88 +307,27 @@ class TurnLoop:
         filters: Sequence[Filter],
         tokens_max: int | None = None,
     ) -> Finish | None:
-        """Read what the engine samples until it stops, is stopped, or breaks off.
-
-        The first piece, and whatever has to wait, comes through the engine's iterator. All other pieces are taken
-        where they arrive (`take`): then no task wakes for a token.
-        """
-        running, assembler = self.running, self.assembler
-        self.sampled, self.plan.tally.started = 0, JobStarted()
-        if running.inbox:
+        """Call the model once, and count what that used."""
+        plan, tally = self.plan, self.plan.tally
+        self.sampled = 0
+        tally.started = NOT_STARTED
+        if self.running.inbox:
             return None
-        lead = composed.rendered.lead
-        began = first_at = perf_counter()
-        pieces_after_steer = pieces_when_over = 0
-        finish: Finish | None = None
-        is_uncounted = False
-
-        def take(piece: Written) -> bool:
-            is_slow = reader is None or reader.is_over or first_at == began
-            if is_slow or running.inbox or not running.has_room:
-                return False
-            running.publish(assembler.feed(self._read(piece, reader)))
-            return True
-
-        job = structs.replace(self._job(composed, tokens_max), take=None if filters else take)
-        sampled = self.plan.model.engine.sample(job)
+        call = ModelCall(self.running, tally, reader, filters, composed.rendered.lead)
+        is_counted = True
         try:
-            async with running.interruptible(), aclosing(sampled) as pieces:
-                async for piece in pieces:
-                    if running.on_begin is not None:
-                        await running.begin()
-                    if isinstance(piece, JobStarted):
-                        self.plan.tally.started, self.route = piece, piece.route
-                        continue
-                    if reader is not None and lead:
-                        await self._pass_on(reader.feed(Ids(lead)), filters)
-                        lead = NO_IDS
-                    if isinstance(piece, Finish):
-                        finish = piece
-                        is_over = reader is not None and reader.is_over
-                        return structs.replace(piece, reason="stop") if is_over else piece
-                    if first_at == began:
-                        first_at = perf_counter()
-                        self.plan.tally.spans.append(Span("first_token", began, first_at))
-                    parsed = self._read(piece, reader)
-                    if reader is not None:
-                        if filters:
-                            await self._pass_on(parsed, filters)
-                            if any(one.is_shut for one in filters):
-                                return Finish("stop")
-                        else:
-                            running.publish(assembler.feed(parsed))
-                        await running.wait_for_room()
-                        pieces_when_over += reader.is_over
-                        if pieces_when_over > OVER_PIECES_MAX:
-                            return Finish("stop")
-                    if running.inbox and isinstance(running.inbox[0], Steer):
-                        pieces_after_steer += 1
-                        is_long = pieces_after_steer > STEER_PIECES_MAX and assembler.is_in_text
-                        if assembler.is_at_boundary or is_long:
-                            return None
-        except TimeoutError:
-            if not running.inbox:
-                raise
+            return await call.run(plan.model.engine, self._job(composed, tokens_max))
         except Exception:
             # What breaks after the first token has cost as much as a whole answer.
-            is_uncounted = not self.sampled
+            is_counted = call.tokens > 0
             raise
         finally:
-            if not is_uncounted:
-                self._count(composed, finish, is_summary=tokens_max is not None)
-            self.plan.tally.spans.append(Span("sample", first_at, perf_counter()))
-        return None
-
-    def _read(self, piece: Written, reader: Reader | None) -> list[Parsed]:
-        """What has become certain with this piece, whose tokens are counted."""
-        # A delta of a chat endpoint is a token as a rule; its own count comes with its last piece.
-        self.sampled += len(piece.ids if isinstance(piece, Ids) else piece.deltas)
-        return [] if reader is None else reader.feed(piece)
-
-    async def _pass_on(self, parsed: list[Parsed], filters: Sequence[Filter]) -> None:
-        for one in filters:
-            parsed = await one.feed(parsed)
-        self.running.publish(self.assembler.feed(parsed))
+            self.sampled = call.tokens
+            if tally.started is not NOT_STARTED:
+                self.route = tally.started.route
+            if is_counted:
+                self._count(composed, call.finish, is_summary=tokens_max is not None)
+            tally.spans.append(Span("sample", call.first_at, perf_counter()))
 
     def _job(self, composed: Composed, tokens_max: int | None) -> Job:
         """What the engine is asked. A warm-up asks for no output: the engine reads the prompt and no more."""
@@ -480,7 +421,7 @@ class TurnLoop:
         try:
             async with self.running.interruptible(heeds_steers=False):
                 return await self.gate.clear(scene, is_first=is_first)
-        except TimeoutError:
+        except Interrupted:
             return False
 
     async def _answer(self) -> tuple[Item, ...]:
@@ -512,18 +453,18 @@ class TurnLoop:
             self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
         return await self.hosted.append(items, self.rounds, self._may_append)
 
-    async def _wait(self, required: list[Required]) -> None:
+    async def _wait(self, required: Sequence[Required]) -> None:
         """Until the client appends, or the timeout expires."""
         running = self.running
-        running.awaited_calls = self.open_calls
+        running.wait_for(self.open_calls)
         running.publish([self.assembler.wait_for(required)])
-        with suppress(TimeoutError):
+        with suppress(Interrupted):
             async with running.interruptible():
                 await asyncio.sleep(self.plan.append_s_max)
                 if not running.is_waiting:
                     # The append has come, and waits for a slot.
                     await asyncio.Event().wait()
-        running.awaited_calls = None
+        running.stop_waiting()
 
     # --- compaction ---
 
@@ -602,7 +543,7 @@ class TurnLoop:
                 rounds, place = tuple(self.rounds), (self.lineage, self.route)
                 turn = commit(plan, response, rounds, self.open_calls, warm, passed, *place)
                 await self.turns.save(turn)
-                self.running.turn = turn
+                self.running.saved(turn)
                 plan.tally.is_recorded = plan.is_stored
         except Fenced as error:
             # Whatever is known of it in the store is not ours any more; its usage is settled afterwards.
@@ -622,18 +563,18 @@ class TurnLoop:
 
     async def _save_failed(self, rounds: Sequence[Round], open_calls: dict[str, Call]) -> None:
         """A part of the turn may be in the store, as queued or even as completed: that must not stay."""
-        plan, running = self.plan, self.running
+        plan = self.plan
         if not plan.is_stored:
             return
-        running.unsaved = commit(plan, running.response, tuple(rounds), open_calls)
+        failed = commit(plan, self.running.response, tuple(rounds), open_calls)
         try:
-            await self.turns.save(running.unsaved)
-            running.unsaved = None
+            await self.turns.save(failed)
             plan.tally.is_recorded = True
         except Fenced:
-            running.unsaved = None
+            pass
         except ApiError:
             log.warning("could not save turn %s as failed; retrying later", plan.id)
+            self.unsaved = failed
 
 
 def _unforced(head: Head, items: tuple[Item, ...]) -> Head:

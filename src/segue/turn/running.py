@@ -56,6 +56,19 @@ class EventSink(Protocol):
         """Everything is written when this returns."""
 
 
+class Interrupted(Exception):
+    """A notice has come for a turn that waited in an `interruptible` scope."""
+
+
+# Checks items that come later, and counts the images and sounds among them that the model is not shown.
+Check = Callable[[Sequence[Item]], int]
+
+
+def check_nothing(items: Sequence[Item]) -> int:
+    """For a turn that takes no more items."""
+    return 0
+
+
 class Running:
     """A turn while it runs."""
 
@@ -67,8 +80,12 @@ class Running:
         is_stored: bool,
         is_rollout: bool = False,
         can_be_steered: bool = False,
+        check: Check = check_nothing,
+        input_bytes: int = 0,
+        turn: Turn | None = None,
         tally: Tally | None = None,
     ) -> None:
+        """`turn`: as it was saved before; `input_bytes`: what its request holds in memory."""
         self.id = assembler.response.id
         self.owner = owner
         self.assembler = assembler
@@ -77,21 +94,18 @@ class Running:
         self.can_be_steered = can_be_steered
         self.tally = tally or Tally()
         self.is_ended = False
+        self.check = check
         # The saved turn.
-        self.turn: Turn | None = None
-        # The turn as it ended, where the store could not save it yet.
-        self.unsaved: Turn | None = None
-        # Checks items that come later, and counts the images and sounds among them that the model is not shown.
-        self.check: Callable[[Sequence[Item]], int] = lambda items: 0
+        self.turn = turn
         # Writes its events to the log, where they may be asked for later.
         self.event_writer: EventSink | None = None
-        # Called before anything is sampled or done for a turn in the background, which is queued until then.
+        # Called when a turn that is queued begins.
         self.on_begin: Callable[[], Awaitable[None]] | None = None
         # The calls that a waiting rollout asks the client to answer; None while it does not wait.
         self.awaited_calls: dict[str, Call] | None = None
         self.published_at = 0.0
         # What its request and the items and ids of its rounds hold in memory.
-        self.input_bytes = 0
+        self.input_bytes = input_bytes
         self._subscribers: list[Subscriber] = []
         # One long answer with its reasoning; beyond it a late subscriber asks the store.
         self._ring = EventRing(assembler.first)
@@ -105,7 +119,7 @@ class Running:
     @property
     def required(self) -> list[Required]:
         """What the client has to send for the calls of this turn."""
-        return [one for item in self.assembler.items if (one := required_by(item.value))]
+        return [owed for item in self.assembler.items if (owed := required_by(item.value))]
 
     @property
     def response(self) -> Response:
@@ -137,6 +151,10 @@ class Running:
         """Whether it runs for a client that does not wait."""
         return self.response.background
 
+    def enqueue(self, on_begin: Callable[[], Awaitable[None]]) -> None:
+        """It is queued; before anything is sampled or done for it, this is called."""
+        self.on_begin = on_begin
+
     async def begin(self) -> None:
         """Leave the queue, if it is there."""
         if self.on_begin is not None:
@@ -150,7 +168,7 @@ class Running:
     @property
     def is_stalled(self) -> bool:
         """Whether the buffers of all its subscribers are full."""
-        return bool(self._subscribers) and all(one.is_full for one in self._subscribers)
+        return bool(self._subscribers) and all(each.is_full for each in self._subscribers)
 
     def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
         """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
@@ -220,15 +238,21 @@ class Running:
             subscriber.lose()
         self._subscribers.clear()
 
-    def hold(self, items: Sequence[Item], ids: int = 0) -> None:
-        """It was given these items, or has written them; and these are so many more token ids."""
-        self.input_bytes += weigh(items) + ID_BYTES * ids
+    def hold(self, items: Sequence[Item] = (), size: int = 0) -> None:
+        """It was given these items, or has written them; and so many bytes beside."""
+        self.input_bytes += weigh(items) + size
+
+    def saved(self, turn: Turn) -> None:
+        """It is saved as this."""
+        self.turn = turn
 
     def release(self) -> None:
-        """The turn is over and kept for its events alone: free the rest."""
-        self.check = lambda items: 0
+        """The turn is over and kept for its events alone: free the rest. What is stored can be read again."""
+        self.check = check_nothing
         self.inbox.clear()
         self.input_bytes = 0
+        if self.is_stored:
+            self.turn = None
 
     def log_events(self, event_writer: EventSink) -> None:
         """From now on, and as far back as is known, its events are written to the log."""
@@ -273,24 +297,48 @@ class Running:
     def is_waiting(self) -> bool:
         return self.awaited_calls is not None
 
+    def wait_for(self, calls: dict[str, Call]) -> None:
+        """A rollout waits for its client to answer these calls."""
+        self.awaited_calls = calls
+
+    def stop_waiting(self) -> None:
+        """Nothing has come in time, or the turn goes on."""
+        self.awaited_calls = None
+
+    def accept_append(self, items: tuple[Item, ...], size: int) -> Append:
+        """What it waited for has come, and holds so many bytes; `notify` brings it once the turn has a slot."""
+        self.tally.media_told += self.check(items)
+        self.awaited_calls = None
+        self.input_bytes += size
+        return Append(items, size)
+
     @property
     def steers(self) -> list[Steer]:
         """The steers that wait to be applied, in the order in which they came."""
-        return [one for one in self.inbox if isinstance(one, Steer)]
+        return [notice for notice in self.inbox if isinstance(notice, Steer)]
 
     def take_append(self) -> None:
         """The appended items are given to the model, and count from now on as all others do."""
-        self.input_bytes -= sum(one.bytes for one in self.inbox if isinstance(one, Append))
-        self.inbox = deque(one for one in self.inbox if not isinstance(one, Append))
+        appends = [notice for notice in self.inbox if isinstance(notice, Append)]
+        self.input_bytes -= sum(append.bytes for append in appends)
+        for append in appends:
+            self.inbox.remove(append)
 
     @asynccontextmanager
     async def interruptible(self, *, heeds_steers: bool = True) -> AsyncIterator[None]:
-        """A scope that ends with `TimeoutError` as soon as a notice comes, or at once if one is there."""
+        """A scope that ends with `Interrupted` as soon as a notice comes, or at once if one is there."""
         is_told = len(self.inbox) > (0 if heeds_steers else len(self.steers))
-        when = asyncio.get_running_loop().time() if is_told else None
-        async with asyncio.timeout_at(when) as self._scope:
-            self._heeds_steers = heeds_steers
-            try:
-                yield
-            finally:
-                self._scope = None
+        scope = asyncio.timeout_at(asyncio.get_running_loop().time() if is_told else None)
+        try:
+            async with scope:
+                self._scope = scope
+                self._heeds_steers = heeds_steers
+                try:
+                    yield
+                finally:
+                    self._scope = None
+        except TimeoutError:
+            # One that the work inside has raised is no notice.
+            if scope.expired():
+                raise Interrupted from None
+            raise

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from segue.settings import Settings, is_ring_stored, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue_cli.backup import Manifest, Steps, back_up, restore
 from segue_cli.commands.flags import add_store
 
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     settings, file = load_settings(vars(options)), Path(options.file)
     if settings.store_kind == "postgresql":
         print(_postgres(settings))
-        if is_ring_stored(settings):
+        if settings.is_ring_stored:
             # Nothing was written: a script must notice.
             return 2
     with _shown_steps() as steps:
@@ -80,5 +81,5 @@ def _report(verb: str, settings: Settings, file: Path, manifest: Manifest) -> st
 
 def _postgres(settings: Settings) -> str:
     address = re.sub(r":…@", "@", settings.shown_store).replace("password=…", "")
-    and_seals = " and the seal keys" if is_ring_stored(settings) else ""
+    and_seals = " and the seal keys" if settings.is_ring_stored else ""
     return POSTGRES.format(address=address, dump="segue.dump", and_seals=and_seals)

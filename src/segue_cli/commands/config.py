@@ -9,18 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from segue.settings import (
-    FIELDS,
-    FLAGS,
-    SECRETS,
-    Settings,
-    SettingSources,
-    problems_of,
-    read_sources,
-    settings_of,
-    without_password,
-)
-from segue.validation import Misfit
+from segue.printable import without_password
+from segue.server.served import served_models
+from segue.settings.checks import problems_of, settings_of
+from segue.settings.help import FLAGS
+from segue.settings.sources import SettingSources, read_sources
+from segue.settings.validation import Misfit
+from segue.settings.values import FIELDS, SECRETS, Settings
 from segue_cli.commands.flags import add_settings
 
 HIDDEN = "(hidden)"
@@ -82,15 +77,15 @@ def _check(sources: SettingSources, is_json: bool) -> int:
 
 def _missing(settings: Settings) -> Iterator[Misfit]:
     """What a server would find missing at its start."""
-    names = Counter(name for one in settings.served() for name in (one.name, *one.aliases))
+    names = Counter(name for one in served_models(settings) for name in (one.name, *one.aliases))
     for name, number in names.items():
         if number > 1:
             yield Misfit(("models",), f"{number} models are called '{name}'.")
-    for one in settings.served():
+    for one in served_models(settings):
         if one.engine not in INSIDE and not one.engine_url:
             yield Misfit(("engine_url",), f"engine '{one.engine}' of {one.name} needs a URL.")
     for name in PATHS:
-        values = {getattr(one, name, "") for one in (settings, *settings.served())}
+        values = {getattr(one, name, "") for one in (settings, *served_models(settings))}
         for path in sorted(filter(None, values)):
             if not Path(path).exists():
                 yield Misfit((name,), f"there is no file or folder {path}.")

@@ -31,7 +31,7 @@ from segue.builders.discovery import look_up
 from segue.builders.kubernetes import LookupFailed
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
-from segue.printable import printable
+from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
 from segue.server.models import (
     NO_TOOLS,
@@ -45,17 +45,20 @@ from segue.server.models import (
 )
 from segue.server.names import NAMED, is_listed, with_engine_name
 from segue.server.serve import listen
+from segue.server.served import served_models
 from segue.server.storage import open_store
-from segue.settings import (
-    ModelSettings,
-    Settings,
-    client_variable,
-    read_sources,
-    settings_of,
-    shown_address,
-)
+from segue.settings.checks import settings_of
+from segue.settings.sources import read_sources
+from segue.settings.values import ModelSettings, Settings
 from segue_cli.commands.flags import add_settings
-from segue_cli.remote.talk import SEGUE_KEY, RunningServer, ServedModel, add_server, server_of
+from segue_cli.remote.talk import (
+    SEGUE_KEY,
+    RunningServer,
+    ServedModel,
+    add_server,
+    client_variable,
+    server_of,
+)
 from segue_cli.remote.traffic import print_traffic
 
 # Timeout of an engine's health check; clients would not wait longer either.
@@ -92,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         return print_traffic(options)
     sources = read_sources(vars(options))
     settings = settings_of(sources)
-    set_up_logging(settings)
+    set_up_logging(settings.log_level, settings.log_format, workers=settings.workers)
     # The checks report what engines would log.
     logging.disable(logging.WARNING)
     is_elsewhere = options.url is not None
@@ -166,7 +169,7 @@ async def examine(
     except Misconfigured as error:
         yield Check("model", False, str(error), "name the model to serve: --model NAME")
         return
-    for model in settings.served():
+    for model in served_models(settings):
         async with aclosing(check_model(settings, model)) as checks:
             async for check in checks:
                 yield check

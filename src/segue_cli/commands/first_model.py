@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from segue.server.models import add_model, better_model, missing_models, offered_note
 from segue.server.names import with_engine_name
-from segue.settings import SMALL_MODEL, Settings
+from segue.settings.values import Settings
+from segue_embedded.weights import SMALL_MODEL
 
 AUTO = "auto"
 

@@ -8,8 +8,10 @@ import re
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.settings import FIELDS, FILE_NAME, HELP, REPEATED, Settings, flag_of
-from segue.validation import choices_of
+from segue.settings.help import HELP, REPEATED
+from segue.settings.sources import FILE_NAME, flag_of
+from segue.settings.validation import choices_of
+from segue.settings.values import FIELDS, Settings
 
 # What may stand after a flag, by the setting or by the last word of its name; other texts: that word, other numbers: N.
 PLACEHOLDERS = {

@@ -16,7 +16,8 @@ from segue.accounts.scopes import API_SCOPES
 from segue.errors import Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.server.storage import create_key, list_keys, revoke_key
-from segue.settings import Settings, load_settings
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue_cli.commands.flags import add_store, amount, existing
 
 USUAL_SCOPES = ",".join(API_SCOPES)

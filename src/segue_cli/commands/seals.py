@@ -6,7 +6,7 @@ import argparse
 import json
 
 from segue.server.storage import rotate_seals
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue_cli.commands.flags import add_store
 
 

@@ -14,7 +14,9 @@ from segue.observe.logs import set_up_logging
 from segue.server.names import with_engine_name
 from segue.server.operator import ReadSettings
 from segue.server.serve import serve
-from segue.settings import Settings, read_sources, settings_of
+from segue.settings.checks import settings_of
+from segue.settings.sources import read_sources
+from segue.settings.values import Settings
 from segue_cli.commands.first_model import person, with_first_model
 from segue_cli.commands.flags import add_settings
 
@@ -30,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit status."""
     sources = read_sources(vars(options))
     asked = settings_of(sources)
-    set_up_logging(asked)
+    set_up_logging(asked.log_level, asked.log_format, workers=asked.workers)
     for warning in sources.warnings():
         log.warning("%s", warning)
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from segue.server.storage import read_usage
-from segue.settings import load_settings
+from segue.settings.checks import load_settings
 from segue_cli.commands.flags import add_store, amount, existing
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")

@@ -49,6 +49,11 @@ class _Row(NamedTuple):
     mark: str = ""
 
 
+def codex_home() -> Path:
+    """The folder of Codex's configuration."""
+    return Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
+
+
 def _rows(endpoint: ModelEndpoint) -> list[_Row]:
     provider = ("model_providers", PROVIDER)
     rows = [

@@ -11,9 +11,8 @@ import argparse
 import sys
 
 from segue.errors import Misconfigured
-from segue.settings import codex_home
 from segue_cli.remote.clients import CLIENTS, UNSUPPORTED, settings_of
-from segue_cli.remote.codex import codex_block, write_codex
+from segue_cli.remote.codex import codex_block, codex_home, write_codex
 from segue_cli.remote.talk import SEGUE_KEY, add_model, add_server, find_endpoint, say, server_of
 
 

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.settings import state_home
 from segue_cli.remote.clients import UNSUPPORTED, opencode, pi
 from segue_cli.remote.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
 from segue_cli.remote.talk import (
@@ -81,12 +80,17 @@ def run(options: argparse.Namespace) -> int:
     agent, program = _find(options.agent)
     with _serving(options) as server:
         endpoint = find_endpoint(server, options.model)
-        home = state_home() / "run" / options.agent
+        home = _state_home() / "run" / options.agent
         setup = agent.set_up(endpoint, home, server.key)
         _write(home, setup.files)
         key = {endpoint.key_env: server.key} if endpoint.key_env and server.key else {}
         environment = {**os.environ, **setup.environment, **key}
         return _wait([program, *setup.words, *options.words], environment)
+
+
+def _state_home() -> Path:
+    """The folder for what is kept between two runs."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "segue"
 
 
 def _find(name: str) -> tuple[RunnableAgent, str]:
@@ -158,7 +162,7 @@ def _started(flags: list[str]) -> Iterator[str]:
     own = ["--host", "127.0.0.1", "--port", "0", "--auth", "off", "--store", "memory"]
     own += ["--workers", "1"]
     command = [sys.executable, "-m", "segue_cli.cli", "serve", *own, *flags]
-    log = state_home() / "run" / "server.log"
+    log = _state_home() / "run" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
         log.open("w") as written,

@@ -8,6 +8,7 @@ SEGUE_KEY is sent; OPENAI_API_KEY only to a server that has just asked for a key
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import ssl
 import sys
@@ -21,7 +22,7 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.printable import printable
-from segue.settings import client_variable, is_loopback, load_settings
+from segue.settings.checks import is_loopback, load_settings
 
 URL = "http://127.0.0.1:8080"
 # A server on the same machine answers at once; over a slow network it may take a while.
@@ -189,6 +190,11 @@ def _message(body: bytes) -> str:
     except msgspec.MsgspecError:
         return ""
     return error.message if error else ""
+
+
+def client_variable(name: str) -> str | None:
+    """What the environment says; None if it is unset or empty."""
+    return os.environ.get(name) or None
 
 
 def say(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:

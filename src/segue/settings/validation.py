@@ -1,7 +1,7 @@
 """Does a table of plain values fit a struct? All that does not fit: where it stands, and what would fit, in words.
 
-In: a table as TOML, flags or variables give it, and a struct type. Out: a path and a sentence for each misfit. The path
-also leads to the line of a TOML text.
+In: a table as TOML, flags or variables give it, and a struct type. Out: a path and a sentence for each misfit. Nothing
+here knows a setting.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType
 from typing import Literal, get_args, get_origin
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, inspect
@@ -20,8 +20,6 @@ SettingPath = tuple[str | int, ...]
 VALUE_CHARS_MAX = 80
 # What people write, without capitals and signs, for a choice that is called otherwise here.
 CALLED = dict.fromkeys(("ollama", "openai", "lmstudio", "litellm", "openrouter", "gemini"), "chat")
-HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?\Z")
-KEY = re.compile(r"""\s*([\w.\-"']+)\s*=""")
 
 
 class Misfit(Struct, frozen=True):
@@ -64,6 +62,9 @@ def misfits(
 
 
 def _value_misfits(value: object, kind: object, path: SettingPath) -> Iterator[Misfit]:
+    if NoneType in get_args(kind):
+        # "X | None": what is set is an X.
+        kind = get_args(kind)[0]
     outer, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, Mapping):
         yield from misfits(value, kind, path)
@@ -148,40 +149,3 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.gt is not None and low is None:
         return f" above {kind.gt:g}" + (f" and up to {high:g}" if high is not None else "")
     return f" of at least {low:g}" if low is not None else ""
-
-
-def is_web_url(text: str) -> bool:
-    """Whether this is an http or https URL with a host."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def line_of(text: str, path: SettingPath) -> int | None:
-    """The line of a TOML text on which a path stands; None if it is written in an unusual way."""
-    table: SettingPath = ()
-    counts: dict[str, int] = {}
-    best: tuple[int, int | None] = (0, None)
-    for number, line in enumerate(text.splitlines(), 1):
-        here: SettingPath = ()
-        if header := HEADER.match(line):
-            table = here = _header_path(header[1] == "[[", header[2], counts)
-        elif key := KEY.match(line):
-            here = (*table, *_steps(key[1]))
-        shared = min(len(here), len(path))
-        if shared > best[0] and here[:shared] == path[:shared]:
-            best = (shared, number)
-    return best[1]
-
-
-def _header_path(is_array: bool, name: str, counts: dict[str, int]) -> SettingPath:
-    first, *rest = _steps(name)
-    if is_array and not rest:
-        counts[first] = counts.get(first, -1) + 1
-    return (first, counts[first], *rest) if first in counts else (first, *rest)
-
-
-def _steps(name: str) -> list[str]:
-    return [step.strip(" \"'") for step in name.split(".")]
