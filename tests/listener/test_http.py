@@ -14,7 +14,7 @@ from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
 from segue.listener.exchange import text_header
 from segue.listener.http import HttpApp
-from segue.listener.table import RouteTable, api_rows, make_row
+from segue.listener.table import RouteTable, routes_of
 from segue.observe.logs import TextFormatter
 from segue.server.apis import APIS, HINTS
 from segue.server.pages import ServerPages
@@ -86,10 +86,9 @@ class Server:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         services = stage.services
-        rows = api_rows(tuple(APIS.values()), services)
-        pages = ServerPages(services, stage.is_ready, stage.write_metrics, rows)
-        rows += map(make_row, pages.routes)
-        self.app = HttpApp(services, RouteTable(rows, hints=HINTS))
+        routes = routes_of(tuple(APIS.values()), services)
+        pages = ServerPages(services, stage.is_ready, stage.write_metrics, routes)
+        self.app = HttpApp(services, RouteTable([*routes, *pages.routes], hints=HINTS))
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Client:
         return await Client(self.app).ask(method, path, body, **headers)

@@ -6,6 +6,7 @@ A room such as `responses/` exports one `Api`, and `server/apis.py` has a row fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,9 @@ from segue.listener.services import Services
 from segue.listener.socket import SocketListener
 from segue.process.afterwards import AccessLine
 from segue.seams.history import Owner
+
+# A part of a path in braces: its name, and its pattern if it has one.
+PARAMETER = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,18 @@ class Route:
     is_turn: bool = False
     # Only for requests that have this header: two APIs may have a path in common, and tell their clients apart by it.
     header: bytes = b""
+    # Filled in by the table; the server's own pages belong to none.
+    api: Api | None = None
+
+    @property
+    def name(self) -> str:
+        """The path in metrics and in the OpenAPI document: "/v1/models/{id}"."""
+        return PARAMETER.sub(r"{\1}", self.path)
+
+    @property
+    def spellings(self) -> list[str]:
+        """All paths that lead here."""
+        return [self.path] if self.api is None else self.api.spellings(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +91,8 @@ class Session(SocketListener, Protocol):
         """The process is stopping: close the socket."""
 
 
-class OpenSession(Protocol):
-    """A session for an upgrade that was accepted. `line`: what its lines in the access log have in common, if there is
-    one."""
-
-    def __call__(
-        self,
-        services: Services,
-        account: Account,
-        sessions: set[Session],
-        lost: LostCaches,
-        line: AccessLine | None,
-    ) -> Session: ...
+# Makes a session of an upgrade that was accepted. The line is what all its lines in the access log have in common.
+OpenSession = Callable[[Services, Account, set[Session], LostCaches, AccessLine | None], Session]
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,25 +270,20 @@ class Exchange:
 
 async def check_utf8(body: bytes | bytearray) -> bytes | bytearray:
     """The body, if it is UTF-8: parts of it are kept as bytes and never decoded. A long one is checked in slices."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = 0
     try:
-        for at in range(0, len(body), CHECKED_BYTES):
+        while at < len(body):
             if at:
                 await asyncio.sleep(0)
-            decoder.decode(body[at : at + CHECKED_BYTES], at + CHECKED_BYTES >= len(body))
-    except UnicodeDecodeError:
-        _refuse_bytes(body)
-    return body
-
-
-def _refuse_bytes(body: bytes | bytearray) -> None:
-    try:
-        codecs.utf_8_decode(body, "strict", True)
+            end = at + CHECKED_BYTES
+            # A character that the end of a slice cuts in two belongs to the next one.
+            at += codecs.utf_8_decode(body[at:end], "strict", end >= len(body))[1]
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {error.start}.",
+            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {at + error.start}.",
             code="invalid_json",
         ) from None
+    return body
 
 
 def text_header(name: bytes, text: str) -> tuple[bytes, bytes]:

@@ -76,9 +76,9 @@ class HttpApp:
             await exchange.write(b"", is_last=True)
             return
         exchange.origin_headers = policy.answer_headers(origin)
-        row, exchange.arguments = self._table.find(method, path, exchange.header)
-        route, api = row.route, row.api
-        exchange.route = row.name
+        route, exchange.arguments = self._table.find(method, path, exchange.header)
+        exchange.route = route.name
+        api = route.api
         if api is not None:
             exchange.label = api.label
             exchange.error_answer = api.error_answer

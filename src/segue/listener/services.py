@@ -8,6 +8,7 @@ from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
 from segue.listener.auth import OriginPolicy
+from segue.listener.edge_limits import EdgeLimits
 from segue.memory.budget import Memory
 from segue.process.afterwards import AccessLine
 from segue.process.runner import Runner
@@ -33,23 +34,6 @@ class NearTurns(Turns, Protocol):
         """The connection is over: its bytes no longer count."""
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeLimits:
-    """What one client may send, and for how long it may stay."""
-
-    body_bytes_max: int
-    body_s_max: float
-    # What may wait for a client that does not read, and for how long.
-    outbox_bytes_max: int
-    write_s_max: float
-    # Whether upgrades to WebSocket are accepted, and how many connections there may be.
-    websocket: bool
-    connections_max: int
-    connection_age_s: float
-    # How long the cache of a lost connection is kept.
-    reconnect_s: float
-
-
 async def _no_report(owner: Owner, turn_id: str) -> None:
     """Where nothing is compared."""
 
@@ -68,7 +52,7 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
-    limits: EdgeLimits
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
     # What is known of the reuse of a turn's prompt, in all workers of this parent process.

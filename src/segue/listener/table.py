@@ -1,51 +1,28 @@
 """Which handler answers a request, and in whose words is it refused? The table of all routes, as a value.
 
-In: the server's own pages, the APIs that are on, those that are switched off. Out: the row of a request, or an error.
-An API without one of its parts, a route that needs no key and two rows for the same requests are refused at the start.
+In: the server's own pages, the APIs that are on, those that are switched off. Out: the route of a request, or an error.
+An API that lacks a part, a route that needs no key and two routes for the same requests are refused at the start.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 from segue.accounts.scopes import SCOPES
 from segue.errors import Misconfigured, NotFound, Refused
-from segue.listener.api import Api, Route
+from segue.listener.api import PARAMETER, Api, Route
 from segue.listener.exchange import ReadHeader
 from segue.listener.services import Services
 
-# A part of a path in braces: its name, and its pattern if it has one.
-PARAMETER = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 # How much of an unknown path an error repeats.
 PATH_CHARS_MAX = 256
 
 
-class Row(NamedTuple):
-    """A route, and the API that it belongs to; the server's own pages belong to none."""
-
-    route: Route
-    # How its path is called in metrics and in the OpenAPI document: "/v1/responses/{id}".
-    name: str
-    api: Api | None
-
-
-class FoundRoute(NamedTuple):
-    """The row of a request, and what its path has in place of the braces."""
-
-    row: Row
-    arguments: dict[str, str]
-
-
-def make_row(route: Route, api: Api | None = None) -> Row:
-    """The row of a route."""
-    return Row(route, PARAMETER.sub(r"{\1}", route.path), api)
-
-
-def api_rows(apis: Sequence[Api], services: Services) -> list[Row]:
-    """The rows of these APIs. An API that lacks a part is refused, and so is a route that would need no key."""
-    rows: list[Row] = []
+def routes_of(apis: Sequence[Api], services: Services) -> list[Route]:
+    """The routes of these APIs. An API that lacks a part is refused, and so is a route that would need no key."""
+    routes: list[Route] = []
     for api in apis:
         for part in ("routes", "error_answer", "find_secret"):
             if not callable(getattr(api, part)):
@@ -53,10 +30,10 @@ def api_rows(apis: Sequence[Api], services: Services) -> list[Row]:
                 raise Misconfigured(message)
         for route in api.routes(services):
             _check_scope(api, f"{route.verb} {route.path}", route.scope)
-            rows.append(make_row(route, api))
+            routes.append(replace(route, api=api))
         if api.upgrade is not None:
             _check_scope(api, f"the WebSocket at {api.upgrade.path}", api.upgrade.scope)
-    return rows
+    return routes
 
 
 def _check_scope(api: Api, what: str, scope: str | None) -> None:
@@ -69,57 +46,55 @@ class RouteTable:
     """All routes of a server."""
 
     def __init__(
-        self, rows: Sequence[Row], off: Sequence[Api] = (), hints: Mapping[str, str] | None = None
+        self,
+        routes: Sequence[Route],
+        off: Sequence[Api] = (),
+        hints: Mapping[str, str] | None = None,
     ) -> None:
         """`off`: APIs that are switched off. `hints`: a sentence for unknown paths, by how they end."""
         self._off = off
         self._hints = hints or {}
-        self._apis = [*dict.fromkeys(row.api for row in rows if row.api is not None), *off]
-        # The rows of each path: of a plain one by the path itself, of one with parameters in the order of the table.
-        self._plain: dict[str, list[Row]] = {}
-        self._patterns: dict[str, tuple[re.Pattern[str], list[Row]]] = {}
-        for row in rows:
-            path = row.route.path
-            for spelling in [path] if row.api is None else row.api.spellings(path):
-                self._add(spelling, row)
+        self._apis = [*dict.fromkeys(route.api for route in routes if route.api), *off]
+        # The routes of each path: a plain one by itself, those with parameters in the order of the table.
+        self._plain: dict[str, list[Route]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], list[Route]]] = {}
+        for route in routes:
+            for path in route.spellings:
+                self._add(path, route)
 
-    def _add(self, path: str, row: Row) -> None:
+    def _add(self, path: str, route: Route) -> None:
         if PARAMETER.search(path):
-            _, rows = self._patterns.setdefault(path, (_compile(path), []))
+            _, routes = self._patterns.setdefault(path, (_compile(path), []))
         else:
-            rows = self._plain.setdefault(path, [])
-        route = row.route
-        for other in rows:
-            if (other.route.verb, other.route.header) == (route.verb, route.header):
-                names = f"{_owner(other)} and {_owner(row)}"
+            routes = self._plain.setdefault(path, [])
+        for other in routes:
+            if (other.verb, other.header) == (route.verb, route.header):
+                names = f"{_owner(other)} and {_owner(route)}"
                 raise Misconfigured(f"{route.verb} {path} is a route of both {names}.")
-        rows.append(row)
+        routes.append(route)
         # A route for requests with a certain header goes before the one for all others.
-        rows.sort(key=lambda row: not row.route.header)
+        routes.sort(key=lambda route: not route.header)
 
-    def find(self, verb: str, path: str, header: ReadHeader) -> FoundRoute:
-        """The row of a request with these headers."""
+    def find(self, verb: str, path: str, header: ReadHeader) -> tuple[Route, dict[str, str]]:
+        """The route of a request, and what its path has in place of the braces."""
         # One slash at the end makes no difference.
         trimmed = path[:-1] if path.endswith("/") and path != "/" else path
-        rows, arguments = self._plain.get(trimmed, ()), {}
+        routes = self._plain.get(trimmed, [])
+        arguments: dict[str, str] = {}
         # A plain path, such as /v1/responses/compact, is not an id.
-        patterns = () if rows else self._patterns.values()
+        patterns = () if routes else self._patterns.values()
         for pattern, candidates in patterns:
             if match := pattern.fullmatch(trimmed):
-                rows, arguments = candidates, match.groupdict()
+                routes, arguments = candidates, match.groupdict()
                 break
-        allowed: set[str] = set()
-        for row in rows:
-            route = row.route
-            if route.header and not header(route.header):
-                continue
+        fitting = [route for route in routes if not route.header or header(route.header)]
+        for route in fitting:
             if verb == route.verb or (verb == "HEAD" and route.verb == "GET"):
-                return FoundRoute(row, arguments)
-            allowed.add(route.verb)
-        if allowed:
-            message, names = f"{verb} is not allowed here.", ", ".join(sorted(allowed))
-            raise Refused(message, status=405, code="method_not_allowed", allow=names)
-        raise self._unknown(verb, path)
+                return route, arguments
+        if not fitting:
+            raise self._unknown(verb, path)
+        message, allowed = f"{verb} is not allowed here.", sorted({each.verb for each in fitting})
+        raise Refused(message, status=405, code="method_not_allowed", allow=", ".join(allowed))
 
     def _unknown(self, verb: str, path: str) -> NotFound:
         message = f"Unknown request URL: {verb} {path[:PATH_CHARS_MAX]}."
@@ -144,5 +119,5 @@ def _compile(path: str) -> re.Pattern[str]:
     return re.compile(pattern + re.escape(path[start:]))
 
 
-def _owner(row: Row) -> str:
-    return "the server's own pages" if row.api is None else f"the API '{row.api.name}'"
+def _owner(route: Route) -> str:
+    return "the server's own pages" if route.api is None else f"the API '{route.api.name}'"

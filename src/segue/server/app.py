@@ -23,9 +23,10 @@ from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
+from segue.listener.edge_limits import EdgeLimits
 from segue.listener.http import HttpApp
-from segue.listener.services import EdgeLimits, Services
-from segue.listener.table import RouteTable, api_rows, make_row
+from segue.listener.services import Services
+from segue.listener.table import RouteTable, routes_of
 from segue.listener.upgrades import Upgrades
 from segue.memory.budget import Memory, memory_for, resident_bytes
 from segue.process.queued import QueuedTurns
@@ -46,7 +47,7 @@ from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, give_out, open_store
-from segue.settings.values import Settings
+from segue.settings.values import FIELDS, Settings
 from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
@@ -175,11 +176,11 @@ async def _open_server(
         fleet = FleetReports(
             engines, observers.metrics.replicas.totals, pace, load, observers.history, peers
         )
-        rows = api_rows(apis, services)
-        own = ServerPages(services, health.check, health.write_metrics, rows)
+        routes = routes_of(apis, services)
+        own = ServerPages(services, health.check, health.write_metrics, routes)
         for page in (own, Dashboard(services, feed), key_routes, reports, fleet):
-            rows += map(make_row, page.routes)
-        http = HttpApp(services, RouteTable(rows, hints=HINTS))
+            routes += page.routes
+        http = HttpApp(services, RouteTable(routes, hints=HINTS))
 
         async def caller_of(owner: Owner, key: str) -> Caller:
             account = await state.accounts.find_digest(key)
@@ -303,8 +304,8 @@ def build_services(
 
 
 def edge_limits(settings: Settings) -> EdgeLimits:
-    """The limits of one client, from the settings of the same names."""
-    names = [field.name for field in fields(EdgeLimits)]
+    """The limits of one client: those that are settings have their names."""
+    names = {field.name for field in fields(EdgeLimits)} & FIELDS.keys()
     return EdgeLimits(**{name: getattr(settings, name) for name in names})
 
 

@@ -11,7 +11,6 @@ from segue.listener.api import Route
 from segue.listener.auth import authenticate, bearer_key
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
-from segue.listener.table import Row, make_row
 from segue.turn.plan import Model
 from segue.wire.codec import encode
 from segue.wire.response import ModelCard, ModelList
@@ -27,9 +26,9 @@ class ServerPages:
         services: Services,
         check_health: Callable[[], Awaitable[dict[str, bool]]],
         write_metrics: Callable[[], Awaitable[bytes]],
-        apis: Sequence[Row],
+        apis: Sequence[Route],
     ) -> None:
-        """`apis` are the rows of the APIs, which the documents describe."""
+        """`apis`: the routes of the APIs, which the documents describe."""
         self._services = services
         self._check_health = check_health
         self._write_metrics = write_metrics
@@ -42,8 +41,7 @@ class ServerPages:
             Route("GET", "/openapi.json", self._openapi, None),
             Route("GET", "/asyncapi.json", self._asyncapi, None),
         )
-        rows = [*apis, *map(make_row, self.routes)]
-        self.described = tuple((row.route.verb, row.name) for row in rows)
+        self.described = tuple((route.verb, route.name) for route in (*apis, *self.routes))
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.answer(200, b'{"status":"ok"}')
