@@ -6,7 +6,7 @@ No process, no socket, no clock: an event queue. Sessions arrive over ten minute
 recorded lengths and pauses (at most `--gap-s`); most of them begin with one of a few popular heads (instructions and
 tools), as the users of one agent do. Replicas are those of `segue_fleet.blocks`, with blocks of 1,024 tokens. Placed by
 
-    segue      `segue.routing.placement.choose`, with the loads of all replicas and the parent's replica known
+    segue      `segue.replicas.placement.choose`, with the loads of all replicas and the parent's replica known
     load only  the fewest jobs
     hashing    the session's name by rendezvous hashing, whatever the load
     oracle     knows how long each session will become, what each replica has, and when it is free
@@ -30,8 +30,8 @@ from zlib import crc32
 
 from msgspec import structs
 
-from segue.routing.measures import Pace, Work
-from segue.routing.placement import Asked, ReplicaLoad, choose, rank
+from segue.replicas.measures import Pace, Work
+from segue.replicas.placement import Asked, ReplicaLoad, choose, rank
 from segue_bench.charts import ChartAxis, ChartLine, line_chart
 from segue_bench.sessions import Session, load_sessions
 from segue_fleet.blocks import BlockCache, ReplicaClock, ReplicaShape

@@ -361,5 +361,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
-    told = parser.parse_args()
-    asyncio.run(main(told.clients, told.stores))
+    options = parser.parse_args()
+    asyncio.run(main(options.clients, options.stores))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -275,9 +276,12 @@ def served_process(
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    """Wait, but not for ever, until this holds."""
+    """Wait, but not for ever, until this holds; it may have to be awaited. For state that sets no event."""
     async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110 - what is waited for is no event
+        while True:
+            found = is_so()
+            if await found if inspect.isawaitable(found) else found:
+                return
             await asyncio.sleep(0.002)
 
 

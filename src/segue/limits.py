@@ -88,6 +88,12 @@ class Draw(Struct, frozen=True):
     held: HeldPlaces = HeldPlaces()
 
 
+def slots_draw(server: str, wanted: int, limit: int) -> Draw:
+    """A draw on the slots of an engine server: so many of this limit for this process. They are kept in the rows of
+    keys, as lanes, under a name that no key has; the grant's `held.lanes` is what the process may hold."""
+    return Draw(f"engine {server}", KeyLimits(lanes_max=limit), held=HeldPlaces(lanes=wanted))
+
+
 class Level(Struct, frozen=True):
     """What is left of a key's minute, and when that was counted."""
 

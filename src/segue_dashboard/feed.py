@@ -22,6 +22,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.errors import TooMany
 from segue.listener.api import SessionStatus
+from segue.seams.engine_status import EngineStatus
 from segue.turn.running import Running
 from segue_dashboard import views
 from segue_dashboard.history import RecentTurns
@@ -31,7 +32,6 @@ from segue_dashboard.views import (
     Connections,
     Look,
     Picture,
-    ReplicaView,
     TurnView,
     Viewer,
     WorkerShare,
@@ -70,7 +70,7 @@ class Sources:
     memory: Callable[[], Sequence[CacheUse]]
     # Checks all engines; `replicas` turns the result into rows.
     probe: Callable[[], Awaitable[Mapping[str, bool]]]
-    replicas: Callable[[Mapping[str, bool]], Sequence[ReplicaView]]
+    replicas: Callable[[Mapping[str, bool]], Sequence[EngineStatus]]
     backlog: Callable[[], int]
     lag_ms: Callable[[], float]
     # Asks the other workers of the same parent process, if there are any; and the name of this worker among them.

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from segue.seams.engine_status import joined
 from segue_dashboard import views
-from segue_dashboard.views import CacheUse, Connections, Picture, RefusalCount, ReplicaView, Totals
+from segue_dashboard.views import CacheUse, Connections, Picture, RefusalCount, Totals
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ def together(pictures: Sequence[Picture]) -> Picture:
         running_count=sum(one.running_count for one in pictures),
         running=running[: views.RUNNING_LISTED_MAX],
         memory=_merged(memory, lambda row: row.name, _merge_caches),
-        replicas=_merged(replicas, lambda row: (row.model, row.name), _merge_replicas),
+        replicas=joined(replicas, is_up=any),
         refusals=_merged(refusals, lambda row: (row.transport, row.code), _merge_refusals),
         backlog=sum(backlogs) if backlogs else None,
         lag_ms=max(lags, default=None),
@@ -69,16 +70,6 @@ def _merge_caches(one: CacheUse, other: CacheUse) -> CacheUse:
     return CacheUse(one.name, one.bytes + other.bytes, one.bytes_max + other.bytes_max)
 
 
-def _merge_replicas(one: ReplicaView, other: ReplicaView) -> ReplicaView:
-    running, waiting = _added(one.running, other.running), _added(one.waiting, other.waiting)
-    is_drained = one.is_drained and other.is_drained
-    return ReplicaView(one.model, one.name, one.is_up or other.is_up, running, waiting, is_drained)
-
-
 def _merge_refusals(one: RefusalCount, other: RefusalCount) -> RefusalCount:
     at_ms = max(one.at_ms, other.at_ms)
     return RefusalCount(one.transport, one.code, one.count + other.count, at_ms)
-
-
-def _added(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else one + other

@@ -16,6 +16,7 @@ from msgspec import Struct
 from segue.listener.api import SessionStatus
 from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.seams.model import JobStarted
 from segue.turn.running import Running
@@ -121,17 +122,6 @@ class CacheUse(Struct, frozen=True):
     bytes_max: int
 
 
-class ReplicaView(Struct, frozen=True):
-    """An engine, or one of several replicas of a model. Its load is None where it is not counted."""
-
-    model: str
-    name: str
-    is_up: bool
-    running: int | None = None
-    waiting: int | None = None
-    is_drained: bool = False
-
-
 class Totals(Struct):
     """Sums over all turns since the start."""
 
@@ -161,7 +151,7 @@ class Picture(Struct, frozen=True):
     running_count: int
     running: Sequence[RunningRow]
     memory: Sequence[CacheUse]
-    replicas: Sequence[ReplicaView]
+    replicas: Sequence[EngineStatus]
     refusals: Sequence[RefusalCount]
     backlog: int | None
     # How late the event loop was at most in the last minute.

@@ -91,7 +91,7 @@ async def test_running_server_whose_engine_is_away_is_not_well() -> None:
     assert "/ready" in found.advice
 
 
-async def test_engine_that_wants_another_key_is_told_from_one_that_is_away() -> None:
+async def test_engine_that_wants_another_key_differs_from_one_that_is_away() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -175,7 +175,7 @@ async def test_model_that_is_not_here_comes_with_the_way_to_get_it() -> None:
     assert "segue models add" in found.advice
 
 
-async def test_engine_that_is_away_is_told_from_one_that_answers() -> None:
+async def test_engine_that_is_away_differs_from_one_that_answers() -> None:
     async with FakeChat() as engine:
         found = await checks(engine="chat", engine_url=[engine.url], model=["m"])
         assert found["engine chat"].is_ok
@@ -185,7 +185,7 @@ async def test_engine_that_is_away_is_told_from_one_that_answers() -> None:
     assert url in away.advice
 
 
-async def test_sharing_of_the_prefix_cache_is_told() -> None:
+async def test_sharing_of_the_prefix_cache_is_reported() -> None:
     async with FakeChat() as engine:
         flags = {"engine": "chat", "engine_url": [engine.url], "model": ["m"]}
         assert "kept apart" in (await checks(**flags))["prefix cache"].found

@@ -10,9 +10,10 @@ import pytest
 
 from segue.errors import TooMany
 from segue.responses.websocket import SessionStatus
+from segue.seams.engine_status import EngineStatus
 from segue_dashboard.feed import IDLE_S, TICK_S, TURNS_MAX, WATCHERS_MAX, Feed, Sources, Watcher
 from segue_dashboard.history import OWNERS_MAX, REFUSALS_MAX, RING_MAX, RecentTurns
-from segue_dashboard.views import CacheUse, ReplicaView, Viewer
+from segue_dashboard.views import CacheUse, Viewer
 from tests.dashboard.made import glance, settled
 
 ANNA = Viewer("anna", is_operator=False)
@@ -34,7 +35,7 @@ def make_feed(probe: Any = answers) -> Feed:
             memory=lambda: [CacheUse("turns", 1, 2)],
             probe=probe,
             replicas=lambda checks: [
-                ReplicaView("scripted", name, up) for name, up in checks.items()
+                EngineStatus("scripted", name, up) for name, up in checks.items()
             ],
             backlog=lambda: 0,
             lag_ms=lambda: 1.25,

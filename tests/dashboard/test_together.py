@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from segue.seams.engine_status import EngineStatus
 from segue_dashboard.feed import Feed, Sources
 from segue_dashboard.history import RecentTurns
 from segue_dashboard.together import together
@@ -18,7 +19,6 @@ from segue_dashboard.views import (
     Connections,
     Picture,
     RefusalCount,
-    ReplicaView,
     RunningRow,
     Totals,
     Viewer,
@@ -36,7 +36,7 @@ def picture(number: int, **changed: Any) -> Picture:
         "running_count": 1,
         "running": [RunningRow(f"resp_{number}", None, "m", 10 - number)],
         "memory": [CacheUse("turns", number, 100), CacheUse(FULLEST, number, 50)],
-        "replicas": [ReplicaView("m", "a", number == 2, 1, None)],
+        "replicas": [EngineStatus("m", "a", number == 2, 1, None)],
         "refusals": [RefusalCount("http", "x", number, float(number))],
         "backlog": number,
         "lag_ms": float(number),
@@ -55,7 +55,7 @@ def test_counts_are_added_and_lists_are_joined() -> None:
     assert [row.id for row in both.connections.rows] == ["c2", "c1"]
     assert (both.running_count, [row.id for row in both.running]) == (2, ["resp_2", "resp_1"])
     assert both.memory == [CacheUse("turns", 3, 200), CacheUse(FULLEST, 2, 50)]
-    assert both.replicas == [ReplicaView("m", "a", True, 2, None)]
+    assert both.replicas == [EngineStatus("m", "a", True, 2, None)]
     assert [(one.count, one.at_ms) for one in both.refusals] == [(3, 2.0)]
     assert (both.backlog, both.lag_ms) == (3, 2.0)
 

@@ -81,17 +81,17 @@ ENDLESS = {
 
 
 async def test_endless_bytes_that_are_no_body_are_refused() -> None:
-    """docs/hazards.md T7: none of them is kept, and nobody needs a key to send them."""
+    """docs/hazards.md T7: none of them is kept, and no key is needed to send them."""
     async with serving(auth="keys") as served:
         for name, filler in ENDLESS.items():
             answer = await read_all(served, post("Transfer-Encoding: chunked") + filler)
-            is_told = b"431 Request Header Fields Too Large" in answer
-            assert answer == b"" or is_told, name
+            is_refused = b"431 Request Header Fields Too Large" in answer
+            assert answer == b"" or is_refused, name
         assert (await fetch(served, "GET", "/health")).status == 200
 
 
 async def test_trailer_is_no_header() -> None:
-    """Whoever looks at headers in front of us has not seen it (RFC 9110, 6.5.1)."""
+    """A proxy that looks at headers in front of us has not seen it (RFC 9110, 6.5.1)."""
     async with serving(auth="keys") as served:
         app = served.app
         _, secret = await give_out(app.keys, app.hashes, "test", "ada")
@@ -153,7 +153,7 @@ async def test_slow_next_request_does_not_break_into_an_answer(tmp_path: Path) -
 
 
 async def test_turn_ends_when_a_client_leaves_that_has_asked_for_more(tmp_path: Path) -> None:
-    """docs/hazards.md F33: a second request behind the first must not hide that nobody is there any more."""
+    """docs/hazards.md F33: a second request after the first must not hide that no client is there any more."""
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [{"text": "x", "pad_tokens": 100_000}]}))
     body = json.dumps({"model": MODEL, "input": "x", "stream": True}).encode()
@@ -193,8 +193,8 @@ AMBIGUOUS = {
 }
 
 
-async def test_request_whose_end_is_in_doubt_is_refused_with_all_behind_it() -> None:
-    """docs/hazards.md T16: what is smuggled behind it is never taken for a request."""
+async def test_request_whose_end_is_in_doubt_is_refused_with_all_after_it() -> None:
+    """docs/hazards.md T16: what is smuggled after it is never taken for a request."""
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serving() as served:
         for name, doubtful in AMBIGUOUS.items():
@@ -260,14 +260,13 @@ async def test_client_that_asks_and_does_not_read_is_cut(
         async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1_024)
             writer.write(lines.encode())
-            while "does not read" not in caplog.text:  # noqa: ASYNC110 (nobody sets an event)
-                await asyncio.sleep(0.02)
+            await until(lambda: "does not read" in caplog.text)
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await reader.readexactly(SIZE)
             writer.close()
 
 
-async def test_one_connection_too_many_is_told_so_in_a_few_bytes(
+async def test_one_connection_too_many_is_refused_in_a_few_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("segue.listener.protocol.SPARE_CONNECTIONS", 0)

@@ -27,6 +27,7 @@ from segue.listener.socket import Socket, SocketClosed, SocketListener, socket_c
 from segue.memory.budget import Unread
 from segue.memory.intake import Inflow, Intake
 from segue.wire.codec import encode_error_body
+from tests.support import until
 
 TEXT, BINARY, CONT, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 WAIT_S = 10  # longer than any story takes; only a broken one waits that long
@@ -49,7 +50,7 @@ def on_both_loops(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[.
 
 
 class Heard:
-    """A listener that writes down what it is told, and answers as the test asks."""
+    """A listener that writes down what it receives, and answers as the test asks."""
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
@@ -314,7 +315,7 @@ async def test_accept_sees_path_and_headers() -> None:
     "change", [{"Sec_WebSocket_Key": "short"}, {"Sec_WebSocket_Version": "12"}]
 )
 @on_both_loops
-async def test_invalid_upgrade_is_told_why_in_json(change: dict[str, str]) -> None:
+async def test_invalid_upgrade_is_answered_with_the_reason_in_json(change: dict[str, str]) -> None:
     async with serving() as running, running.dial() as peer:
         head = await peer.upgrade(**change)
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -519,7 +520,9 @@ async def test_server_that_stops_closes_with_1012() -> None:
     ],
 )
 @on_both_loops
-async def test_oversize_message_is_told_in_band_then_closed_1009(data: bytes, size: int) -> None:
+async def test_oversize_message_is_answered_in_band_then_closed_1009(
+    data: bytes, size: int
+) -> None:
     async with serving(body_bytes_max=1024) as running, running.peer() as peer:
         await peer.send(frame(PING) + data)
         [*events, (opcode, payload)] = await peer.rest()
@@ -617,7 +620,7 @@ ALLOWED: list[tuple[str, bytes, list[tuple[int, bytes]]]] = [
     ("ping not UTF-8", frame(PING, b"\xff\x00"), [(PONG, b"\xff\x00")]),
     ("ten pings", b"".join(frame(PING, b"%d" % n) for n in range(10)),
      [(PONG, b"%d" % n) for n in range(10)]),
-    ("pong nobody asked for", frame(PONG, b"?") + frame(TEXT, b"a"), [(TEXT, b"a")]),
+    ("pong without a ping", frame(PONG, b"?") + frame(TEXT, b"a"), [(TEXT, b"a")]),
     ("ping between fragments", frame(TEXT, b"a", fin=False) + frame(PING) + frame(CONT, b"b"),
      [(PONG, b""), (TEXT, b"ab")]),
     ("empty fragments", frame(TEXT, fin=False) + frame(CONT, fin=False) * 9 + frame(CONT, b"a"),
@@ -795,9 +798,7 @@ async def test_half_message_of_a_peer_that_left_is_not_kept() -> None:
     async with serving() as running, running.peer() as peer:
         await peer.send(frame(TEXT, b"m" * 1000)[:900])
         reader = running.heard.socket._parser.reader
-        async with asyncio.timeout(WAIT_S):
-            while not reader.buffer:  # noqa: ASYNC110 (nobody sets an event)
-                await asyncio.sleep(0.001)
+        await until(lambda: reader.buffer)
         peer.reset()
         await running.heard.end()
     assert not reader.buffer
@@ -814,9 +815,7 @@ async def test_upgrade_may_be_decided_later() -> None:
 
     async with serving(lambda request, socket: decide()) as running:
         connecting = asyncio.create_task(connect(running.url).__aenter__())
-        async with asyncio.timeout(WAIT_S):
-            while not running.server.server_state.connections:  # noqa: ASYNC110 (nobody sets an event)
-                await asyncio.sleep(0.001)
+        await until(lambda: running.server.server_state.connections)
         assert not connecting.done()
         decided.set()
         async with await connecting as client:

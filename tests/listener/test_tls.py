@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 
 from segue.errors import Misconfigured
 from segue.listener.tls import Certificate
-from tests.support import WAIT_S, Wire, served_process
+from tests.support import WAIT_S, Wire, served_process, until
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -70,8 +70,15 @@ async def shown_name(port: int) -> str:
     return str(x509.load_der_x509_certificate(data).subject.rfc4514_string())
 
 
+async def until_shown(port: int, name: str) -> None:
+    async def is_shown() -> bool:
+        return await shown_name(port) == name
+
+    await until(is_shown)
+
+
 async def check_plain_http_is_refused(port: int) -> None:
-    """HTTP without TLS is told what to do, also if its body comes in many parts."""
+    """HTTP without TLS is answered with what to do, also if its body comes in many parts."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     async with asyncio.timeout(WAIT_S):
         writer.write(
@@ -102,9 +109,7 @@ async def test_certificate_is_renewed_without_dropping_sockets(tmp_path: Path) -
             first = await wire.turn(input="hello", store=False)
             write_pair(tmp_path, "second")
             served.process.send_signal(signal.SIGHUP)
-            async with asyncio.timeout(WAIT_S):
-                while await shown_name(served.port) != "CN=second":  # noqa: ASYNC110 (nobody sets an event)
-                    await asyncio.sleep(0.02)
+            await until_shown(served.port, "CN=second")
             again = await wire.turn(
                 input="go on", store=False, previous_response_id=first["response"]["id"]
             )
@@ -121,9 +126,7 @@ async def test_changed_files_are_noticed_and_broken_ones_left_alone(tmp_path: Pa
     port = server.sockets[0].getsockname()[1]
     async with server, certificate.watched(every_s=0.01):
         write_pair(tmp_path, "second")
-        async with asyncio.timeout(WAIT_S):
-            while await shown_name(port) != "CN=second":  # noqa: ASYNC110 (nobody sets an event)
-                await asyncio.sleep(0.01)
+        await until_shown(port, "CN=second")
         key.write_text("half a key")
         assert not certificate.reload()
         assert await shown_name(port) == "CN=second"

@@ -18,7 +18,7 @@ STORIES = "clients/stories::test_client_recovers_or_ends_with_words_that_it_unde
 MATRIX = ("isolation::test_matrix_over_http", "isolation::test_matrix_over_sockets")
 CANARIES = "canaries::test_unstored_turns_and_keys_leave_no_trace"
 STORM = "hazards::test_storm_of_leaving_clients_mixes_no_owners"
-KEYLESS = "keys::test_without_a_key_with_a_wrong_one_and_with_a_revoked_one_nobody_comes_in"
+KEYLESS = "keys::test_request_without_a_key_with_a_wrong_one_or_a_revoked_one_is_refused"
 REVOKED = (
     "keys::test_revoked_key_finishes_its_turn_and_then_loses_its_socket",
     "keys::test_revoked_key_is_refused_on_its_open_socket",
@@ -62,7 +62,7 @@ FAILURES: dict[str, Tests] = {
     "F6 a frame that is never answered": (
         "hazards::test_every_frame_is_answered_within_a_second_while_a_response_runs",
         "hazards::test_mistake_of_ours_in_reading_a_frame_is_told_and_the_socket_lives",
-        "connections::test_mistake_of_ours_is_told_and_does_not_block_the_lane",
+        "connections::test_mistake_of_ours_is_reported_and_does_not_block_the_lane",
         "bad_input::test_socket_client_is_told_what_is_wrong",
         "protocol_endpoints::test_frames_that_are_no_create_are_told_so_and_the_socket_stays",
         "listener/protocol::test_offer_of_another_protocol_is_passed_over",
@@ -89,7 +89,7 @@ FAILURES: dict[str, Tests] = {
     ),
     "F10 the age limit kills a turn, for all at once": (
         "connections::test_old_connection_finishes_its_turn_and_takes_no_new_one",
-        "connections::test_old_idle_connection_is_told_and_closed",
+        "connections::test_old_idle_connection_gets_an_error_and_is_closed",
         "hazards::test_connections_of_one_hour_do_not_all_end_together",
     ),
     "F11 large messages end the session without a word": (
@@ -133,7 +133,7 @@ FAILURES: dict[str, Tests] = {
     "F17 our own fault looks like the engine's": (
         "hazards::test_faults_of_caller_engine_and_server_have_three_statuses",
         "engines/upstream::test_refusal_becomes_our_own_error",
-        "engines/routes::test_clients_error_is_not_the_replicas",
+        "replicas/router::test_clients_error_is_not_the_replicas",
     ),
     "F18 a refused upgrade costs minutes of retries": (
         "connections::test_upgrade_is_refused_where_websocket_is_off",
@@ -152,8 +152,8 @@ FAILURES: dict[str, Tests] = {
     "F21 hidden caps and long queues for sub-agents": (
         "keys::test_connections_of_a_key_are_counted",
         "keys::test_turns_at_once_of_a_key_are_counted",
-        "engines/routes::test_owner_with_one_job_does_not_wait_for_anothers_hundred",
-        "engines/routes::test_places_go_round_between_lanes_within_an_owners_share",
+        "engines/fair_queue::test_owner_with_one_job_does_not_wait_for_anothers_hundred",
+        "engines/fair_queue::test_places_go_round_between_lanes_within_an_owners_share",
         "clients/codex::test_codex_runs_sub_agents_on_sockets_of_their_own",
     ),
     # A second create of a lane waits for the first (docs/protocol.md 6.2); only a conversation refuses an overlap.
@@ -382,11 +382,11 @@ THREATS: dict[str, Tests] = {
     ),
     "T15 everybody comes back at once": (
         "keys::test_process_has_a_limit_of_connections",
-        "listener/protocol::test_one_connection_too_many_is_told_so_in_a_few_bytes",
+        "listener/protocol::test_one_connection_too_many_is_refused_in_a_few_bytes",
         "hazards::test_connections_of_one_hour_do_not_all_end_together",
     ),
     "T16 requests smuggled past the parser": (
-        "listener/protocol::test_request_whose_end_is_in_doubt_is_refused_with_all_behind_it",
+        "listener/protocol::test_request_whose_end_is_in_doubt_is_refused_with_all_after_it",
         "listener/protocol::test_trailer_is_no_header",
         "listener/socket::test_violation_is_closed_with_its_code",
         "rules/floors::test_no_lock_file_holds_a_version_with_a_known_hole",

@@ -20,7 +20,7 @@ Tests = tuple[str, ...]
 Proof = Tests | NotServed
 
 UNRUN = NotServed("nobody here runs this tool: it is taken and echoed")
-NO_KEY = "keys::test_without_a_key_with_a_wrong_one_and_with_a_revoked_one_nobody_comes_in"
+NO_KEY = "keys::test_request_without_a_key_with_a_wrong_one_or_a_revoked_one_is_refused"
 SEARCH = "web_search::test_events_come_in_the_order_of_the_contract"
 
 # What every turn of every story is held against.
@@ -564,7 +564,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "6.6 lifetime": {
-        "limit while idle": ("connections::test_old_idle_connection_is_told_and_closed",),
+        "limit while idle": ("connections::test_old_idle_connection_gets_an_error_and_is_closed",),
         "limit in mid-turn": (
             "connections::test_old_connection_finishes_its_turn_and_takes_no_new_one",
         ),
@@ -594,7 +594,7 @@ ROWS: dict[str, dict[str, Proof]] = {
             "session/lanes::test_thirty_third_name_is_refused_in_the_contracts_words",
         ),
         "websocket_connection_limit_reached": (
-            "connections::test_old_idle_connection_is_told_and_closed",
+            "connections::test_old_idle_connection_gets_an_error_and_is_closed",
         ),
         "bad JSON, unknown type": (
             "protocol_endpoints::test_frames_that_are_no_create_are_told_so_and_the_socket_stays",
@@ -605,7 +605,9 @@ ROWS: dict[str, dict[str, Proof]] = {
         ),
     },
     "6.9 close codes": {
-        "1001 after the age limit": ("connections::test_old_idle_connection_is_told_and_closed",),
+        "1001 after the age limit": (
+            "connections::test_old_idle_connection_gets_an_error_and_is_closed",
+        ),
         "1009 for oversize, 1012 at a stop, never 1000 or 1001 in mid-turn": (
             "protocol_section_10::test_section_10_row_12_a_turn_is_closed_upon_with_1009_or_1012_only",
         ),

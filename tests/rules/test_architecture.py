@@ -31,7 +31,7 @@ ROOMS = {
     "dialects": "4a: how does this model family write and read?",
     "guards": "4a: is it allowed?",
     "engines": "4a: who produces tokens?",
-    "routing": "4a: which replica of an engine should take a job?",
+    "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
     "stores": "4b: what is remembered? One class for one backend.",
     "cluster": "4b: what do several processes owe each other? Not loaded where there is one.",
     "tools": "4c: how does a turn use the tools that this server runs?",
@@ -44,7 +44,6 @@ ROOMS = {
     "server": "5: who is wired to whom?",
     "observe": "5: how much, how often, and who asked?",
     "reports": "5: what of a prompt could have been reused, and was not? Found out after the turn.",
-    "builders": "5: replicas of engines, as a server sees them",
 }
 
 

@@ -56,11 +56,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": INNER | {"vocabularies", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "routing": INNER | {"turn"},
-    "engines": INNER | {"routing"},
+    "engines": INNER,
+    # Which of several servers takes a job? Other processes are known through seams.
+    "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
     "stores": INNER | {"turn"},
-    "cluster": INNER | {"turn", "routing"},
+    "cluster": INNER | {"turn"},
     # 4c: what the server does for the model
     "documents": INNER,
     "web": INNER | {"documents"},
@@ -75,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-    | {"mcp", "memory", "observe", "openapi", "process", "reports", "responses", "routing"}
+    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
 }
 
@@ -126,7 +127,7 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str:
-        return self.place[0].replace("builders", "server")
+        return self.place[0]
 
     @property
     def is_pure(self) -> bool:
@@ -160,7 +161,7 @@ def imported_by(node: ast.AST, module: Module) -> Iterator[str]:
 
 def room_of(name: str) -> str | None:
     """The room that a dotted name leads to; None if it is not ours."""
-    top, *rest = name.replace("segue.builders", "segue.server").split(".")
+    top, *rest = name.split(".")
     if top != "segue":
         return None
     # `from segue import __version__` leads to the package itself.
@@ -364,6 +365,8 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "stores/sqlite.py", "from segue.seams.store import Turns", False),
     (upward_imports, "stores/sqlite.py", "from segue.engines import scripted", True),
     (upward_imports, "engines/scripted.py", "from segue.dialects import chatml", True),
+    (upward_imports, "engines/queued.py", "from segue.replicas.router import RoutedEngine", True),
+    (upward_imports, "replicas/fleet.py", "from segue.cluster.peers import Peers", True),
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "responses/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "responses/websocket.py", "from segue.stores import memory", True),

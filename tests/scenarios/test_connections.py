@@ -19,7 +19,6 @@ import websockets
 from tests.support import (
     MODEL,
     TERMINAL,
-    WAIT_S,
     WEATHER,
     Served,
     Wire,
@@ -27,11 +26,12 @@ from tests.support import (
     kinds,
     metric,
     serving,
+    until,
     wire,
 )
 
 CANCELLED = 'segue_turns_total{outcome="cancelled",transport="%s"}'
-NOBODY = {"type": "function_call_output", "call_id": "call_nobody", "output": "x"}
+STRAY_OUTPUT = {"type": "function_call_output", "call_id": "call_unknown", "output": "x"}
 Leave = Callable[[Wire], Awaitable[None]]
 
 
@@ -40,13 +40,6 @@ def write_script(folder: Path, *turns: dict[str, Any]) -> str:
     path = folder / "script.json"
     path.write_text(json.dumps({"turns": turns}))
     return str(path)
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again: for state that the product announces to nobody."""
-    async with asyncio.timeout(WAIT_S):
-        while not await is_so():  # noqa: ASYNC110 (nobody sets an event)
-            await asyncio.sleep(0.01)
 
 
 async def read(served: Served, response_id: str) -> dict[str, Any]:
@@ -161,7 +154,7 @@ async def test_fork_from_a_turn_that_still_runs_is_refused(tmp_path: Path) -> No
         assert (await socket.events())[-1]["type"] == "response.completed"
 
 
-async def test_mistake_of_ours_is_told_and_does_not_block_the_lane(
+async def test_mistake_of_ours_is_reported_and_does_not_block_the_lane(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client gets a code, the log gets the traceback, and the next create of the lane is served."""
@@ -192,9 +185,9 @@ async def test_failed_continuation_evicts_its_parent() -> None:
     async with serving() as served, wire(served) as socket:
         first = await completed(socket, input="Weather?", tools=[WEATHER], store=False)
         go_on = {"previous_response_id": first["id"], "tools": [WEATHER], "store": False}
-        code, message = await refusal(socket, input=[NOBODY], **go_on)
+        code, message = await refusal(socket, input=[STRAY_OUTPUT], **go_on)
         assert code == "invalid_function_call_output"
-        assert message == "No tool call found for function call output with call_id call_nobody."
+        assert message == "No tool call found for function call output with call_id call_unknown."
         call_id = first["output"][0]["call_id"]
         answer = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
         assert await refusal(socket, input=[answer], **go_on) == lost(first)
@@ -214,7 +207,7 @@ async def test_failed_fork_evicts_nothing() -> None:
     async with serving() as served, wire(served) as socket:
         root = await completed(socket, input="root", store=False)
         go_on = {"previous_response_id": root["id"], "store": False}
-        code, _ = await refusal(socket, input=[NOBODY], stream_id="b", **go_on)
+        code, _ = await refusal(socket, input=[STRAY_OUTPUT], stream_id="b", **go_on)
         assert code == "invalid_function_call_output"
         await completed(socket, input="still there", **go_on)
         await completed(socket, input="and for a fork", stream_id="b", **go_on)
@@ -241,7 +234,7 @@ async def test_waiting_fork_keeps_its_parent_while_the_source_moves_on(
         go_on = {"previous_response_id": root["id"], "store": False}
         await socket.create(input="busy", stream_id="b", store=False)
         await socket.create(input="fork", stream_id="b", **go_on)
-        await socket.create(input=[NOBODY] if does_fail else "next", **go_on)
+        await socket.create(input=[STRAY_OUTPUT] if does_fail else "next", **go_on)
         ends: list[dict[str, Any]] = []
         while len(ends) < 3:
             event = await socket.next()
@@ -260,7 +253,7 @@ async def test_stored_parent_outlives_eviction_and_the_socket() -> None:
     async with serving() as served:
         async with wire(served) as socket:
             root = await completed(socket, input="root")
-            await refusal(socket, input=[NOBODY], previous_response_id=root["id"])
+            await refusal(socket, input=[STRAY_OUTPUT], previous_response_id=root["id"])
             await completed(socket, input="again", previous_response_id=root["id"], store=False)
         async with wire(served) as socket:
             await completed(socket, input="elsewhere", previous_response_id=root["id"])
@@ -336,7 +329,7 @@ async def closed_with(socket: Wire) -> int | None:
     return closed.value.rcvd.code if closed.value.rcvd else None
 
 
-async def test_old_idle_connection_is_told_and_closed() -> None:
+async def test_old_idle_connection_gets_an_error_and_is_closed() -> None:
     async with serving(connection_age_s=0.2) as served, wire(served) as socket:
         check_age_error(await socket.next(), 0.2)
         assert await closed_with(socket) == 1001
@@ -693,7 +686,7 @@ async def test_creates_that_wait_are_dropped_when_the_client_leaves(
         assert sum(map(float, counts)) == 2
 
 
-async def test_closing_before_the_turn_began_leaves_nothing_behind() -> None:
+async def test_closing_before_the_turn_began_leaves_nothing() -> None:
     """The create and the close frame arrive together."""
     async with serving() as served:
         for _ in range(20):

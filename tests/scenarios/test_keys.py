@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from segue.limits import Key, KeyLimits
 from segue.server.app import open_app
 from segue.server.storage import give_out
 from segue.settings.checks import load_settings
-from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving, wire
+from tests.support import MODEL, Answer, Served, fetch, serving, until, wire
 
 WRONG = "sk-segue-" + "x" * 43
 ASK: dict[str, Any] = {"model": MODEL, "input": "hello", "store": False}
@@ -53,11 +52,11 @@ async def refused_upgrade(served: Served, **options: Any) -> Any:
     return caught.value.response
 
 
-def told(answer: Answer) -> tuple[int, str, str]:
+def refusal_of(answer: Answer) -> tuple[int, str, str]:
     return answer.status, answer.json["error"]["code"], answer.headers["www-authenticate"]
 
 
-async def test_without_a_key_with_a_wrong_one_and_with_a_revoked_one_nobody_comes_in(
+async def test_request_without_a_key_with_a_wrong_one_or_a_revoked_one_is_refused(
     served: Served, quick: None
 ) -> None:
     key, secret = await new_key(served)
@@ -67,8 +66,12 @@ async def test_without_a_key_with_a_wrong_one_and_with_a_revoked_one_nobody_come
         await fetch(served, "POST", "/v1/responses", ASK, headers)
         for headers in (bearer(WRONG), bearer(secret), {"Authorization": "Basic YTpi"})
     ]
-    assert told(nothing) == (401, "invalid_api_key", 'Bearer realm="segue"')
-    assert told(wrong) == (401, "invalid_api_key", 'Bearer realm="segue", error="invalid_token"')
+    assert refusal_of(nothing) == (401, "invalid_api_key", 'Bearer realm="segue"')
+    assert refusal_of(wrong) == (
+        401,
+        "invalid_api_key",
+        'Bearer realm="segue", error="invalid_token"',
+    )
     assert wrong.body == revoked.body == odd.body
     assert secret not in revoked.body.decode()
     for headers in ({}, bearer(WRONG), bearer(secret)):
@@ -144,7 +147,7 @@ async def test_revoked_key_finishes_its_turn_and_then_loses_its_socket(
 async def test_revoked_key_is_refused_on_its_open_socket(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits behind a running turn is refused, although it was sent in time."""
+    """What waits for a running turn is refused, although it was sent in time."""
     monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 0.02)
     async with serving(auth="keys", tps=100) as slow:
         key, secret = await new_key(slow)
@@ -190,7 +193,7 @@ async def test_first_key_shuts_an_open_door(quick: None) -> None:
         assert (await fetch(served, "GET", "/v1/models", headers=bearer(secret))).status == 200
 
 
-async def test_with_keys_switched_off_nobody_needs_one(tmp_path: Path) -> None:
+async def test_with_keys_switched_off_no_client_needs_one(tmp_path: Path) -> None:
     async with serving(auth="off", store=f"sqlite:///{tmp_path}/s.db") as served:
         await new_key(served)
         await served.app.accounts.confirm()
@@ -214,7 +217,7 @@ async def test_requests_a_minute_are_counted_for_all_transports_together(served:
 
 
 async def test_requests_that_start_no_response_have_a_limit_of_their_own(served: Served) -> None:
-    """Nobody can flood with deletes, polls or lists; turns, and the other keys, go on."""
+    """No key can flood with deletes, polls or lists; turns, and the other keys, go on."""
     _, secret = await new_key(served, other_requests_per_min=4)
     headers = bearer(secret)
     asked = (("DELETE", NOWHERE, 404), ("GET", NOWHERE, 404), ("GET", "/v1/models", 200))
@@ -248,9 +251,7 @@ async def test_connections_of_a_key_are_counted(served: Served) -> None:
     async with wire(served, additional_headers=headers):
         response = await refused_upgrade(served, additional_headers=headers)
         assert (response.status_code, "retry-after" in response.headers) == (429, True)
-    async with asyncio.timeout(WAIT_S):
-        while served.app.upgrades.sessions:  # noqa: ASYNC110 (nobody sets an event)
-            await asyncio.sleep(0.01)
+    await until(lambda: not served.app.upgrades.sessions)
     async with wire(served, additional_headers=headers) as socket:
         assert (await socket.turn(input="1", store=False))["type"] == "response.completed"
 
@@ -301,7 +302,7 @@ async def test_state_of_a_key_covers_what_its_owner_has_in_the_caches_of_the_pro
         _, operator = await give_out(app.keys, app.hashes, "ops", "ops", ["operator"])
 
         async def held() -> float:
-            # What waits to be settled is settled before metrics are told.
+            # What waits to be settled is settled before metrics are read.
             page = await fetch(served, "GET", "/metrics", headers=bearer(operator))
             lines = page.body.decode().splitlines()
             return float(
@@ -321,7 +322,7 @@ async def test_state_of_a_key_covers_what_its_owner_has_in_the_caches_of_the_pro
         between = await held()
         assert between - before <= 100_000
         await talk(free)
-        assert await held() - between > 300_000, "nobody else pays for it"
+        assert await held() - between > 300_000, "no other key pays for it"
 
 
 async def test_public_address_needs_keys(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ async def test_public_address_needs_keys(tmp_path: Path) -> None:
         assert app.accounts.is_required
 
 
-async def test_keys_of_another_ring_are_told_at_the_start(tmp_path: Path) -> None:
+async def test_keys_of_another_ring_are_reported_at_the_start(tmp_path: Path) -> None:
     flags = {"engine": "scripted", "store": f"sqlite:///{tmp_path}/s.db"}
     async with open_app(load_settings(flags, environment={})) as app:
         await give_out(app.keys, app.hashes, "first", "ada")

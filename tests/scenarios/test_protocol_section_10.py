@@ -15,18 +15,18 @@ from tests.events import check_refusal, check_turn
 from tests.support import (
     MODEL,
     TERMINAL,
-    WAIT_S,
     WEATHER,
     Wire,
     fetch,
     kinds,
     metric,
     serving,
+    until,
     wire,
 )
 from tests.ways import WAYS, ask, made
 
-NOBODY = {"type": "function_call_output", "call_id": "call_nobody", "output": "x"}
+STRAY_OUTPUT = {"type": "function_call_output", "call_id": "call_unknown", "output": "x"}
 # Codex waits so long for a text frame.
 CODEX_S_MAX = 300
 
@@ -110,7 +110,7 @@ async def test_section_10_row_4_in_progress_follows_created_once_the_parent_is_p
             if event["type"] in TERMINAL:
                 ends.append(event)
         assert {event["type"] for event in ends} == {"response.completed"}
-        await socket.create(input="x", previous_response_id="resp_nobody")
+        await socket.create(input="x", previous_response_id="resp_unknown")
         assert [event["type"] for event in await socket.events()] == ["error"]
 
 
@@ -121,18 +121,20 @@ async def test_section_10_row_5_done_items_and_the_terminal_snapshot_are_whole(
     call = {"name": "get_weather", "arguments": {"city": "Oslo"}}
     script = write_script(tmp_path, {"reasoning": "hm", "text": "I look.", "calls": [call, call]})
     async with serving(script=script) as served:
-        told = await ask(served, way, input="x", tools=[WEATHER])
-    done = [event["item"] for event in told.events if event["type"] == "response.output_item.done"]
+        answer = await ask(served, way, input="x", tools=[WEATHER])
+    done = [
+        event["item"] for event in answer.events if event["type"] == "response.output_item.done"
+    ]
     assert [item["type"] for item in done] == [
         "reasoning",
         "message",
         "function_call",
         "function_call",
     ]
-    assert told.response["output"] == done
+    assert answer.response["output"] == done
     added = [
         event["item"]["id"]
-        for event in told.events
+        for event in answer.events
         if event["type"] == "response.output_item.added"
     ]
     assert added == [item["id"] for item in done]
@@ -161,9 +163,9 @@ async def test_section_10_row_7_context_overflow_is_a_failed_response() -> None:
     asked = {"input": "word " * 400, "store": False}
     async with serving(context_tokens=200) as served:
         for way in ("sse", "socket", "lane"):
-            told = await ask(served, way, **asked)
-            assert told.events[-1]["type"] == "response.failed"
-            assert told.response["error"]["code"] == "context_length_exceeded"
+            answer = await ask(served, way, **asked)
+            assert answer.events[-1]["type"] == "response.failed"
+            assert answer.response["error"]["code"] == "context_length_exceeded"
         plain = await ask(served, "json", **asked)
         assert (plain.status, plain.error["code"]) == (400, "context_length_exceeded")
         assert plain.error["param"] == "input"
@@ -176,13 +178,13 @@ async def test_section_10_row_8_null_is_never_said_for_a_number_or_an_absent_key
 ) -> None:
     script = write_script(tmp_path, {"reasoning": "hm", "text": "Yes."})
     async with serving(script=script, reasoning=view) as served:
-        told = await ask(served, way, input="x", temperature=None, top_p=None, top_logprobs=None)
-    snapshots = [event["response"] for event in told.events if "response" in event]
-    for response in [*snapshots, told.response]:
+        answer = await ask(served, way, input="x", temperature=None, top_p=None, top_logprobs=None)
+    snapshots = [event["response"] for event in answer.events if "response" in event]
+    for response in [*snapshots, answer.response]:
         for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
             assert type(response[name]) in (int, float), name
         assert type(response["top_logprobs"]) is int
-    thought, message = told.response["output"]
+    thought, message = answer.response["output"]
     assert thought.get("encrypted_content", "") is not None
     assert thought.get("content", []) is not None
     assert message.get("phase", "") is not None
@@ -194,13 +196,15 @@ async def test_section_10_row_9_errors_keep_the_socket_and_evict_on_their_own_la
         go_on = {"previous_response_id": root["id"], "store": False}
         # A fork that fails leaves the parent to everybody.
         assert (
-            await code_of(socket, input=[NOBODY], stream_id="other", **go_on)
+            await code_of(socket, input=[STRAY_OUTPUT], stream_id="other", **go_on)
             == "invalid_function_call_output"
         )
         same = await completed(socket, input="still there", **go_on)
         # A continuation that fails takes its own parent along.
         go_on = {"previous_response_id": same["id"], "store": False}
-        assert await code_of(socket, input=[NOBODY], **go_on) == "invalid_function_call_output"
+        assert (
+            await code_of(socket, input=[STRAY_OUTPUT], **go_on) == "invalid_function_call_output"
+        )
         assert await code_of(socket, input="again", **go_on) == "previous_response_not_found"
         await completed(socket, input="in full", store=False)
 
@@ -246,10 +250,12 @@ async def test_section_10_row_11_closing_the_socket_is_the_only_cancel(tmp_path:
                 pass
             assert event["error"]["code"] == "invalid_event_type"
             assert (await socket.next())["type"] != "error", "the turn goes on"
-        async with asyncio.timeout(WAIT_S):
+
+        async def is_counted() -> bool:
             name = 'segue_turns_total{outcome="cancelled",transport="websocket"}'
-            while await metric(served, name) != 1:  # noqa: ASYNC110 (nobody sets an event)
-                await asyncio.sleep(0.01)
+            return await metric(served, name) == 1
+
+        await until(is_counted)
 
 
 async def test_section_10_row_12_a_turn_is_closed_upon_with_1009_or_1012_only(
@@ -320,9 +326,9 @@ async def test_section_10_row_15_done_items_and_reasoning_are_taken_back_verbati
         call_id = first["output"][-1]["call_id"]
         output = {"type": "function_call_output", "call_id": call_id, "output": "rain"}
         history = [*asked["input"], *first["output"], output]
-        told = await ask(served, way, **{**asked, "input": history})
-    assert told.status == 200, told.error
-    assert told.text == "Rain."
+        answer = await ask(served, way, **{**asked, "input": history})
+    assert answer.status == 200, answer.error
+    assert answer.text == "Rain."
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -333,6 +339,6 @@ async def test_section_10_row_15_a_compacted_window_is_taken_back_verbatim(way: 
         answer = await fetch(served, "POST", "/v1/responses/compact", body)
         assert answer.status == 200, answer.body
         given = [*answer.json["output"], {"role": "user", "content": "Which word?"}]
-        told = await ask(served, way, input=given, store=False)
-        assert told.status == 200, told.error
-        assert told.text
+        answer = await ask(served, way, input=given, store=False)
+        assert answer.status == 200, answer.error
+        assert answer.text

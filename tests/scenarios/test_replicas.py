@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from segue.builders.fleet import (
+from segue.server.control import DrainOrder
+from segue_dashboard.fleet import (
     ConversationRow,
     LostPrefixes,
     ReplicaRow,
     joined_rows,
     joined_visits,
 )
-from segue.server.control import DrainOrder
 from segue_fleet.blocks import ReplicaShape
 from segue_fleet.replica import Replica, ReplicaConnection, Words
 from tests.contracts.dialect import find_weights

@@ -11,13 +11,14 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
-from segue.engines.routes import RoutedEngine
+from segue.engines.queued import QueuedEngine
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
+from segue.replicas.router import RoutedEngine
 from segue.reports.watch import ReuseWatch
 from segue.seams.model import Dialect, Engine
 from segue.stores.memory import MemoryStore
@@ -198,7 +199,10 @@ async def test_chain_through_two_replicas_stays_where_its_prefix_is() -> None:
         upstream(other.url) as second,
     ):
         engine = RoutedEngine(
-            {"one": TokenEngine(VLLM, first, "fake"), "other": TokenEngine(VLLM, second, "fake")}
+            [
+                QueuedEngine("one", TokenEngine(VLLM, first, "fake")),
+                QueuedEngine("other", TokenEngine(VLLM, second, "fake")),
+            ]
         )
         async with staged(engine, chatml()) as stage:
             connection = stage.connect()
@@ -288,7 +292,7 @@ async def test_engine_that_miscounts_costs_no_answer(count: int) -> None:
     async with (
         fake,
         upstream(fake.url) as address,
-        staged(RoutedEngine({"one": ChatEngine(address, "gpt", dialect)}), dialect) as stage,
+        staged(QueuedEngine("one", ChatEngine(address, "gpt", dialect)), dialect) as stage,
     ):
         told = await stage.turn(input="Go")
     assert told.response["status"] == "completed"

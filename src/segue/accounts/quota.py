@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from segue.aio import in_background
 from segue.errors import ApiError, TooMany
 from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits
 from segue.seams.access import SharedLimits
+from segue.seams.bus import OtherProcesses
 
 log = logging.getLogger(__name__)
 
@@ -320,20 +321,6 @@ class KeyQuota:
 def _too_much(most: int, what: str, wait_s: float) -> TooMany:
     message = f"This key may use {most} {what} a minute. Please retry in {wait_s:.1f} s."
     return TooMany(message, wait_s=wait_s)
-
-
-class OtherProcesses(Protocol):
-    """The other processes that share the store, if there are any."""
-
-    @property
-    def others(self) -> Collection[str]:
-        """Their names."""
-
-    def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
-        """From now on `call` answers questions about this subject."""
-
-    async def ask(self, subject: str, body: bytes, of: Collection[str]) -> Mapping[str, bytes]:
-        """The answers of these processes, by name."""
 
 
 class Meter:

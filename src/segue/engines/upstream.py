@@ -120,7 +120,7 @@ class Upstream:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        # How many jobs run at a time is decided in `routes.py`.
+        # How many jobs run at a time is decided in `queued.py`.
         self._client = HttpClient(self.url, headers, KEEP_S, host)
 
     async def close(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from operator import add
-from typing import Protocol
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -24,6 +23,7 @@ from segue import __version__
 from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
+from segue.seams.engine_status import EngineStatus
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
@@ -74,23 +74,6 @@ PROCESS_SUMMED = (
     "process_open_fds",
 )
 SUMMED = {*WATCHED, ENGINE_WAITING, ENGINE_RUNNING, MEMORY, *PROCESS_SUMMED}
-
-
-class EngineFigures(Protocol):
-    """What is read of a replica when the page is."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def is_up(self) -> bool: ...
-    @property
-    def is_drained(self) -> bool: ...
-    @property
-    def running(self) -> int | None: ...
-    @property
-    def waiting(self) -> int | None: ...
 
 
 class Metrics:
@@ -217,7 +200,7 @@ class Metrics:
         method = method if method in METHODS else "other"
         self._requests(method, route or "other", status).inc()
 
-    def note_engines(self, engines: Sequence[EngineFigures]) -> None:
+    def note_engines(self, engines: Sequence[EngineStatus]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""
         gauges = (self._engine_up, self._engine_running, self._engine_waiting, self._engine_drained)
         for gauge in gauges:
@@ -234,15 +217,12 @@ class Metrics:
         """Count a lookup of this model's replicas that failed."""
         self._lookups_failed.labels(model).inc()
 
-    def count_choices(self, choices: Iterable[tuple[tuple[str, str], int]]) -> None:
-        """How often each replica was chosen since this was last counted, and why."""
-        for labels, count in choices:
-            self._choices.labels(*labels).inc(count)
-
-    def count_corrected(self, corrected: Iterable[tuple[str, int]]) -> None:
-        """How often each replica reported counts that cannot be, since this was last counted."""
-        for replica, count in corrected:
-            self._corrected.labels(replica).inc(count)
+    def count_jobs(self, replica: str, choices: Mapping[str, int], corrected: int) -> None:
+        """Jobs of a replica since this was last counted: by why it was chosen, and with counts that cannot be true."""
+        for reason, count in choices.items():
+            self._choices.labels(replica, reason).inc(count)
+        if corrected:
+            self._corrected.labels(replica).inc(corrected)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

@@ -1,4 +1,4 @@
-"""What did each replica of an engine do, and what of the prompts that it was expected to have had it lost?
+"""What did each replica of an engine do, and how fast? What of the prompts that it was expected to have had it lost?
 
 Fed after each turn, like all metrics. Replicas that are no longer listed are forgotten, so that pods which come and go
 leave nothing behind.
@@ -17,6 +17,11 @@ from segue.process.afterwards import EndedTurn
 # A turn may run at a replica that is removed before anybody looks: there are not many of those.
 REPLICAS_MAX = 4_096
 
+# Of fewer tokens the time to the first one says nothing of reading.
+READ_TOKENS_MIN = 256
+# How much a new measurement counts. A prompt that is read slowly was mostly behind others, so fast ones count more.
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.5, 0.05
+
 # The name of a model and of its replica.
 ReplicaKey = tuple[str, str]
 
@@ -30,6 +35,15 @@ class ReplicaTotals(Struct):
     output_tokens: int = 0
     # By reason (docs/cache.md): turns, and tokens that were computed again.
     lost: dict[str, tuple[int, int]] = {}
+    # Prompt tokens that it computes in a second; None until measured.
+    prefill_tokens_s: float | None = None
+
+    def note_first_token(self, tokens: int, took_s: float) -> None:
+        """It has computed so many tokens, and the first token came after so long."""
+        if tokens >= READ_TOKENS_MIN and took_s > 0:
+            rate, known = tokens / took_s, self.prefill_tokens_s or 0.0
+            weight = FASTER_WEIGHT if rate > known else SLOWER_WEIGHT
+            self.prefill_tokens_s = known + weight * (rate - known) if known else rate
 
 
 # Fields of the totals; each is a counter, such as `segue_engine_cached_tokens_total`.
@@ -60,6 +74,12 @@ class ReplicaCounts(Collector):
         totals.input_tokens += entry.input_tokens
         totals.cached_tokens += entry.cached_tokens
         totals.output_tokens += entry.output_tokens
+        firsts = [span for span in tally.spans if span.stage == "first_token"]
+        if len(firsts) == 1 and tally.started.cached_tokens is not None:
+            # Of one request to the engine: what several have computed cannot be told apart here.
+            (first,) = firsts
+            computed = entry.input_tokens - entry.cached_tokens
+            totals.note_first_token(computed, first.ended - first.began)
         if tally.lost is not None and tally.lost[0].startswith("engine_"):
             reason, tokens = tally.lost
             turns, sum_tokens = totals.lost.get(reason, (0, 0))

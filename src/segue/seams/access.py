@@ -32,10 +32,11 @@ class Keys(Protocol):
 
 
 class SharedLimits(Protocol):
-    """What all processes together use of the limits of keys. Not durable; nothing counts twice."""
+    """What all processes together use of the limits of keys, and of the slots of engine servers. Not durable; nothing
+    counts twice."""
 
     async def draw(self, draw: Draw) -> Grant:
-        """Take note of what this process has used and would hold; what it is given of the key's limits."""
+        """Take note of what this process has used and would hold; what it is given of these limits."""
 
 
 class Quota(Protocol):

@@ -1,5 +1,5 @@
 """Who is wired to whom? `open_app` builds a whole server from the settings, without a port, and closes it in the
-reverse order. Each part has a builder here or in `builders/`, which returns a value from values that exist already.
+reverse order. Each part has a builder here or beside this file, which returns a value from values that exist already.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from msgspec import structs
 
 from segue.accounts.account import Accounts
 from segue.aio import GiveUp, in_background
-from segue.builders.discovery import Discovery
-from segue.builders.drains import Drains
-from segue.builders.fleet import FleetReports
-from segue.engines.routes import RoutedEngine
 from segue.errors import ApiError
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
@@ -29,15 +25,18 @@ from segue.listener.services import Services
 from segue.listener.table import RouteTable, routes_of
 from segue.listener.upgrades import Upgrades
 from segue.memory.budget import Memory, memory_for, resident_bytes
+from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.routing.chains import Lineages
 from segue.seams.access import Keys
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.seams.store import IdempotencyKeys, Retention, Turns
 from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
-from segue.server.control import EngineStatus, WorkerStatus
+from segue.server.control import WorkerStatus
+from segue.server.discovery import Discovery
+from segue.server.drains import Drains
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import HealthCheck, Observers, open_observers
@@ -54,6 +53,7 @@ from segue.stores.seals import RingSeals
 from segue.turn.plan import Caller
 from segue.turn.resources import Resources
 from segue_dashboard.feed import Feed, Sources
+from segue_dashboard.fleet import FleetReports
 from segue_dashboard.keys import KeyRoutes, KeySources
 from segue_dashboard.routes import Dashboard
 from segue_dashboard.views import FULLEST, CacheUse
@@ -167,15 +167,8 @@ async def _open_server(
         def load() -> tuple[int, int]:
             return runner.running_count, len(upgrades.sessions)
 
-        def pace(key: tuple[str, str]) -> float | None:
-            engine = runner.models[key[0]].engine
-            if not isinstance(engine, RoutedEngine):
-                return None
-            return engine.book.pace(key[1]).prefill_tokens_s
-
-        fleet = FleetReports(
-            engines, observers.metrics.replicas.totals, pace, load, observers.history, peers
-        )
+        totals = observers.metrics.replicas.totals
+        fleet = FleetReports(engines, totals, load, observers.history, peers)
         routes = routes_of(apis, services)
         own = ServerPages(services, health.check, health.write_metrics, routes)
         for page in (own, Dashboard(services, feed), key_routes, reports, fleet):
@@ -197,7 +190,7 @@ async def _open_server(
         async with (
             maintained(store.maintenance, retention, eraser.forget, runner.fenced, give_up),
             in_background("memory_limit", state.memory.keep_within, give_up),
-            share_routes(state.cluster, store.shared_limits, lambda: runner.models),
+            share_routes(state.cluster, store.shared_limits, served),
             _joined(state, upgrades, give_up),
             QueuedTurns(runner, store.maintenance, store.turns, caller_of).taken_over(),
             reload.closing_retired(),

@@ -5,16 +5,15 @@ With one process and a SQLite or memory store there are none: then the cluster r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.engines.routes import RoutedEngine
 from segue.seams.access import SharedLimits
 from segue.seams.bus import Bus
+from segue.server.models import ServedModels
 from segue.settings.values import Settings
-from segue.turn.plan import Model
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
@@ -53,19 +52,18 @@ class Cluster:
 async def share_routes(
     cluster: Cluster | None,
     shared_limits: SharedLimits,
-    models: Callable[[], Mapping[str, Model]],
+    served: ServedModels,
 ) -> AsyncIterator[None]:
-    """While inside, this process and the others know what each of them has at the replicas of its engines."""
+    """While inside, this process and the others know what each of them has at the servers of its engines."""
     if cluster is None:
         yield
         return
-    from segue.cluster.fleet import Fleet
+    # Imported here: one process alone shares nothing.
+    from segue.replicas.fleet import Fleet
 
-    def routed() -> dict[str, RoutedEngine]:
-        engines = {one.name: one.engine for one in models().values()}
-        return {name: one for name, one in engines.items() if isinstance(one, RoutedEngine)}
-
-    async with Fleet(cluster.peers, shared_limits, routed).running():
+    fleet = Fleet(cluster.peers, shared_limits, lambda: served.engines)
+    served.on_change = fleet.join
+    async with fleet.running():
         yield
 
 

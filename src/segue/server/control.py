@@ -15,16 +15,16 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.seams.engine_status import EngineStatus
 from segue.settings.checks import is_loopback
 
 log = logging.getLogger(__name__)
@@ -61,22 +61,6 @@ class Outcome(Struct, frozen=True):
     error: str = ""
 
 
-class EngineStatus(Struct, frozen=True):
-    """One replica of an engine: its URL, or the kind of an engine without one."""
-
-    model: str
-    name: str
-    is_up: bool
-    running: int | None = None
-    waiting: int | None = None
-    is_drained: bool = False
-
-    @property
-    def state(self) -> Literal["up", "down", "drained"]:
-        """In a word; whether a drained engine is up matters only when it is returned."""
-        return "drained" if self.is_drained else "up" if self.is_up else "down"
-
-
 class DrainOrder(Struct, frozen=True):
     """Take an engine out of service, or return it; `is_forced`: even if it is the last one of a model."""
 
@@ -93,23 +77,6 @@ class FleetStatus(Struct, frozen=True):
     answered: int
     # Those that the settings of the server that was asked take out of service.
     engine_drained: list[str] = []
-
-
-def joined(engines: Iterable[EngineStatus]) -> list[EngineStatus]:
-    """Each engine once, as all processes together see it."""
-    found: dict[tuple[str, str], EngineStatus] = {}
-    for one in engines:
-        known = found.get((one.model, one.name))
-        if known is not None and known.running is not None and one.running is not None:
-            one = structs.replace(
-                one,
-                is_up=one.is_up and known.is_up,
-                is_drained=one.is_drained and known.is_drained,
-                running=one.running + known.running,
-                waiting=(one.waiting or 0) + (known.waiting or 0),
-            )
-        found[one.model, one.name] = one
-    return list(found.values())
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -27,7 +27,7 @@ from segue.engines.dynamo import DYNAMO
 from segue.engines.facts import tokenized
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
-from segue.engines.routes import RoutedEngine
+from segue.engines.queued import QueuedEngine, servers_of
 from segue.engines.scripted import ScriptedEngine, load_script
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import E, S, TokenCodec, TokenEngine, TokenJson
@@ -58,6 +58,9 @@ from segue_embedded.weights import (
     remove_weights,
 )
 
+if TYPE_CHECKING:
+    from segue.replicas.router import RoutedEngine
+
 LOG = logging.getLogger(__name__)
 
 # Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
@@ -70,7 +73,7 @@ INSIDE_CONTEXT_TOKENS = 8_192
 # A text that vocabularies cut in different ways.
 PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
 
-# What of a model can change while its engine stays; with replicas over HTTP, these too.
+# What of a model can change while its engine stays; where that is reached over HTTP, these too.
 TUNED = frozenset(
     {
         "aliases",
@@ -104,8 +107,8 @@ class Built:
     token_json: list[TokenJson] = field(default_factory=list)
     # The engine inside this process, if that is what it has.
     embedded: EmbeddedEngine | None = None
-    # Prepares the replicas that other settings name, or that were looked up; None where there are no replicas.
-    replicas: Callable[[ModelSettings, Found | None], Change] | None = None
+    # Prepares the servers that other settings name, or that were looked up; None where it is not reached over HTTP.
+    servers: Callable[[ModelSettings, Found | None], Change] | None = None
     # Those that were looked up last.
     found: Found = field(default_factory=dict)
     # The files that it was made from, as they were.
@@ -116,7 +119,7 @@ class Built:
 
     def is_fit(self, settings: ModelSettings) -> bool:
         """Whether the same engine serves a model with these settings."""
-        free = TUNED if self.replicas is None else ROUTED
+        free = TUNED if self.servers is None else ROUTED
         names = [name for name in ModelSettings.__struct_fields__ if name not in free]
         is_same = all(getattr(settings, name) == getattr(self.settings, name) for name in names)
         return is_same and self.files == _file_stamps(settings)
@@ -144,6 +147,13 @@ class ServedModels:
     changes: list[Change] = field(default_factory=list)
     # What the operator has ordered since the start: replicas by name, and whether each is drained.
     orders: Mapping[str, bool] = field(default_factory=dict)
+    # Called when there are other engines, or other servers of an engine.
+    on_change: Callable[[], None] = lambda: None
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """Those that are served now, by the name of their model, without aliases."""
+        return {model.name: model.engine for model in self.models.values()}
 
     @property
     def bytes(self) -> int:
@@ -166,8 +176,21 @@ class ServedModels:
         self.models, self.built, self.owners, self.guards, self.settings = (
             new.models, new.built, new.owners, new.guards, new.settings,
         )  # fmt: skip
-        self.drain(self.orders)
+        self._changed()
         return closers
+
+    def set_found(self, settings: ModelSettings, found: Found) -> list[Closer]:
+        """These replicas of a model were looked up; what closes those that are gone."""
+        prepare = self.built[settings.name].servers
+        assert prepare is not None, "an engine with URLs"
+        closers = list(prepare(settings, found)())
+        self._changed()
+        return closers
+
+    def _changed(self) -> None:
+        """Servers that are new know what was ordered before."""
+        self.drain(self.orders)
+        self.on_change()
 
     @property
     def declared(self) -> frozenset[str]:
@@ -176,12 +199,12 @@ class ServedModels:
 
     def drain(self, orders: Mapping[str, bool]) -> None:
         """The replicas that take no new jobs are those of the orders, and of the settings where there is no order;
-        models that are added later know it too."""
+        those that are added later know it too."""
         self.orders = orders
         names = {name for name in {*orders, *self.declared} if orders.get(name, True)}
-        for model in self.models.values():
-            if isinstance(model.engine, RoutedEngine):
-                model.engine.set_drained(names)
+        for engine in self.engines.values():
+            for server in servers_of(engine):
+                server.set_drained(server.name in names)
 
     async def aclose(self) -> None:
         """Close engines and connections."""
@@ -211,8 +234,8 @@ def build_models(
                     "several workers share it. Restart the server."
                 )
             built = _build(one, shared)
-        elif built.replicas is not None:
-            served.changes.append(built.replicas(one, None))
+        elif built.servers is not None:
+            served.changes.append(built.servers(one, None))
         served.built[one.name] = built
         served.settings[one.name] = one
         model = replace(
@@ -406,14 +429,14 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         built.token_json.append(token_json)
         hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
 
-        def replica(upstream: Upstream) -> Engine:
+        def server(upstream: Upstream) -> Engine:
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
         if settings.fast_tokenizer:
             vocabulary = vocabulary.hastened(hasten)
         dialect = _dialect(settings, path, vocabulary)
-        replicas = _Replicas(settings, built, replica)
-        return lambda one: _model(one, replicas.engine, dialect, one.context_tokens or None)
+        servers = _Servers(settings, built, server)
+        return lambda one: _model(one, servers.engine(one), dialect, one.context_tokens or None)
 
     return build
 
@@ -422,16 +445,18 @@ def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
     _check_addresses(settings)
     dialect = MessagesDialect()
 
-    def replica(upstream: Upstream) -> ChatEngine[MessageForm]:
+    def server(upstream: Upstream) -> ChatEngine[MessageForm]:
         return ChatEngine(upstream, settings.name, dialect, settings.template_values)
 
-    replicas = _Replicas(settings, built, replica)
+    servers = _Servers(settings, built, server)
 
     async def count_tokens(scene: Scene) -> int | None:
-        return await replicas.first.count_tokens(scene)
+        engine = servers.first
+        assert isinstance(engine, ChatEngine), "as made above"
+        return await engine.count_tokens(scene)
 
     def make(one: ModelSettings) -> Model:
-        model = _model(one, replicas.engine, dialect, one.context_tokens or None)
+        model = _model(one, servers.engine(one), dialect, one.context_tokens or None)
         return replace(model, count_tokens=count_tokens)
 
     return make
@@ -444,33 +469,54 @@ def _check_addresses(settings: ModelSettings) -> None:
         )
 
 
-AnyEngine = TypeVar("AnyEngine", bound=Engine)
+# By address, key and host: the connections to a server, and the queue in front of it.
+_OpenServers = dict[tuple[str, str, str], tuple[Upstream, QueuedEngine]]
 
 
-class _Replicas(Generic[AnyEngine]):
-    """The replicas of a model, one for each address and key, and the engine in front of them."""
+def _has_several(settings: ModelSettings) -> bool:
+    """Whether a model may have several servers."""
+    return len(settings.engine_url) > 1 or settings.engine_discovery != "off"
+
+
+class _Servers:
+    """The servers of a model, one for each address and key, and the router where there may be several."""
 
     def __init__(
-        self, settings: ModelSettings, built: Built, replica: Callable[[Upstream], AnyEngine]
+        self, settings: ModelSettings, built: Built, make: Callable[[Upstream], Engine]
     ) -> None:
-        self._replica = replica
+        self._make = make
         self._built = built
+        self._model = settings.name
         # What was looked up last: how, and where.
         self._asked: tuple[str, tuple[str, ...]] = ("off", ())
-        # By address, key and host.
-        self._open: dict[tuple[str, str, str], tuple[Upstream, AnyEngine]] = {}
-        self.engine = RoutedEngine({}, model=settings.name)
+        # Those that are used, and those that were prepared last.
+        self._open: _OpenServers = {}
+        self._wanted: _OpenServers = {}
+        self._router: RoutedEngine | None = None
         self.prepare(settings)()
         built.closers.append(self.close)
-        built.replicas = self.prepare
+        built.servers = self.prepare
 
     @property
-    def first(self) -> AnyEngine:
+    def first(self) -> Engine:
         """One of the engines."""
-        return next(iter(self._open.values()))[1]
+        return next(iter(self._open.values()))[1].engine
+
+    def engine(self, settings: ModelSettings) -> Engine:
+        """What serves a model with these settings, once what was prepared for them has taken effect: a server and its
+        queue, or a router in front of several."""
+        servers = [server for _, server in self._wanted.values()]
+        if not _has_several(settings):
+            return servers[0]
+        if self._router is None:
+            # Imported here: most models have one server.
+            from segue.replicas.router import RoutedEngine
+
+            self._router = RoutedEngine(servers)
+        return self._router
 
     def prepare(self, settings: ModelSettings, found: Found | None = None) -> Change:
-        """The replicas that were found, or else those that these settings name; those that are there already stay."""
+        """The servers that were found, or else those that these settings name; those that are there already stay."""
         _check_addresses(settings)
         asked = (settings.engine_discovery, settings.engine_url)
         if found is None:
@@ -478,19 +524,26 @@ class _Replicas(Generic[AnyEngine]):
         urls = found or dict.fromkeys(settings.engine_url, "")
         names = [(url, settings.engine_key, host) for url, host in urls.items()]
         wanted = {name: self._open.get(name) or self._opened(*name) for name in names}
+        self._wanted = wanted
 
         def change() -> Sequence[Closer]:
-            removed = [one.close for name, (one, _) in self._open.items() if name not in wanted]
+            removed = [one for name, one in self._open.items() if name not in wanted]
             self._open, self._asked, self._built.found = wanted, asked, found
-            engines = {shown_address(name[0]): engine for name, (_, engine) in wanted.items()}
-            self.engine.set_replicas(engines, settings.engine_parallel)
-            return removed
+            engine, servers = self.engine(settings), [server for _, server in wanted.values()]
+            if self._router is not None:
+                self._router.set_servers(servers)
+            for server in servers:
+                server.set_slots(settings.engine_parallel)
+            for _, server in removed:
+                server.remove(engine)
+            return [upstream.close for upstream, _ in removed]
 
         return change
 
-    def _opened(self, url: str, key: str, host: str) -> tuple[Upstream, AnyEngine]:
+    def _opened(self, url: str, key: str, host: str) -> tuple[Upstream, QueuedEngine]:
         upstream = Upstream(url, key or None, host=host)
-        return upstream, self._replica(upstream)
+        engine = self._make(upstream)
+        return upstream, QueuedEngine(shown_address(url), engine, model=self._model)
 
     async def close(self) -> None:
         for upstream, _ in self._open.values():

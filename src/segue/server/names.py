@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.engines.facts import MODELS
-from segue.engines.routes import RoutedEngine
+from segue.engines.queued import servers_of
 from segue.engines.upstream import UNREADABLE, Timeouts, Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.printable import shown_address
-from segue.seams.model import Engine
+from segue.seams.model import Engine, EngineFacts
 from segue.server.served import UNNAMED
 from segue.settings.values import ModelSettings, Settings
 
@@ -97,11 +97,13 @@ def misnamed(settings: Mapping[str, ModelSettings], engines: Mapping[str, Engine
     """A sentence for each model that a replica of its engine does not list."""
     for name, model in settings.items():
         engine, is_named = engines.get(name), model.engine in NAMED and name != UNNAMED
-        if not is_named or not isinstance(engine, RoutedEngine):
+        if not is_named or engine is None:
             continue
-        for replica, facts in engine.facts_of_each().items():
+        for server in servers_of(engine):
+            facts: EngineFacts = server.facts
             if facts.models and not is_listed(name, facts.models):
+                listed = shown_names(facts.models)
                 yield (
-                    f"the engine at {replica} does not list the model '{name}'. It lists: {shown_names(facts.models)}. "
+                    f"the engine at {server.name} does not list the model '{name}'. It lists: {listed}. "
                     "Correct the name (--model, or name in [[models]]); other names for clients are aliases."
                 )

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from segue.aio import in_background
-from segue.engines.routes import RoutedEngine
+from segue.engines.queued import servers_of
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics, together
 from segue.observe.traces import Traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.process.runner import Runner
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.server.models import ServedModels
 from segue.server.names import misnamed
 from segue.server.state import State
 from segue.turn.plan import Model
 from segue_dashboard.history import RecentTurns
-from segue_dashboard.views import ReplicaView
 
 log = logging.getLogger(__name__)
 
@@ -216,19 +216,16 @@ class HealthCheck:
         self._checks = dict(zip(names, answers, strict=True))
         return self._checks
 
-    def replicas(self, checks: Mapping[str, bool]) -> list[ReplicaView]:
-        """Each replica where there are several, else what the engine last answered."""
-        rows: list[ReplicaView] = []
+    def replicas(self, checks: Mapping[str, bool]) -> list[EngineStatus]:
+        """Each server of an engine that has some, else what the engine last answered."""
+        rows: list[EngineStatus] = []
         for name, model in self._models.items():
-            if isinstance(model.engine, RoutedEngine):
-                rows += [
-                    ReplicaView(name, one.name, one.is_up, one.running, one.waiting, one.is_drained)
-                    for one in model.engine.replicas()
-                ]
+            engine = model.engine
+            if servers := servers_of(engine):
+                rows += [server.status(name) for server in servers]
             elif f"engine:{name}" in checks:
-                engine = model.engine
                 load = engine.load if isinstance(engine, EngineWithQueue) else (None, None)
-                rows.append(ReplicaView(name, name, checks[f"engine:{name}"], *load))
+                rows.append(EngineStatus(name, name, checks[f"engine:{name}"], *load))
         return rows
 
     async def write_metrics(self) -> bytes:
@@ -248,8 +245,9 @@ class HealthCheck:
         rows = self.replicas(self._checks)
         metrics = self._observers.metrics
         for model in self._models.values():
-            if isinstance(model.engine, RoutedEngine):
-                metrics.count_choices(model.engine.book.take_choices().items())
-                metrics.count_corrected(model.engine.book.take_corrected().items())
+            for server in servers_of(model.engine):
+                metrics.count_jobs(server.name, server.choices, server.corrected)
+                server.choices.clear()
+                server.corrected = 0
         metrics.note_engines(rows)
         return metrics.write()

@@ -17,18 +17,17 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from segue.aio import in_background
-from segue.builders.discovery import look_up
-from segue.builders.kubernetes import LookupFailed
 from segue.listener.services import Services
 from segue.process.runner import Runner
-from segue.server.control import EngineStatus, Reloaded
+from segue.seams.engine_status import EngineStatus
+from segue.server.control import Reloaded
+from segue.server.discovery import lookup_of
 from segue.server.models import Closer, ServedModels, build_models
 from segue.server.served import served_models
 from segue.settings.values import FIELDS, ModelSettings, Settings
 from segue.turn.plan import Plan
 from segue.turn.resources import Gate
 from segue.turn.running import Running
-from segue_dashboard.views import ReplicaView
 
 # How often it is looked whether something removed can be closed.
 LOOK_S = 1.0
@@ -112,16 +111,11 @@ class Reload:
         self._retired: list[_Retired] = []
         self._has_retired = asyncio.Event()
 
-    def engines(self, rows: Sequence[ReplicaView]) -> list[EngineStatus]:
-        """The replicas by URL, and engines that have none by their kind."""
-        return [
-            EngineStatus(
-                row.model, self._name(row), row.is_up, row.running, row.waiting, row.is_drained
-            )
-            for row in rows
-        ]
+    def engines(self, rows: Sequence[EngineStatus]) -> list[EngineStatus]:
+        """The servers of engines by URL, and engines that have none by their kind."""
+        return [structs.replace(row, name=self._name(row)) for row in rows]
 
-    def _name(self, row: ReplicaView) -> str:
+    def _name(self, row: EngineStatus) -> str:
         built = self._served.built.get(row.model)
         return built.settings.engine if built and row.name == row.model else row.name
 
@@ -130,8 +124,12 @@ class Reload:
         await self.drop()
         for one in served_models(wanted):
             if one.engine_discovery != "off":
+                # Imported here: most servers look nothing up.
+                from segue.replicas.kubernetes import LookupFailed
+                from segue.replicas.lookup import look_up
+
                 with suppress(LookupFailed):
-                    await asyncio.to_thread(look_up, one)
+                    await asyncio.to_thread(look_up, lookup_of(one))
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 

@@ -373,8 +373,10 @@ class TurnLoop:
         wrote = wrote if is_answer or is_summary else 0
         # A summary has a limit of its own.
         self.answer_tokens += 0 if is_summary else wrote
+        # The engine's last word on it.
+        read = structs.replace(started, cached_tokens=finish.cached_tokens)
+        self.plan.tally.started = read
         if self.first_prompt is None and not is_summary:
-            read = structs.replace(started, cached_tokens=finish.cached_tokens)
             self.first_prompt = FirstPrompt(self.plan, composed, read)
         before, details = self.usage, self.usage.input_tokens_details
         cached = min(finish.cached_tokens or 0, given)

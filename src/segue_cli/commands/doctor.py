@@ -27,12 +27,11 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
-from segue.builders.discovery import look_up
-from segue.builders.kubernetes import LookupFailed
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
+from segue.server.discovery import lookup_of
 from segue.server.models import (
     NO_TOOLS,
     SCALE_OUT_ADVICE,
@@ -378,9 +377,13 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
 
 async def check_discovery(model: ModelSettings) -> Check:
     """Whether the replicas behind the name of an engine can be looked up."""
+    # Imported here: most servers look nothing up.
+    from segue.replicas.kubernetes import LookupFailed
+    from segue.replicas.lookup import look_up
+
     name = f"discovery {model.engine_discovery}"
     try:
-        found = await asyncio.to_thread(look_up, model)
+        found = await asyncio.to_thread(look_up, lookup_of(model))
     except (LookupFailed, Misconfigured) as error:
         return Check(name, False, str(error), "see docs/deploy.md, Replicas of an engine")
     return Check(name, True, f"{len(found)} found: {', '.join(map(shown_address, found))}")

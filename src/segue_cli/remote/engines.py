@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.server.control import DrainOrder, EngineStatus, FleetStatus, give_order
+from segue.seams.engine_status import EngineStatus
+from segue.server.control import DrainOrder, FleetStatus, give_order
 from segue_cli.remote.operate import NOT_RUNNING, our_server
 from segue_cli.remote.talk import add_server, say
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.seams.engine_status import joined
 from segue.server.control import (
     RELOAD_S_MAX,
     NotRunning,
@@ -26,7 +27,6 @@ from segue.server.control import (
     ServerStatus,
     find_control,
     give_order,
-    joined,
 )
 from segue_cli.remote.talk import (
     NotReachable,

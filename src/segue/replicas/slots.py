@@ -1,6 +1,6 @@
-"""How many jobs may this process have at a replica, so that all processes together keep to its limit?
+"""How many jobs may this process have at a server of an engine, so that all processes together keep to its limit?
 
-The store knows how many slots of a replica each process holds, as it does for the places of API keys: a process draws
+The store knows how many slots of a server each process holds, as it does for the places of API keys: a process draws
 more when jobs wait, and gives back what it has not needed for a while, so that a turn seldom waits for that. What a
 dead process held comes back with its lease. A process that gets less than it needs tells the others: they give back
 at once what they do not use, and as their jobs end what is more than their fair part.
@@ -9,19 +9,18 @@ at once what they do not use, and as their jobs end what is more than their fair
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import ceil
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from segue.aio import run_forever
-from segue.cluster.peers import Peers
+from segue.engines.queued import QueuedEngine
 from segue.errors import ApiError
-from segue.limits import Draw, HeldPlaces, KeyLimits
+from segue.limits import slots_draw
 from segue.seams.access import SharedLimits
+from segue.seams.bus import OtherProcesses
 
 # How often a process looks again that is short, or whose slots are wanted by others.
 LOOK_S = 0.05
@@ -34,18 +33,8 @@ REPEAT_S = 10.0
 SHORT_S, SAY_S = 1.0, 0.25
 
 
-class SlotQueue(Protocol):
-    """The queue in front of a replica in this process."""
-
-    running: int
-    waiting: int
-
-    def resize(self, slots: int) -> None:
-        """So many slots from now on."""
-
-
 class Shortage(Struct, frozen=True, array_like=True):
-    """A process needs more slots of a replica than it holds."""
+    """A process needs more slots of a server than it holds."""
 
     replica: str
     held: int
@@ -55,24 +44,19 @@ _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Shortage).decode
 
 
-class ReplicaShare:
-    """What this process holds of the slots of one replica."""
+class SlotShare:
+    """What this process holds of the slots of one server."""
 
-    def __init__(
-        self,
-        replica: str,
-        queue: SlotQueue,
-        draw: Callable[[str, int, int], Awaitable[int]],
-        say_short: Callable[[Shortage], Awaitable[None]],
-    ) -> None:
+    def __init__(self, name: str, server: QueuedEngine, shared: SharedSlots) -> None:
+        """`name` is that of the model and of the server."""
         self.limit = 0
         self.held = 0
-        # Whether the replica takes jobs; the queue of one that does not lets everybody through, to go elsewhere.
+        # Whether the server takes jobs; the queue of one that does not lets everybody through, to go elsewhere.
         self.is_open = True
-        self._replica = replica
-        self._queue = queue
-        self._draw = draw
-        self._say_short = say_short
+        self._name = name
+        self._server = server
+        self._queue = server.queue
+        self._shared = shared
         # Processes that are short: until when, and whether they hold nothing.
         self._rivals: dict[str, tuple[float, bool]] = {}
         self._said_at = 0.0
@@ -81,16 +65,13 @@ class ReplicaShare:
         self._due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def fit(self, limit: int, *, is_open: bool) -> None:
-        """So many slots for all processes."""
-        if (limit, is_open) != (self.limit, self.is_open):
-            self.limit, self.is_open = limit, is_open
-            if is_open:
-                self._queue.resize(min(self.held, limit))
-            self.look()
-
     def look(self) -> None:
-        """A job has to wait, or others are short."""
+        """A job has to wait, the limit has changed, or others are short."""
+        server = self._server
+        if (server.slots, server.is_open) != (self.limit, self.is_open):
+            self.limit, self.is_open = server.slots, server.is_open
+            if self.is_open:
+                self._queue.resize(min(self.held, self.limit))
         self._due.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(run_forever("engine_slots", self._settle))
@@ -111,7 +92,7 @@ class ReplicaShare:
         """This process stops."""
         self.stop()
         with suppress(ApiError):
-            await self._draw(self._replica, 0, self.limit)
+            await self._shared.draw(self._name, 0, self.limit)
 
     async def _settle(self) -> None:
         """Until nothing is held that may have to be given back."""
@@ -143,7 +124,7 @@ class ReplicaShare:
             return LOOK_S if self._rivals else KEEP_S
         if now >= self._said_at + SAY_S:
             self._said_at = now
-            await self._say_short(Shortage(self._replica, self.held))
+            await self._shared.say_short(Shortage(self._name, self.held))
         return LOOK_S
 
     def _part(self) -> int:
@@ -160,7 +141,7 @@ class ReplicaShare:
         return now - self._unneeded_since >= KEEP_S
 
     async def _hold(self, slots: int) -> None:
-        self.held = await self._draw(self._replica, slots, self.limit)
+        self.held = await self._shared.draw(self._name, slots, self.limit)
         self._drawn_at = asyncio.get_running_loop().time()
         self._unneeded_since = None
         self._resize()
@@ -171,44 +152,45 @@ class ReplicaShare:
 
 
 class SharedSlots:
-    """The slots of all replicas, as this process shares them with others."""
+    """The slots of all servers, as this process shares them with others."""
 
-    def __init__(self, peers: Peers, shared_limits: SharedLimits) -> None:
+    def __init__(self, peers: OtherProcesses, shared_limits: SharedLimits) -> None:
         self._peers = peers
         self._limits = shared_limits
-        self._shares: dict[str, ReplicaShare] = {}
-        peers.answer("slots", self._take)
+        self._shares: dict[str, SlotShare] = {}
+        peers.answer("slots", self._note_short)
 
-    def share(self, model: str, replica: str, queue: SlotQueue) -> ReplicaShare:
-        """The part of this process in the slots of this replica of a model."""
-        name = f"{model} {replica}"
+    def share(self, model: str, server: QueuedEngine) -> SlotShare:
+        """The part of this process in the slots of this server of a model, for its queue."""
+        name = f"{model} {server.name}"
         known = self._shares.get(name)
         if known is not None:
-            # The replica was removed and has come back; what still runs there is counted no more.
+            # The server was removed and has come back; what still runs there is counted no more.
             known.stop()
-        self._shares[name] = ReplicaShare(name, queue, self._draw, self._say_short)
-        return self._shares[name]
+        share = self._shares[name] = SlotShare(name, server, self)
+        server.queue.resize(0)
+        server.on_demand = share.look
+        share.look()
+        return share
 
     async def give_back(self) -> None:
         """This process stops."""
         for share in self._shares.values():
             await share.give_back()
 
-    async def _draw(self, replica: str, slots: int, limit: int) -> int:
+    async def draw(self, name: str, slots: int, limit: int) -> int:
         """What the store grants. While it cannot be asked, every process has an equal part."""
-        held = HeldPlaces(lanes=slots)
         try:
-            grant = await self._limits.draw(
-                Draw(f"engine {replica}", KeyLimits(lanes_max=limit), held=held)
-            )
+            grant = await self._limits.draw(slots_draw(name, slots, limit))
         except ApiError:
             return min(slots, max(1, limit // (1 + len(self._peers.others))))
         return grant.held.lanes
 
-    async def _say_short(self, shortage: Shortage) -> None:
+    async def say_short(self, shortage: Shortage) -> None:
+        """Tell the others."""
         await self._peers.send("slots", _encode(shortage))
 
-    async def _take(self, worker: str, body: bytes) -> None:
+    async def _note_short(self, worker: str, body: bytes) -> None:
         shortage = _decode(body)
         if (share := self._shares.get(shortage.replica)) is not None:
             share.note_short(worker, shortage)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from segue.routing.book import RouteBook, held_tokens
-from segue.routing.placement import Choice
+from segue.replicas.book import RouteBook, held_tokens
+from segue.replicas.placement import Choice
 from segue.seams.history import Turn, Unfinished, Warm
 from segue.seams.lineage import Lineage
 from segue.seams.model import Scene
@@ -83,5 +83,5 @@ def test_found_little_needs_a_history_that_should_be_there() -> None:
         asked = book.asked(one, "a", 0.0, is_there=True)
         visit = book.chose(one, Choice("a", "parent"), asked, 0.0)
         assert not visit.found_little
-        visit.cached_tokens = cached
+        visit.note_cached(cached)
         assert visit.found_little is expected

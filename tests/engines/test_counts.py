@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.routing.book import RouteBook
-from segue.routing.counts import UNSEEN_TOKENS_MAX, plausible
+from segue.engines.counts import UNSEEN_TOKENS_MAX, plausible
 from segue.seams.model import Finish, Job, JobStarted, Sampling, Scene
 from segue.seams.prompt import NO_MESSAGES, NO_TOKENS, Head, Prompt, id_array
 
@@ -60,17 +59,3 @@ def test_what_can_be_true_is_left_alone(said: Finish | JobStarted) -> None:
 
 def test_more_is_never_cached_than_read() -> None:
     assert plausible(job(MESSAGES), Finish("stop", 10**9, 3, 1)) == Finish("stop", 3, 3, 1)
-
-
-def test_replica_that_miscounts_is_counted_each_time_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    book, wanted = RouteBook(), job(TOKENS)
-    for name in ("a", "b", "a"):
-        assert book.checked(wanted, Finish("stop", -1), name) == Finish("stop", 0)
-        assert book.checked(wanted, Finish("stop", 7), name) == Finish("stop", 7)
-
-    assert book.take_corrected() == {"a": 2, "b": 1}
-    assert not book.take_corrected()
-    lines = [one.getMessage() for one in caplog.records]
-    assert [line.split()[1] for line in lines if "cannot be true" in line] == ["a", "b"]

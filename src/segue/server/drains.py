@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.server.control import DrainOrder, EngineStatus, FleetStatus, joined
+from segue.seams.engine_status import EngineStatus, joined
+from segue.server.control import DrainOrder, FleetStatus
 from segue.server.models import ServedModels
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.observe.replicas import ReplicaKey, ReplicaTotals
+from segue.seams.engine_status import EngineState, EngineStatus
 from segue.seams.history import Owner
-from segue.server.control import EngineStatus
 from segue.wire.codec import encode as encode_json
 from segue_dashboard.history import RecentTurns
 
@@ -48,7 +48,7 @@ class ReplicaRow(Struct, frozen=True, kw_only=True):
 
     model: str
     name: str
-    state: Literal["up", "down", "drained"]
+    state: EngineState
     running: int
     waiting: int
     # Prompt tokens that it computes in a second, as measured; None where nothing is known yet.
@@ -109,15 +109,13 @@ class FleetReports:
         self,
         engines: Callable[[], list[EngineStatus]],
         totals: Mapping[ReplicaKey, ReplicaTotals],
-        pace: Callable[[ReplicaKey], float | None],
         load: Callable[[], tuple[int, int]],
         history: RecentTurns,
         peers: Peers | None,
     ) -> None:
-        """`pace`: prompt tokens that a replica reads in a second; `load`: responses that run here, open connections."""
+        """`load`: responses that run here, open connections."""
         self._engines = engines
         self._totals = totals
-        self._pace = pace
         self._load = load
         self._history = history
         self._peers = peers
@@ -171,7 +169,7 @@ class FleetReports:
             state=engine.state,
             running=engine.running or 0,
             waiting=engine.waiting or 0,
-            prefill_tokens_s=self._pace((engine.model, engine.name)),
+            prefill_tokens_s=totals.prefill_tokens_s,
             turns=totals.turns,
             input_tokens=totals.input_tokens,
             cached_tokens=totals.cached_tokens,

@@ -2,27 +2,22 @@
 
 A `RouteBook` belongs to the replicas of one model. It knows how fast they are and how much they have worked, which
 heads are popular, and which replica has the history of a conversation whose client resends everything: a *hint*, by
-the name of its chain and by its beginning. Where there are several processes, `cluster/fleet.py` adds what the others
-know. Nothing here is durable, and nothing durable depends on it.
+the name of its chain and by its beginning. Where there are several processes, `fleet.py` adds what the others know.
+Nothing here is durable, and nothing durable depends on it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
-from msgspec import Struct
-
-from segue.routing.counts import C, plausible
-from segue.routing.measures import Pace, Work
-from segue.routing.placement import Asked, Choice, ReplicaLoad
+from segue.engines.queued import QueuedEngine
+from segue.replicas.measures import Pace, Work
+from segue.replicas.placement import Asked, Choice, ReplicaLoad
 from segue.seams.history import Turn
 from segue.seams.model import Job
 from segue.seams.prompt import Head, Messages, Prompt
-
-log = logging.getLogger(__name__)
 
 # About 200 bytes each; the longest unused go first.
 HINTS_MAX = 50_000
@@ -33,34 +28,16 @@ REPLICAS_MAX = 10_000
 HELD_TOKENS_MIN = 512
 
 
-class OthersLoad(Struct, frozen=True, array_like=True):
-    """What other processes have at a replica."""
-
-    running: int = 0
-    waiting: int = 0
-    work: float = 0.0
-
-
-NO_LOAD = OthersLoad()
-
-
 class RouteBook:
     """Where the jobs of one model have gone, and how that went."""
 
     def __init__(self) -> None:
         self.paces: dict[str, Pace] = {}
-        # How often each replica was chosen, and why.
-        self.choices: Counter[Choice] = Counter()
-        # How often each replica reported counts that cannot be true.
-        self.corrected: Counter[str] = Counter()
-        self._miscounting: set[str] = set()
         self._hints: OrderedDict[str, str] = OrderedDict()
         # When a replica came back without what it had read before, by the wall clock.
         self.forgot: dict[str, float] = {}
         self._heads: OrderedDict[bytes, Work] = OrderedDict()
         self._work = Work()
-        # By replica; of the other processes together.
-        self.others: Mapping[str, OthersLoad] = {}
         # Called with each hint that is new here; and asks other processes for one.
         self.on_hint: Callable[[str, str], None] = lambda chain, name: None
         # Called with a replica and the tokens that a job on its way there will have to compute.
@@ -76,14 +53,14 @@ class RouteBook:
             known = self.paces[name] = Pace()
         return known
 
-    def load(self, name: str, *, running: int, waiting: int, slots: int, now: float) -> ReplicaLoad:
+    def load(self, server: QueuedEngine, now: float) -> ReplicaLoad:
         """A replica as the choice sees it."""
-        pace, others = self.pace(name), self.others.get(name, NO_LOAD)
+        pace, others, queue = self.pace(server.name), server.others, server.queue
         return ReplicaLoad(
-            name,
-            running + others.running,
-            waiting + others.waiting,
-            slots,
+            server.name,
+            queue.running + others.running,
+            queue.waiting + others.waiting,
+            server.slots,
             pace.work.at(now) + others.work,
             pace.prefill_tokens_s or 0.0,
             pace.service_s or 0.0,
@@ -115,7 +92,6 @@ class RouteBook:
 
     def chose(self, job: Job, choice: Choice, asked: Asked, now: float) -> Visit:
         """The job goes there."""
-        self.choices[choice] += 1
         if beginning := job.lineage.beginning:
             # Its next turn may be known by either.
             for known_by in (job.lineage.chain, beginning):
@@ -123,29 +99,6 @@ class RouteBook:
         held = asked.held_tokens if choice.name == asked.route else 0
         self.on_work(choice.name, asked.prompt_tokens - held)
         return Visit(self.pace(choice.name), asked.prompt_tokens, held, now)
-
-    def take_choices(self) -> Counter[Choice]:
-        """Those since the last time."""
-        taken, self.choices = self.choices, Counter()
-        return taken
-
-    def checked(self, job: Job, said: C, name: str) -> C:
-        """What this replica says of the job, with counts that can be true."""
-        found = plausible(job, said)
-        if found is not said:
-            self.corrected[name] += 1
-            if name not in self._miscounting and len(self._miscounting) < REPLICAS_MAX:
-                self._miscounting.add(name)
-                log.warning(
-                    "engine %s reports token counts that cannot be true: Segue's own are used (logged once)",
-                    name,
-                )
-        return found
-
-    def take_corrected(self) -> Counter[str]:
-        """Those since the last time."""
-        taken, self.corrected = self.corrected, Counter()
-        return taken
 
     def note_hint(self, chain: str, name: str, *, is_own: bool = False) -> None:
         """This replica has the history of this chain."""
@@ -195,13 +148,13 @@ class Visit:
         self._began_at = now
         self._first_at: float | None = None
         # As the replica says; None: not at all.
-        self.cached_tokens: int | None = None
+        self._cached_tokens: int | None = None
         pace.work.add(self._expected, now)
 
     @property
     def found_little(self) -> bool:
         """Whether the replica had next to nothing of a history that it should have."""
-        held, cached = self._held_tokens, self.cached_tokens
+        held, cached = self._held_tokens, self._cached_tokens
         return held >= HELD_TOKENS_MIN and cached is not None and cached < held / 4
 
     def begin(self, now: float) -> None:
@@ -212,9 +165,13 @@ class Visit:
         """The first token has come."""
         self._first_at = now
 
+    def note_cached(self, cached_tokens: int | None) -> None:
+        """The replica says so; the last word counts."""
+        self._cached_tokens = cached_tokens
+
     def end(self, now: float) -> None:
         """It is over, and what was expected becomes what was measured."""
-        first_at, cached = self._first_at, self.cached_tokens
+        first_at, cached = self._first_at, self._cached_tokens
         if first_at is None:
             self._pace.work.add(-self._expected, now)
             return

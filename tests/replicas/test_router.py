@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, cast
 
 import pytest
 
-from segue.engines.routes import ReplicaHealth, RoutedEngine
+from segue.engines.queued import QueuedEngine
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, InvalidRequest, TooMany, Unavailable
-from segue.routing.fair_queue import FairQueue
+from segue.replicas.router import RoutedEngine
+from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Unfinished, Warm
 from segue.seams.lineage import Lineage
 from segue.seams.model import Engine, EngineFacts, Finish, Job, JobStarted, Piece, Scene
@@ -43,16 +43,17 @@ class Pair:
     """Two FAKE replicas, `a` and `b`, and the engine in front of them."""
 
     def __init__(
-        self, parallel_max: int = 4, all_down_s: float = 0.0, names: tuple[str, ...] = ("a", "b")
+        self, slots: int = 4, down_s_max: float = 0.0, names: tuple[str, ...] = ("a", "b")
     ) -> None:
         self._names = names
         self._stack = AsyncExitStack()
-        self._parallel_max = parallel_max
-        self._all_down_s = all_down_s
+        self._slots = slots
+        self._down_s_max = down_s_max
         self.a = FakeVllm(lambda ids: [10, 11, 12])
         self.b = FakeVllm(lambda ids: [20, 21, 22])
         self.engine: RoutedEngine
         self.engines: dict[str, Engine]
+        self.servers: dict[str, QueuedEngine] = {}
 
     async def __aenter__(self) -> Pair:
         self.engines = engines = dict[str, Engine]()
@@ -60,18 +61,33 @@ class Pair:
             await self._stack.enter_async_context(fake)
             address = await self._stack.enter_async_context(upstream(fake.url))
             engines[name] = TokenEngine(VLLM, address, "fake")
-        self.engine = RoutedEngine(
-            {name: engines[name] for name in self._names},
-            parallel_max=self._parallel_max,
-            all_down_s=self._all_down_s,
-        )
+        servers = [self._server(name, self._slots) for name in self._names]
+        self.engine = RoutedEngine(servers, self._down_s_max)
         return self
+
+    def _server(self, name: str, slots: int) -> QueuedEngine:
+        if name not in self.servers or self.servers[name].successor is not None:
+            self.servers[name] = QueuedEngine(name, self.engines[name])
+        self.servers[name].set_slots(slots)
+        return self.servers[name]
+
+    def use(self, *names: str, slots: int) -> None:
+        """As after a reload: these servers, others are removed."""
+        before = self.engine.servers
+        self.engine.set_servers([self._server(name, slots) for name in names])
+        for server in before:
+            if server.name not in names:
+                server.remove(self.engine)
+
+    def drain(self, *names: str) -> None:
+        for name, server in self.servers.items():
+            server.set_drained(name in names)
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    def health(self, name: str) -> ReplicaHealth:
-        return next(one for one in self.engine.replicas() if one.name == name)
+    def health(self, name: str) -> EngineStatus:
+        return self.servers[name].status("m")
 
 
 def continuing(route: str, held: int) -> Job:
@@ -91,10 +107,10 @@ async def test_engine_keeps_its_promise(promise: Promise) -> None:
     with remote(lambda: FakeVllm(reply)) as one, remote(lambda: FakeVllm(reply)) as other:
         async with upstream(one.url) as first, upstream(other.url) as second:
             engine = RoutedEngine(
-                {
-                    "one": TokenEngine(VLLM, first, "fake"),
-                    "other": TokenEngine(VLLM, second, "fake"),
-                }
+                [
+                    QueuedEngine("one", TokenEngine(VLLM, first, "fake")),
+                    QueuedEngine("other", TokenEngine(VLLM, second, "fake")),
+                ]
             )
             await promise(Bench(engine, chatml()))
 
@@ -107,7 +123,7 @@ async def test_child_goes_where_its_parent_was_served() -> None:
 
 
 async def test_first_turn_does_not_wait_while_another_replica_is_free() -> None:
-    async with Pair(parallel_max=1) as pair:
+    async with Pair(slots=1) as pair:
         pair.a.hold_at = 1
         first = asyncio.create_task(heard(pair.engine, job(tokens([1]), route="a")))
         await is_held(pair.a)
@@ -118,29 +134,29 @@ async def test_first_turn_does_not_wait_while_another_replica_is_free() -> None:
 
         pair.a.gate.set()
         assert route_of(await first) == "a"
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
+        assert pair.health("a") == EngineStatus("m", "a", True, 0, 0)
 
 
 async def test_replica_that_is_removed_finishes_its_job_and_one_that_returns_is_used_again() -> (
     None
 ):
     """A job that waits for it goes elsewhere at once; of replicas that stay, what is known stays too."""
-    async with Pair(parallel_max=1, names=("a",)) as pair:
+    async with Pair(slots=1, names=("a",)) as pair:
         pair.a.hold_at = 1
         running = asyncio.create_task(heard(pair.engine, JOB))
         await is_held(pair.a)
         waiting = asyncio.create_task(heard(pair.engine, JOB))
         await until(lambda: bool(pair.health("a").waiting))
-        pair.engine.set_replicas({"b": pair.engines["b"]}, 1)
+        pair.use("b", slots=1)
         assert route_of(await waiting) == "b"
-        assert [one.name for one in pair.engine.replicas()] == ["b"]
+        assert [one.name for one in pair.engine.servers] == ["b"]
         assert not running.done()
         pair.a.gate.set()
         assert route_of(await running) == "a"
         pair.b.hold_at = 1
         held = asyncio.create_task(heard(pair.engine, JOB))
         await is_held(pair.b)
-        pair.engine.set_replicas(pair.engines, 2)
+        pair.use("a", "b", slots=2)
         assert pair.health("b").running == 1
         assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "a"
         pair.b.gate.set()
@@ -150,30 +166,30 @@ async def test_replica_that_is_removed_finishes_its_job_and_one_that_returns_is_
 async def test_drained_replica_finishes_its_job_and_is_used_again_when_it_is_returned() -> None:
     """A job that waits for it goes elsewhere at once; so do its chains, which say why; new settings change nothing."""
     child = job(tokens([1]), route="a")
-    async with Pair(parallel_max=1) as pair:
+    async with Pair(slots=1) as pair:
         pair.a.hold_at = 1
         running = asyncio.create_task(heard(pair.engine, child))
         await is_held(pair.a)
-        pair.engine.set_replicas({"a": pair.engines["a"]}, 1)
+        pair.use("a", slots=1)
         waiting = asyncio.create_task(heard(pair.engine, child))
         await until(lambda: bool(pair.health("a").waiting))
-        pair.engine.set_replicas(pair.engines, 1)
-        pair.engine.set_drained(["a"])
+        pair.use("a", "b", slots=1)
+        pair.drain("a")
         assert pair.health("a").is_drained
         assert started_of(await waiting) == ("b", "drained")
-        pair.engine.set_replicas(pair.engines, 2)
+        pair.use("a", "b", slots=2)
         assert started_of(await heard(pair.engine, child)) == ("b", "drained")
         pair.a.gate.set()
         assert route_of(await running) == "a", "what ran there has ended there"
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0, is_drained=True)
-        pair.engine.set_drained(["a", "b"])
+        assert pair.health("a") == EngineStatus("m", "a", True, 0, 0, is_drained=True)
+        pair.drain("a", "b")
         assert not await pair.engine.is_ready()
         with pytest.raises(Unavailable, match="drained by the operator"):
             await heard(pair.engine, child)
-        pair.engine.set_drained(["b"])
+        pair.drain("b")
         assert started_of(await heard(pair.engine, child)) == ("a", "")
-        pair.engine.set_replicas({"b": pair.engines["b"]}, 2)
-        pair.engine.set_drained([])
+        pair.use("b", slots=2)
+        pair.drain()
         assert started_of(await heard(pair.engine, child)) == ("b", "removed")
 
 
@@ -205,80 +221,21 @@ async def test_chains_spread_over_replicas_that_are_equally_free_and_come_back()
 
 
 async def test_sticky_job_gives_way_to_a_free_replica_when_its_own_has_a_long_queue() -> None:
-    async with Pair(parallel_max=4) as pair:
+    async with Pair(slots=4) as pair:
         pair.a.hold_at = 1
         # Reading these again takes 20 s, so long as nothing else was measured; two seconds of waiting are less.
         wanted = continuing("a", 100_000)
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(6)]
         await is_held(pair.a)
-        assert pair.health("a") == ReplicaHealth("a", True, 4, 2)
+        assert pair.health("a") == EngineStatus("m", "a", True, 4, 2)
         assert route_of(await heard(pair.engine, continuing("a", 1_000))) == "b"
         pair.a.gate.set()
         assert [route_of(await one) for one in jobs] == ["a"] * 6
-        assert {choice.reason for choice in pair.engine.book.choices} == {"parent", "queue"}
+        reasons = [set(server.choices) for server in pair.servers.values()]
+        assert reasons == [{"parent"}, {"queue"}]
 
 
-async def test_replica_runs_as_many_jobs_as_it_says(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine that says nothing gets many; one that tells its slots as many; and long waiting is logged, once."""
-    monkeypatch.setattr("segue.engines.routes.WAITING_S", 0.01)
-    async with Pair(parallel_max=0, names=("a",)) as pair:
-        pair.a.hold_at = 1
-        wanted = job(tokens([1]), route="a")
-        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(20)]
-        await is_held(pair.a)
-        assert pair.health("a") == ReplicaHealth("a", True, 20, 0)
-        # It says so only now, as one does that has come back with other options.
-        engine = pair.engine._replicas["a"].engine
-        cast("Any", engine).facts = EngineFacts(slots=3)
-        with caplog.at_level("INFO"):
-            jobs += [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(2)]
-            await until(lambda: caplog.records)
-        assert pair.health("a") == ReplicaHealth("a", True, 20, 2)
-        assert [(one.levelname, one.message) for one in caplog.records] == [
-            (
-                "WARNING",
-                "engine a is full: 20 requests run and 2 wait, one of them for 0.01 s (see engine_parallel)",
-            )
-        ]
-        pair.a.gate.set()
-        await asyncio.gather(*jobs)
-
-
-async def test_new_slots_go_to_jobs_that_wait() -> None:
-    queue = FairQueue(1)
-    await queue.enter("ada", "")
-    waiting = [asyncio.create_task(queue.enter("ada", "")) for _ in range(3)]
-    await asyncio.sleep(0)
-    queue.resize(3)
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.sleep(0)
-    assert (queue.running, queue.waiting) == (3, 1)
-    queue.leave()
-    await asyncio.wait(waiting)
-
-
-async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
-    """Another replica is tried; where there is none, the caller reads the endpoint's words; its health is as before."""
-    async with Pair(names=("a",)) as pair:
-        pair.a.limited = "Rate limit reached: 30 requests a minute."
-        with pytest.raises(TooMany, match="30 requests a minute") as raised:
-            await heard(pair.engine, JOB)
-        assert raised.value.wait_s == 7
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
-        pair.a.limited = ""
-        # Until then nobody else asks it.
-        asked = len(pair.a.requests)
-        with pytest.raises(
-            Unavailable, match=r"asks this server to wait: please retry in 7 s\."
-        ) as told:
-            await heard(pair.engine, JOB)
-        assert told.value.wait_s is not None
-        assert 6 < told.value.wait_s <= 7
-        assert len(pair.a.requests) == asked
-        pair.engine._replicas["a"].wait_until = 0.0
-        assert ids_of(await heard(pair.engine, JOB)) == [10, 11, 12]
+async def test_limit_of_our_key_at_one_replica_is_not_that_of_another() -> None:
     async with Pair() as pair:
         pair.a.limited = "Slow down."
         assert route_of(await heard(pair.engine, job(tokens([1]), route="a"))) == "b"
@@ -286,16 +243,6 @@ async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
         pair.b.limited = "Slow down."
         with pytest.raises(TooMany, match="Slow down"):
             await heard(pair.engine, JOB)
-
-
-async def test_short_wait_that_an_engine_asks_for_is_waited_for() -> None:
-    async with Pair(names=("a",)) as pair:
-        now = asyncio.get_running_loop().time()
-        pair.engine._replicas["a"].asked_to_wait(now, 1.0)
-        assert pair.engine._replicas["a"].usable_at == 0.0
-        pair.engine._all_down_s = 2.0
-        pair.engine._replicas["a"].wait_until = now + 0.05
-        assert ids_of(await heard(pair.engine, JOB)) == [10, 11, 12]
 
 
 async def test_job_fails_over_when_the_parents_replica_refuses_connections() -> None:
@@ -348,10 +295,10 @@ async def test_engine_is_ready_as_long_as_one_replica_is() -> None:
         assert await pair.engine.is_ready()
         pair.a.is_healthy = False
         assert await pair.engine.is_ready()
-        assert [one.is_up for one in pair.engine.replicas()] == [False, True]
+        assert [pair.health(name).is_up for name in ("a", "b")] == [False, True]
         await pair.b.stop()
         assert not await pair.engine.is_ready()
-        assert [one.is_up for one in pair.engine.replicas()] == [False, False]
+        assert [pair.health(name).is_up for name in ("a", "b")] == [False, False]
 
 
 async def test_question_that_is_not_answered_takes_no_replica_away() -> None:
@@ -373,7 +320,7 @@ async def test_job_is_refused_with_a_time_to_wait_when_no_replica_answers() -> N
 
 
 async def test_job_waits_a_moment_for_a_replica_to_come_back() -> None:
-    async with Pair(all_down_s=10) as pair:
+    async with Pair(down_s_max=10) as pair:
         await pair.a.stop()
         await pair.b.stop()
         assert not await pair.engine.is_ready()
@@ -397,7 +344,7 @@ async def test_job_that_breaks_replicas_is_not_tried_on_all_of_them() -> None:
             raise EngineFailed("broke")
             yield Finish("stop")
 
-    engine = RoutedEngine({str(n): Broken() for n in range(5)})
+    engine = RoutedEngine([QueuedEngine(str(n), Broken()) for n in range(5)])
     with pytest.raises(EngineFailed):
         await heard(engine, JOB)
     assert Broken.count == 2
@@ -420,105 +367,14 @@ async def test_clients_error_is_not_the_replicas() -> None:
         with pytest.raises(InvalidRequest):
             await heard(pair.engine, job(tokens([1]), route="a"))
         assert pair.b.requests == []
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
-
-
-async def test_replica_gets_only_so_many_jobs_at_a_time() -> None:
-    async with Pair(parallel_max=2, names=("a",)) as pair:
-        pair.a.hold_at = 1
-        wanted = job(tokens([1]), route="a")
-        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(8)]
-        await is_held(pair.a)
-        assert pair.health("a") == ReplicaHealth("a", True, 2, 6)
-        pair.a.gate.set()
-        await asyncio.gather(*jobs)
-        assert pair.a.running_max == 2
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
-
-
-async def test_job_that_leaves_the_queue_gives_its_place_on() -> None:
-    async with Pair(parallel_max=1, names=("a",)) as pair:
-        pair.a.hold_at = 1
-        wanted = job(tokens([1]), route="a")
-        jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(3)]
-        await is_held(pair.a)
-        assert pair.health("a").waiting == 2
-        jobs[1].cancel()
-        await asyncio.wait([jobs[1]])
-        assert pair.health("a").waiting == 1
-        jobs[0].cancel()
-        pair.a.gate.set()
-        assert ids_of(await jobs[2]) == [10, 11, 12]
-        assert pair.health("a") == ReplicaHealth("a", True, 0, 0)
+        assert pair.health("a") == EngineStatus("m", "a", True, 0, 0)
 
 
 async def test_jobs_that_wait_for_a_replica_that_dies_go_elsewhere() -> None:
-    async with Pair(parallel_max=1) as pair:
+    async with Pair(slots=1) as pair:
         pair.a.hold_at = pair.a.break_at = 0
         wanted = job(tokens([1]), route="a")
         jobs = [asyncio.create_task(heard(pair.engine, wanted)) for _ in range(4)]
         await is_held(pair.a)
         pair.a.gate.set()
         assert [route_of(await one) for one in jobs] == ["b"] * 4
-
-
-# --- fairness -------------------------------------------------------------------------------------
-
-
-async def order_of(callers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """In which order these owners and lanes get the one slot that there is."""
-    queue = FairQueue(1)
-    await queue.enter("first", "")
-    served: list[tuple[str, str]] = []
-
-    async def run(owner: str, lane: str) -> None:
-        await queue.enter(owner, lane)
-        served.append((owner, lane))
-        queue.leave()
-
-    tasks = [asyncio.create_task(run(*caller)) for caller in callers]
-    await asyncio.sleep(0)
-    assert queue.waiting == len(callers)
-    queue.leave()
-    async with asyncio.timeout(WAIT_S):
-        await asyncio.gather(*tasks)
-    assert (queue.running, queue.waiting) == (0, 0)
-    return served
-
-
-async def test_owner_with_one_job_does_not_wait_for_anothers_hundred() -> None:
-    served = await order_of([("ada", "")] * 100 + [("bob", "")])
-    assert served.index(("bob", "")) == 1
-
-
-async def test_places_go_round_between_lanes_within_an_owners_share() -> None:
-    callers = [("ada", "x")] * 3 + [("ada", "y")] * 2 + [("bob", "z")] * 4
-    assert await order_of(callers) == [
-        ("ada", "x"),
-        ("bob", "z"),
-        ("ada", "y"),
-        ("bob", "z"),
-        ("ada", "x"),
-        ("bob", "z"),
-        ("ada", "y"),
-        ("bob", "z"),
-        ("ada", "x"),
-    ]
-
-
-async def test_higher_priority_goes_first_and_lower_ones_get_every_fifth_slot() -> None:
-    queue, order = FairQueue(1), list[str]()
-
-    async def work(name: str, priority: int) -> None:
-        await queue.enter("ada", "", priority)
-        order.append(name)
-        queue.leave()
-
-    await queue.enter("ada", "")
-    jobs = [asyncio.create_task(work("low", 0)) for _ in range(3)]
-    jobs += [asyncio.create_task(work("high", 5)) for _ in range(8)]
-    await until(lambda: queue.waiting == 11)
-    queue.leave()
-    await asyncio.gather(*jobs)
-    assert order == [*["high"] * 4, "low", *["high"] * 4, "low", "low"]
-    assert (queue.running, queue.waiting) == (0, 0)

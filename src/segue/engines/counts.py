@@ -1,6 +1,6 @@
-"""Can it be true, what a replica says that it has counted?
+"""Can it be true, what a server of an engine says that it has counted?
 
-In: a job and its `JobStarted` or `Finish`, as the replica reports it. Out: the same where its counts can be true: none
+In: a job and its `JobStarted` or `Finish`, as the server reports it. Out: the same where its counts can be true: none
 is negative, none is larger than the request can explain, and no more is cached than was read; else with counts that
 can be. Counts are stored, added up and charged: one that cannot be true must not lose an answer or lock a key.
 """
@@ -16,7 +16,7 @@ from segue.seams.prompt import Messages
 
 C = TypeVar("C", bound=JobStarted | Finish)
 
-# A replica adds to what it is sent (its template, pictures, a prompt of its own), and writes more than it shows
+# A server adds to what it is sent (its template, pictures, a prompt of its own), and writes more than it shows
 # (thoughts). No model that we know does so with more tokens than this.
 UNSEEN_TOKENS_MAX = 1_000_000
 

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from segue.aio import in_background
-from segue.builders import drains as module
-from segue.builders.drains import Drains
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.engines.routes import RoutedEngine
-from segue.server.control import DrainOrder, EngineStatus, FleetStatus
+from segue.engines.queued import servers_of
+from segue.seams.engine_status import EngineStatus
+from segue.server import drains as module
+from segue.server.control import DrainOrder, FleetStatus
+from segue.server.drains import Drains
 from segue.server.models import ServedModels, build_models
 from segue.settings.checks import load_settings
 from tests.cluster.test_peers import met
@@ -41,9 +42,8 @@ class Process:
 
     def look(self) -> list[EngineStatus]:
         engine = self.served.models["m"].engine
-        assert isinstance(engine, RoutedEngine)
-        rows = engine.replicas()
-        return [EngineStatus("m", one.name, True, 1, 0, one.is_drained) for one in rows]
+        servers = servers_of(engine)
+        return [EngineStatus("m", one.name, True, 1, 0, one.is_drained) for one in servers]
 
     async def order(self, engine: str, *, is_drained: bool) -> FleetStatus:
         answer = await self.drains.order(encode(DrainOrder(engine, is_drained)))

@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from segue.cluster import slots
 from segue.cluster.local import LocalBus
 from segue.cluster.peers import Peers
-from segue.cluster.slots import ReplicaShare, SharedSlots
+from segue.engines.fair_queue import FairQueue
+from segue.engines.queued import QueuedEngine
+from segue.engines.scripted import ScriptedEngine
 from segue.limits import Draw, Grant, HeldPlaces, share_out
-from segue.routing.fair_queue import FairQueue
+from segue.replicas import slots
+from segue.replicas.slots import SharedSlots, SlotShare
 from segue.seams.access import SharedLimits
 from segue.server.storage import open_store
 from segue.settings.values import Settings
+from tests.contracts.engine import chatml
 from tests.support import until
 
 
@@ -40,7 +43,7 @@ class CountingLimits:
 @dataclass
 class Process:
     queue: FairQueue
-    share: ReplicaShare
+    share: SlotShare
 
     async def work(self, permits: asyncio.Semaphore) -> None:
         await self.queue.enter("ada", "")
@@ -58,11 +61,8 @@ async def processes(count: int, limit: int) -> AsyncIterator[tuple[list[Process]
             shared = SharedSlots(peers, CountingLimits(held, str(number)))
             await stack.enter_async_context(peers.joined())
             stack.push_async_callback(shared.give_back)
-            queue = FairQueue(0)
-            share = shared.share("m", "http://replica", queue)
-            queue.on_wait = share.look
-            share.fit(limit, is_open=True)
-            found.append(Process(queue, share))
+            server = QueuedEngine("http://replica", ScriptedEngine(chatml()), limit)
+            found.append(Process(server.queue, shared.share("m", server)))
         await asyncio.sleep(0)
         yield found, held
 
@@ -126,7 +126,7 @@ asyncio.run(hold())
 
 
 async def hold(limits: SharedLimits, slots: int) -> int:
-    return await SharedSlots(Peers(LocalBus()), limits)._draw("m http://replica", slots, 4)
+    return await SharedSlots(Peers(LocalBus()), limits).draw("m http://replica", slots, 4)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

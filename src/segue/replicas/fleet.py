@@ -1,7 +1,7 @@
-"""What do the other processes have at the replicas of an engine, and where did a conversation go there?
+"""What do the other processes have at the servers of an engine, and where did a conversation go there?
 
-Every process reports twice a second, if something has changed, how many jobs it has at each replica, how much these
-have computed for it, and the hints that are new: which replica has the history of which chain. So a choice counts
+Every process reports twice a second, if something has changed, how many jobs it has at each server, how much these
+have computed for it, and the hints that are new: which server has the history of which chain. So a choice counts
 what all processes do, and a client that resends its history is known to all of them. A process that does not know a
 history, because it has just started or the report is not there yet, asks the others before it reads the history
 again.
@@ -12,19 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from math import exp2
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from segue.aio import in_background
-from segue.cluster.peers import Peers
-from segue.cluster.slots import ReplicaShare, SharedSlots, SlotQueue
-from segue.routing.book import NO_LOAD, OthersLoad, RouteBook
-from segue.routing.measures import HALF_LIFE_S
+from segue.engines.queued import NO_LOAD, ServerLoad, servers_of
+from segue.replicas.measures import HALF_LIFE_S
+from segue.replicas.router import RoutedEngine
+from segue.replicas.slots import SharedSlots
 from segue.seams.access import SharedLimits
+from segue.seams.bus import OtherProcesses
+from segue.seams.model import Engine
 
 REPORT_S = 0.5
 # A job that changes the picture is reported at once, so often at most.
@@ -35,22 +35,10 @@ ASK_S = 0.1
 WORTH = 0.05
 
 
-class RoutedModel(Protocol):
-    """An engine with several replicas."""
-
-    book: RouteBook
-
-    def loads(self) -> Mapping[str, OthersLoad]:
-        """What this process has at each replica."""
-
-    def share_slots(self, share: Callable[[str, SlotQueue], ReplicaShare]) -> None:
-        """The limits of replicas are for all processes together from now on."""
-
-
 class RoutesReport(Struct, frozen=True, array_like=True):
     """What a process says of itself."""
 
-    loads: dict[str, OthersLoad]
+    loads: dict[str, ServerLoad]
     # Replicas by chains.
     hints: dict[str, str]
     # When replicas have come back empty.
@@ -66,27 +54,27 @@ class Fleet:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: OtherProcesses,
         shared_limits: SharedLimits,
-        models: Callable[[], Mapping[str, RoutedModel]],
+        engines: Callable[[], Mapping[str, Engine]],
     ) -> None:
+        """`engines` are those that are served now, by model."""
         self._peers = peers
         self._slots = SharedSlots(peers, shared_limits)
-        # Those that are served now: they may change.
-        self._models = models
-        self._reports: dict[str, tuple[float, dict[str, OthersLoad]]] = {}
+        self._engines = engines
+        self._reports: dict[str, tuple[float, dict[str, ServerLoad]]] = {}
         self._hints: dict[str, str] = {}
-        self._reported: dict[str, OthersLoad] = {}
+        self._reported: dict[str, ServerLoad] = {}
         # Set when a job is on its way that is worth a report at once.
         self._is_due = asyncio.Event()
-        peers.answer("routes", self._take)
+        peers.answer("routes", self._note_report)
         peers.answer("route", self._answer)
         peers.when_gone(self._forget)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Report while inside."""
-        self._join()
+        self.join()
         try:
             async with in_background("route_reports", self._keep_reporting):
                 yield
@@ -103,41 +91,50 @@ class Fleet:
 
     async def report(self) -> None:
         """Send the others what has changed, and add up what they have reported."""
-        self._join()
-        loads: dict[str, OthersLoad] = {}
+        self.join()
+        loads: dict[str, ServerLoad] = {}
         forgot: dict[str, float] = {}
-        for model in self._models().values():
-            loads.update(model.loads())
-            forgot.update(model.book.forgot)
+        now = asyncio.get_running_loop().time()
+        for engine in self._engines().values():
+            book = engine.book if isinstance(engine, RoutedEngine) else None
+            for server in servers_of(engine):
+                work = 0.0 if book is None else book.pace(server.name).work.at(now)
+                loads[server.name] = ServerLoad(server.queue.running, server.queue.waiting, work)
+            if book is not None:
+                forgot.update(book.forgot)
         hints, self._hints = self._hints, {}
         if hints or any(_differ(self._reported.get(name), one) for name, one in loads.items()):
             self._reported = loads
             await self._peers.send("routes", _encode(RoutesReport(loads, hints, forgot)))
 
-    def _join(self) -> None:
-        """Every model knows what the others have."""
+    def join(self) -> None:
+        """Every server shares its slots, and knows what the others have there."""
         others = self._sum()
-        for name, model in self._models().items():
-            model.share_slots(partial(self._slots.share, name))
-            book = model.book
-            book.others, book.on_hint, book.find_hint = others, self._note, self._find
-            book.on_work = self._note_work
+        for model, engine in self._engines().items():
+            for server in servers_of(engine):
+                server.others = others.get(server.name, NO_LOAD)
+                if server.on_demand is None:
+                    self._slots.share(model, server)
+            if isinstance(engine, RoutedEngine):
+                book = engine.book
+                book.on_hint, book.on_work = self._note_hint, self._note_work
+                book.find_hint = self._find
 
-    def _sum(self) -> dict[str, OthersLoad]:
+    def _sum(self) -> dict[str, ServerLoad]:
         now = asyncio.get_running_loop().time()
-        total: dict[str, OthersLoad] = {}
+        total: dict[str, ServerLoad] = {}
         for at, loads in self._reports.values():
             left = exp2((at - now) / HALF_LIFE_S)
             for name, one in loads.items():
                 known = total.get(name, NO_LOAD)
-                total[name] = OthersLoad(
+                total[name] = ServerLoad(
                     known.running + one.running,
                     known.waiting + one.waiting,
                     known.work + left * one.work,
                 )
         return total
 
-    def _note(self, chain: str, name: str) -> None:
+    def _note_hint(self, chain: str, name: str) -> None:
         self._hints[chain] = name
 
     def _note_work(self, name: str, tokens: int) -> None:
@@ -154,27 +151,30 @@ class Fleet:
             return None
         return None if found is None else found[1].decode()
 
-    async def _take(self, worker: str, body: bytes) -> None:
+    async def _note_report(self, worker: str, body: bytes) -> None:
         report = _decode(body)
         self._reports[worker] = (asyncio.get_running_loop().time(), report.loads)
-        for model in self._models().values():
-            known = model.loads()
+        for engine in self._routed():
+            known = {server.name for server in engine.servers}
             for chain, name in report.hints.items():
                 if name in known:
-                    model.book.note_hint(chain, name)
+                    engine.book.note_hint(chain, name)
             for name, at in report.forgot.items():
-                model.book.note_forgot(name, at)
-        self._join()
+                engine.book.note_forgot(name, at)
+        self.join()
 
     async def _answer(self, _: str, body: bytes) -> bytes | None:
-        hints = (model.book.hint(body.decode()) for model in self._models().values())
+        hints = (engine.book.hint(body.decode()) for engine in self._routed())
         return next((name.encode() for name in hints if name is not None), None)
+
+    def _routed(self) -> list[RoutedEngine]:
+        return [one for one in self._engines().values() if isinstance(one, RoutedEngine)]
 
     def _forget(self, worker: str) -> None:
         self._reports.pop(worker, None)
 
 
-def _differ(known: OthersLoad | None, new: OthersLoad) -> bool:
+def _differ(known: ServerLoad | None, new: ServerLoad) -> bool:
     if known is None or (known.running, known.waiting) != (new.running, new.waiting):
         return known is not None or new != NO_LOAD
     return abs(known.work - new.work) > WORTH * max(known.work, new.work)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.routing.measures import HALF_LIFE_S, Pace, Work
-from segue.routing.placement import (
+from segue.replicas.measures import HALF_LIFE_S, Pace, Work
+from segue.replicas.placement import (
     JOBS_FACTOR,
     WORK_FACTOR,
     WORK_TOKENS_MIN,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import exp2
 
-from segue.routing.placement import PREFILL_TOKENS_S
+from segue.replicas.placement import PREFILL_TOKENS_S
 
 # Work counts half after this long.
 HALF_LIFE_S = 120.0

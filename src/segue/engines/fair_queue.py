@@ -1,4 +1,4 @@
-"""Which of the jobs that wait for a replica gets its next slot?
+"""Which of the jobs that wait for a server of an engine gets its next slot?
 
 A `FairQueue` is fair between owners, and for each owner between its lanes, so that a hundred jobs of one owner do not
 delay the one job of another.
@@ -12,10 +12,14 @@ from collections.abc import Callable
 
 from segue.errors import Unavailable
 
-# Jobs that wait for one replica. At one job a second this is already minutes of waiting.
+# Jobs that wait for one server. At one job a second this is already minutes of waiting.
 WAITING_MAX = 1024
 # So many slots in a row go to jobs of the highest priority, then one to a job of a lower one.
 PRIORITY_SLOTS = 4
+
+
+class QueueFull(Unavailable):
+    """More jobs wait for this server than make sense."""
 
 
 class _Waiting:
@@ -49,36 +53,32 @@ class FairQueue:
         self.slots = slots
         self.running = 0
         self.waiting = 0
-        # Called when a job has to wait.
-        self.on_wait: Callable[[], None] = lambda: None
+        # Called with the slot that a job has to wait for.
+        self.on_wait: Callable[[asyncio.Future[None]], None] = lambda slot: None
         # By priority.
         self._waiting: dict[int, _Waiting] = {}
         # How many slots in a row went to the highest priority while others waited, and how often another had its turn.
         self._in_a_row = 0
         self._turns_of_others = 0
 
-    @property
-    def is_free(self) -> bool:
-        return self.running < self.slots
-
     def resize(self, slots: int) -> None:
         """So many slots from now on; jobs that wait get those that are new."""
         self.slots = slots
-        while self._waiting and self.is_free:
+        while self._waiting and self.running < self.slots:
             self.running += 1
             self.leave()
 
     async def enter(self, owner: str, lane: str, priority: int = 0) -> None:
         """Wait for a slot."""
-        if self.is_free:
+        if self.running < self.slots:
             self.running += 1
             return
         if self.waiting >= WAITING_MAX:
-            raise Unavailable("Too many requests wait for this model. Please retry later.")
+            raise QueueFull("Too many requests wait for this model. Please retry later.")
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(priority, _Waiting()).add(owner, lane, slot)
         self.waiting += 1
-        self.on_wait()
+        self.on_wait(slot)
         try:
             await slot
         except asyncio.CancelledError:
