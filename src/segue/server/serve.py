@@ -110,13 +110,13 @@ def build_server(
         write_s_max=settings.write_s_max,
         connections_max=settings.connections_max + SPARE_CONNECTIONS,
     )
-    http = http_class(http_limits, app.memory.unread, has_addresses=bool(settings.access_log))
+    http = http_class(http_limits, app.state.memory.unread, has_addresses=bool(settings.access_log))
     config = uvicorn.Config(
         app.http,
         host=settings.host,
         port=settings.port,
         http=cast("type[asyncio.Protocol]", http),
-        ws=socket_class(app.upgrades.accept, limits, app.memory.unread),
+        ws=socket_class(app.upgrades.accept, limits, app.state.memory.unread),
         ssl_context_factory=(
             None if certificate is None else lambda config, usual: certificate.context
         ),
