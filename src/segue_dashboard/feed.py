@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import TooMany
-from segue.responses.websocket import SessionStatus
+from segue.listener.api import SessionStatus
 from segue.seams.engine_status import EngineStatus
 from segue.turn.running import Running
 from segue_dashboard import views

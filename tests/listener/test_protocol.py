@@ -269,7 +269,7 @@ async def test_client_that_asks_and_does_not_read_is_cut(
 async def test_one_connection_too_many_is_refused_in_a_few_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("segue.server.serve.SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr("segue.listener.protocol.SPARE_CONNECTIONS", 0)
     async with serving(connections_max=1) as served, wire(served):
         waits = set()
         for _ in range(20):

@@ -17,8 +17,8 @@ UNUSED = (
     "segue.guards",
     "segue.tools",
     "segue.server.workers",
-    "segue_cli.remote.chat",
-    "segue_cli.remote.connect",
+    "segue_cli.client.chat",
+    "segue_cli.client.connect",
     "segue_bench",
 )
 

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from segue.aio import GiveUp, in_background
+from segue.listener.api import Api
 from segue.listener.auth import origin_policy
+from segue.listener.edge_limits import EdgeLimits
+from segue.listener.http import HttpApp
 from segue.listener.services import Services
+from segue.listener.table import RouteTable, routes_of
+from segue.listener.upgrades import Upgrades
 from segue.memory.budget import memory_for, resident_bytes
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.responses.http import HttpApp
-from segue.responses.upgrades import Upgrades
 from segue.seams.store import IdempotencyKeys, Retention
+from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.dashboard import dashboard_routes
@@ -33,18 +36,16 @@ from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import Observers, open_observers
+from segue.server.pages import ServerPages
 from segue.server.reload import Reload
 from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, open_store
-from segue.settings.values import Settings
+from segue.settings.values import FIELDS, Settings
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
 from segue.turn.resources import Resources
-
-if TYPE_CHECKING:
-    pass
 
 # A start waits so long for what the engines say of themselves, and then goes on without it.
 MEET_S_MAX = 2.0
@@ -89,7 +90,10 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, place: WorkerPlace = ALONE, give_up: GiveUp | None = None
+    settings: Settings,
+    place: WorkerPlace = ALONE,
+    give_up: GiveUp | None = None,
+    apis: Mapping[str, Api] = APIS,
 ) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
     fails without which this process cannot go on."""
@@ -103,7 +107,7 @@ async def open_app(
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up) as app:
+        async with _open_server(served, state, hosted, place, give_up, tuple(apis.values())) as app:
             yield app
 
 
@@ -114,6 +118,7 @@ async def _open_server(
     hosted: HostedTools,
     place: WorkerPlace,
     give_up: GiveUp | None,
+    apis: Sequence[Api],
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
@@ -124,11 +129,14 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state)
-        services = build_services(state, runner, observers, eraser, health, reports)
-        upgrades = Upgrades(services)
+        services = build_services(state, runner, observers, eraser, reports)
+        upgrades = Upgrades(services, apis)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
-        pages = dashboard_routes(state, services, observers, health, upgrades)
+        routes = routes_of(apis, services)
+        routes += ServerPages(services, health.check, health.write_metrics, routes).routes
+        routes += dashboard_routes(state, services, observers, health, upgrades)
+        routes += reports.routes
         reload = Reload(served, runner, services, place.engines)
         retention = Retention(settings.retention_s, settings.events_retention_s)
         drains = Drains(served, health.servers, health.check, state.peers)
@@ -149,7 +157,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.keep),
             state.meter.running(),
         ):
-            http = HttpApp(services, [*pages, *reports.routes])
+            http = HttpApp(services, RouteTable(routes, hints=HINTS))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 
@@ -210,10 +218,9 @@ def build_services(
     runner: Runner,
     observers: Observers,
     eraser: Eraser,
-    health: HealthCheck,
     reports: CacheReports,
 ) -> Services:
-    """What every transport needs."""
+    """What every API needs."""
     settings, accounts = state.settings, state.accounts
     names, origins = settings.allowed_hosts, settings.cors_origins
     policy = origin_policy(settings.host, names, origins, lambda: not accounts.is_required)
@@ -225,15 +232,19 @@ def build_services(
         conversations=state.store.conversations,
         erase=eraser.erase,
         open_cache=state.open_cache,
-        is_ready=health.check,
-        write_metrics=health.write_metrics,
         find_report=reports.find,
-        limits=settings,
+        limits=edge_limits(settings),
         memory=state.memory,
         note_refusal=observers.note_refusal,
         count_request=observers.metrics.count_request,
         write_access=observers.write_access,
     )
+
+
+def edge_limits(settings: Settings) -> EdgeLimits:
+    """The limits of one client: those that are settings have their names."""
+    names = {field.name for field in fields(EdgeLimits)} & FIELDS.keys()
+    return EdgeLimits(**{name: getattr(settings, name) for name in names})
 
 
 def watch_gauges(

@@ -9,10 +9,10 @@ from functools import partial
 
 from segue.accounts.hashes import issue_key
 from segue.errors import ApiError
+from segue.listener.api import Route
 from segue.listener.services import Services
+from segue.listener.upgrades import Upgrades
 from segue.process.runner import Runner
-from segue.responses.http import Route
-from segue.responses.upgrades import Upgrades
 from segue.server.health import HealthCheck
 from segue.server.observers import Observers
 from segue.server.state import State

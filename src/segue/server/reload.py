@@ -129,8 +129,11 @@ class Reload:
             append_s_max=settings.append_s_max,
         )
         runner.reload(resources, settings.background_s_max)
-        limits = {name: getattr(settings, name) for name in LIMITS}
-        services.limits = structs.replace(services.limits, **limits)
+        services.limits = replace(
+            services.limits,
+            websocket=settings.websocket,
+            connection_age_s=settings.connection_age_s,
+        )
         logging.getLogger().setLevel(settings.log_level.upper())
         self.retire(closers)
         return settings

@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
+from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.reports.advice import Traffic, add_up, advise, unnamed
-from segue.responses.http import Route
 from segue.seams.history import Owner
 from segue.server.state import State
 from segue.wire.cache import CacheAdvice, CacheReport
@@ -36,7 +36,7 @@ class CacheReports:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", r"/dashboard/advice", self._answer_advice, "dashboard"),)
+        return (Route("GET", "/dashboard/advice", self._answer_advice, "dashboard"),)
 
     async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
         """The report on this turn."""
@@ -59,9 +59,9 @@ class CacheReports:
     async def _traffic(self, owner: Owner, sees_all: bool) -> Traffic:
         recent = await self._reuse.since(time.time() - ADVICE_S)
         return add_up(
-            (client, report if one == owner else unnamed(report))
-            for one, client, report in recent
-            if sees_all or one == owner
+            (client, report if whose == owner else unnamed(report))
+            for whose, client, report in recent
+            if sees_all or whose == owner
         )
 
     async def _answer_advice(self, exchange: Exchange) -> None:
