@@ -16,7 +16,7 @@ UNUSED = (
     "segue.cluster",
     "segue.guards",
     "segue.tools",
-    "segue.server.workers",
+    "segue.workers.supervisor",
     "segue_cli.client.chat",
     "segue_cli.client.connect",
     "segue_bench",

@@ -11,6 +11,7 @@ from segue import __version__
 from segue.printable import shown_address
 from segue.server.app import App
 from segue.server.models import SCALE_OUT_ADVICE
+from segue.server.pages import has_dashboard
 from segue.server.served import served_models
 from segue.settings.values import ModelSettings, Settings
 
@@ -33,7 +34,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
-        _line("dashboard", f"{url}/"),
+        *([_line("dashboard", f"{url}/")] if has_dashboard() else []),
         _line("store", settings.shown_store),
         _line("settings", settings.config or "no file"),
         *lines,
@@ -57,7 +58,9 @@ def _engine(app: App, model: ModelSettings) -> str:
         return "scripted engine: it plays a script and is not a model"
     built = app.runner.models[model.name]
     where = f" at {_addresses(model)}" if model.engine_url else ""
-    parts = [f"{model.engine} engine{where}" + ("" if app.met.get(model.name) else ", no answer")]
+    parts = [
+        f"{model.engine} engine{where}" + ("" if app.health.met.get(model.name) else ", no answer")
+    ]
     if tokens := built.context_tokens:
         parts.append(f"context {tokens:,} tokens")
     if slots := model.engine_parallel or built.engine.facts.slots:
@@ -70,7 +73,7 @@ def _addresses(model: ModelSettings) -> str:
 
 
 def _keys(app: App, settings: Settings) -> str:
-    if app.accounts.is_required:
+    if app.state.accounts.is_required:
         return "needed"
     if settings.auth == "off":
         return "not needed (--auth off)"
@@ -83,7 +86,7 @@ def _warnings(app: App, settings: Settings) -> Iterator[str]:
     away = [
         model
         for model in served_models(settings)
-        if model.engine_url and not app.met.get(model.name)
+        if model.engine_url and not app.health.met.get(model.name)
     ]
     if away:
         urls = ", ".join(dict.fromkeys(map(_addresses, away)))

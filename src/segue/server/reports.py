@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
+from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.reports.advice import Traffic, add_up, advise, unnamed
-from segue.responses.http import Route
 from segue.seams.history import Owner
 from segue.server.state import State
 from segue.wire.cache import CacheAdvice, CacheReport
@@ -29,14 +29,14 @@ class CacheReports:
 
     def __init__(self, state: State) -> None:
         self._reuse = state.reuse
-        self._peers = None if state.cluster is None else state.cluster.peers
+        self._peers = state.peers
         if self._peers is not None:
             self._peers.answer(REPORT, self._answer_report)
             self._peers.answer(TRAFFIC, self._answer_traffic)
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", r"/dashboard/advice", self._answer_advice, "dashboard"),)
+        return (Route("GET", "/dashboard/advice", self._answer_advice, "dashboard"),)
 
     async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
         """The report on this turn."""
