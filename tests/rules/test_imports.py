@@ -183,11 +183,10 @@ BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
     "segue_embedded": INNER | {"engines", "vocabularies"},
-    "segue_dashboard": INNER
-    | {"turn", "process", "accounts", "listener", "responses", "observe", "cluster"},
+    "segue_dashboard": INNER | {"turn", "process", "accounts", "listener", "observe", "cluster"},
     "segue_cli": INNER
     | {"accounts", "cluster", "engines", "observe", "replicas", "server", "settings", "stores"}
-    | {"vocabularies", "segue_embedded"},
+    | {"vocabularies", "workers", "segue_embedded"},
 }
 # What a server may load if it is installed, and where.
 OPTIONAL = {"segue_embedded": "server", "segue_dashboard": "server.dashboard"}

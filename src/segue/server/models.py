@@ -73,11 +73,11 @@ ROUTED = TUNED | DISCOVERED
 ROUTED |= {"engine_url", "engine_key", "engine_parallel", "engine_drained", "context_tokens"}
 
 Closer = Callable[[], Awaitable[None]]
-Forget = Callable[[Owner, str], Awaitable[None]]
 # The folder of the states, how they are encrypted, the newest turns of stored chains, and where turns are found; while
 # inside, states are saved, and a deleted turn is forgotten.
 KeepStates = Callable[
-    [Path, RingSeals, Callable[[], Iterable[Turn]], Turns], AbstractAsyncContextManager[Forget]
+    [Path, RingSeals, Callable[[], Iterable[Turn]], Turns],
+    AbstractAsyncContextManager[Callable[[Owner, str], Awaitable[None]]],
 ]
 # Makes a change take effect, which cannot fail; returns what closes what was removed.
 Change = Callable[[], Sequence[Closer]]
