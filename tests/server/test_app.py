@@ -16,6 +16,7 @@ UNUSED = (
     "segue.cluster",
     "segue.guards",
     "segue.tools",
+    "segue.openapi",
     "segue.server.workers",
     "segue_cli.client.chat",
     "segue_cli.client.connect",

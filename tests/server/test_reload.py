@@ -102,7 +102,11 @@ async def test_model_goes_from_one_engine_url_to_several_and_back() -> None:
 
     flags: dict[str, object] = {"engine": "chat", "model": ["one"], "engine_parallel": 1}
     fakes = [FakeChat(events=[delta(content=word), end()]) for word in ("first", "second")]
-    async with fakes[0] as first, fakes[1] as second, serving(**flags, engine_url=[first.url]) as served:
+    async with (
+        fakes[0] as first,
+        fakes[1] as second,
+        serving(**flags, engine_url=[first.url]) as served,
+    ):
         alone = engine()
         assert isinstance(alone, QueuedEngine)
         assert text_of(await answer(served)) == "first"
