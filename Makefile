@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_MINUTES ?= 25
 
 # The rooms of one turn.
-CORE_TESTS := tests/turn tests/session tests/wire
+CORE_TESTS := $(wildcard tests/seams) tests/turn tests/session tests/wire
 
 VENV := .venv
 CLIENTS := .venv-clients

@@ -94,7 +94,7 @@ async def test_trailer_is_no_header() -> None:
     """A proxy that looks at headers in front of us has not seen it (RFC 9110, 6.5.1)."""
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "test", "ada")
+        _, secret = await issue_key(app.state.store.keys, app.state.hashes, "test", "ada")
         key = f"Authorization: Bearer {secret}"
         body = in_chunks(ASK, trailers=key.encode() + b"\r\n")
         assert b" 401 " in await read_all(served, CHUNKED + body)

@@ -78,6 +78,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
     | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
+    # How do several processes serve one port?
+    "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
 
 # Values in, values out: a room, or one module of a room.

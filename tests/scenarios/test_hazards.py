@@ -41,7 +41,11 @@ def write_script(folder: Path, **turn: Any) -> str:
 
 async def new_secret(served: Served, owner: str, **limits: int) -> str:
     app = served.app
-    return (await issue_key(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits)))[1]
+    return (
+        await issue_key(
+            app.state.store.keys, app.state.hashes, "test", owner, limits=KeyLimits(**limits)
+        )
+    )[1]
 
 
 def bearer(secret: str) -> dict[str, str]:

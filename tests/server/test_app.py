@@ -17,7 +17,7 @@ UNUSED = (
     "segue.guards",
     "segue.tools",
     "segue.openapi",
-    "segue.server.workers",
+    "segue.workers.supervisor",
     "segue_cli.client.chat",
     "segue_cli.client.connect",
     "segue_bench",

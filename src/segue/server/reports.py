@@ -29,7 +29,7 @@ class CacheReports:
 
     def __init__(self, state: State) -> None:
         self._reuse = state.reuse
-        self._peers = None if state.cluster is None else state.cluster.peers
+        self._peers = state.peers
         if self._peers is not None:
             self._peers.answer(REPORT, self._answer_report)
             self._peers.answer(TRAFFIC, self._answer_traffic)

@@ -94,13 +94,13 @@ def build_server(
 ) -> UvicornServer:
     """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
     limits = edge_limits(settings)
-    http = http_class(limits, app.memory.unread, has_addresses=bool(settings.access_log))
+    http = http_class(limits, app.state.memory.unread, has_addresses=bool(settings.access_log))
     config = uvicorn.Config(
         app.http,
         host=settings.host,
         port=settings.port,
         http=cast("type[asyncio.Protocol]", http),
-        ws=socket_class(app.upgrades.accept, limits, app.memory.unread),
+        ws=socket_class(app.upgrades.accept, limits, app.state.memory.unread),
         ssl_context_factory=(
             None if certificate is None else lambda config, usual: certificate.context
         ),
