@@ -104,7 +104,8 @@ async def test_turn_that_fails_before_its_first_event_is_answered_with_a_status(
 
 async def test_key_is_where_the_api_has_it() -> None:
     async with serving(apis=APIS | ROW, auth="keys") as served:
-        _, secret = await issue_key(served.app.keys, served.app.hashes, "test", "ada")
+        state = served.app.state
+        _, secret = await issue_key(state.store.keys, state.hashes, "test", "ada")
         own, bearer = {"x-echo-key": secret}, {"Authorization": f"Bearer {secret}"}
         assert (await fetch(served, "POST", "/v1/shouts", SHOUT, own)).status == 200
         refused = await fetch(served, "POST", "/v1/shouts", SHOUT, bearer)
