@@ -29,7 +29,7 @@ class OtherProcesses(Protocol):
 
     @property
     def siblings(self) -> Sequence[str]:
-        """Those of them that have the same parent process."""
+        """Those of them that serve the same port."""
 
     def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
         """From now on `call` handles questions and messages about this subject."""

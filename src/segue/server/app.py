@@ -25,7 +25,7 @@ from segue.memory.budget import memory_for, resident_bytes
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.reports.shared import CacheReports
+from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
