@@ -25,6 +25,7 @@ import websockets.asyncio.client
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.serve import build_server
 from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from tests import last_turn
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
@@ -69,6 +70,13 @@ async def serving(place: WorkerPlace = ALONE, **flags: object) -> AsyncIterator[
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
     )
+    async with serving_with(settings, place) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving_with(settings: Settings, place: WorkerPlace = ALONE) -> AsyncIterator[Served]:
+    """The whole product with settings that are read already."""
     async with open_app(settings, place) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
