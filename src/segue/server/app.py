@@ -222,7 +222,6 @@ def build_runner(
         seals=RingSeals(state.ring),
         prompt_cache=state.render_cache,
         hosted=hosted,
-        has_web=hosted.has_web,
         open_gate=open_gate(served),
         guards=served.owners,
         append_s_max=settings.append_s_max,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -13,37 +15,50 @@ from segue.documents.pdf import PdfTexts
 from segue.errors import MissingPackage
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
-from segue.seams.tools import Tool
+from segue.mcp.tool import mcp
+from segue.seams.tools import HostedTool
+from segue.server.hosted import ROWS
 from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
+from segue.tools.tool_search import tool_search
 from segue.web.fetch import Fetcher, Policy, read_as_data
 from segue.web.index import IndexWeb, build
 from segue.web.search import JsonEngine, JsonSearch
+from segue.web.tool import web_search
 from segue.web.web import LiveWeb, WebTool
 
 # For `segue index`.
 index_folder = build
 
 
-def build_tools(settings: Settings, stack: AsyncExitStack) -> tuple[ServerTools, PdfTexts]:
-    """The tools that the operator has configured, and the cache of PDF texts; the stack closes them."""
+class ToolSet(NamedTuple):
+    """The tools of a server, and its cache of PDF texts."""
+
+    tools: ServerTools
+    papers: PdfTexts
+
+
+def build_tools(
+    settings: Settings, stack: AsyncExitStack, own: Sequence[HostedTool] = ()
+) -> ToolSet:
+    """The tools of the contract as the operator has configured them, and the operator's own; the stack closes them."""
     papers = PdfTexts(settings.file_s_max)
     fetcher = build_fetcher(settings)
     stack.callback(fetcher.close)
-    web = build_web(settings, fetcher, stack)
-    tools: dict[str, Tool] = {} if web is None else {"web_search": web}
     servers = _build_servers(settings, stack) if settings.mcp or settings.mcp_hosts else None
-    if servers is not None:
-        tools |= {"mcp": servers, "mcp_list": servers.lister}
-    hosted = ServerTools(
-        tools=tools,
-        refuse=None if servers is None else servers.check,
+    built = {
+        "web_search": web_search(build_web(settings, fetcher, stack)),
+        "mcp": mcp(servers),
+        "tool_search": tool_search(),
+    }
+    tools = ServerTools(
+        (*(built[name] for name in ROWS), *own),
         read_pdf=papers.read,
         read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
         call_s_max=settings.tool_s_max,
         output_bytes_max=settings.tool_output_bytes_max,
     )
-    return hosted, papers
+    return ToolSet(tools, papers)
 
 
 def build_fetcher(settings: Settings) -> Fetcher:
