@@ -56,19 +56,6 @@ class Key(Struct, frozen=True):
         return "expired" if self.expires_at is not None and self.expires_at <= now else "valid"
 
 
-class UsageTotal(Struct, frozen=True):
-    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
-
-    day: str
-    owner: str
-    model: str
-    turns: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    tool_calls: int = 0
-
-
 class HeldPlaces(Struct, frozen=True):
     """Places of a key that are taken, in use or kept for the next one."""
 

@@ -19,13 +19,13 @@ from msgspec import Meta, Struct
 from segue.accounts.account import LOCAL
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import Forbidden, InvalidRequest, NotFound
-from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, UsageTotal
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.responses.http import Route
 from segue.seams.access import Keys
 from segue.seams.history import Owner
-from segue.seams.store import Ledger
+from segue.seams.store import Ledger, UsageTotal
 from segue.wire.codec import encode
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class KeyList(Struct, frozen=True):
     other_requests_per_min: int = OTHER_REQUESTS_PER_MIN
 
 
-class GiveOut(Protocol):
+class IssueKey(Protocol):
     """A new key in the store, and its secret."""
 
     async def __call__(
@@ -96,7 +96,7 @@ class KeySources:
 
     keys: Keys
     ledger: Ledger
-    give_out: GiveOut
+    issue: IssueKey
     # Makes this process, and the others, confirm their keys now.
     confirm: Callable[[], Awaitable[None]]
     # Called with the event, the owner that has acted, the id of the key and that of the request.
@@ -152,7 +152,7 @@ class KeyRoutes:
             )
         if wanted.expires_at is not None and not time.time() < wanted.expires_at < EXPIRES_MAX:
             raise InvalidRequest("The expiry must be in the future.", param="expires_at")
-        key, secret = await self._sources.give_out(
+        key, secret = await self._sources.issue(
             name=wanted.name,
             owner=owner,
             scopes=wanted.scopes,

@@ -10,10 +10,9 @@ from functools import partial
 import pytest
 
 from segue.accounts.account import LOCAL, SECRET, TRUST_S, Account, Accounts
+from segue.accounts.hashes import KeyHashes, issue_key, new_secret
 from segue.errors import Unauthenticated, Unavailable
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
-from segue.server.storage import give_out
-from segue.stores.hashes import KeyHashes, new_secret
 from segue.stores.memory import MemoryKeys
 from segue.stores.seals import new_key
 from tests.support import until
@@ -47,7 +46,7 @@ def accounts(keys: FailingKeys, hashes: KeyHashes = HASHES) -> Accounts:
 
 
 async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
-    _, secret = await give_out(keys, HASHES, "test", "ada")
+    _, secret = await issue_key(keys, HASHES, "test", "ada")
     some = accounts(keys)
     account = await some.find(secret)
     assert await some.find(secret) is account is some.known(secret)
@@ -58,7 +57,7 @@ async def test_known_key_is_not_looked_up_again(keys: FailingKeys) -> None:
 async def test_key_without_limits_may_send_so_many_requests_without_a_turn(
     keys: FailingKeys,
 ) -> None:
-    _, secret = await give_out(keys, HASHES, "test", "ada")
+    _, secret = await issue_key(keys, HASHES, "test", "ada")
     account = await accounts(keys).find(secret)
     assert account.quota.limits.other_requests_per_min == OTHER_REQUESTS_PER_MIN
     assert account.turn_quota is None
@@ -68,7 +67,7 @@ async def test_key_without_limits_may_send_so_many_requests_without_a_turn(
 async def test_expired_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:
     now = 1_000.0
     keys._clock = lambda: now
-    _, secret = await give_out(keys, HASHES, "test", "ada", expires_at=1_001)
+    _, secret = await issue_key(keys, HASHES, "test", "ada", expires_at=1_001)
     some = accounts(keys)
     account = await some.find(secret)
     assert await some.confirm() == []
@@ -86,7 +85,7 @@ async def test_use_of_a_key_is_noted(keys: FailingKeys, monkeypatch: pytest.Monk
     monkeypatch.setattr("segue.accounts.account.NOTE_S", 0)
     times = iter(range(1, 1_000_000))
     keys._clock = lambda: next(times)
-    _, secret = await give_out(keys, HASHES, "test", "ada")
+    _, secret = await issue_key(keys, HASHES, "test", "ada")
     some = accounts(keys)
     account = await some.find(secret)
 
@@ -106,7 +105,7 @@ async def test_use_of_a_key_is_noted(keys: FailingKeys, monkeypatch: pytest.Monk
 
 
 async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys) -> None:
-    key, secret = await give_out(keys, HASHES, "test", "ada")
+    key, secret = await issue_key(keys, HASHES, "test", "ada")
     some = accounts(keys)
     account = await some.find(secret)
     assert await some.confirm() == []
@@ -122,7 +121,7 @@ async def test_revoked_key_is_gone_after_the_next_confirmation(keys: FailingKeys
 async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, secret = await give_out(keys, HASHES, "test", "ada")
+    _, secret = await issue_key(keys, HASHES, "test", "ada")
     some = accounts(keys)
     account = await some.find(secret)
     keys.is_down = True
@@ -143,7 +142,7 @@ async def test_key_that_cannot_be_confirmed_is_trusted_only_for_a_while(
 async def test_whoever_notices_first_tells_the_others(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, secret = await give_out(keys, HASHES, "test", "ada")
+    key, secret = await issue_key(keys, HASHES, "test", "ada")
     late, early = accounts(keys), accounts(keys)
     found = [await one.find(secret) for one in (late, early)]
     gone: list[Account] = []
@@ -167,7 +166,7 @@ async def test_whoever_notices_first_tells_the_others(
 async def test_idle_account_is_forgotten_and_found_again(
     keys: FailingKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, secret = await give_out(keys, HASHES, "test", "ada")
+    _, secret = await issue_key(keys, HASHES, "test", "ada")
     some = accounts(keys)
     account = await some.find(secret)
     later = time.monotonic() + 3_600
@@ -186,7 +185,7 @@ async def test_made_up_secrets_never_reach_the_store(keys: FailingKeys) -> None:
 
 async def test_rotated_ring_takes_no_key_back(keys: FailingKeys) -> None:
     old = new_key()
-    _, secret = await give_out(keys, KeyHashes([old]), "test", "ada")
+    _, secret = await issue_key(keys, KeyHashes([old]), "test", "ada")
     assert (await accounts(keys, KeyHashes([new_key(), old])).find(secret)).owner == "ada"
     with pytest.raises(Unauthenticated):
         await accounts(keys, KeyHashes([new_key()])).find(secret)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from segue.server.models import missing_models
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue_cli.commands import first_model
-from segue_cli.commands.first_model import with_first_model
+from segue_cli.commands.first_model import missing_models, with_first_model
 
 BETTER = ("better", 1_100_000_000)
 
@@ -21,7 +20,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(first_model, "better_model", lambda: BETTER)
     monkeypatch.setattr(first_model, "offered_note", lambda: tmp_path / "models" / "offered")
-    monkeypatch.setattr(first_model, "add_model", names.append)
+    monkeypatch.setattr(first_model, "add_with_bar", names.append)
     monkeypatch.setattr(first_model, "missing_models", lambda settings: [])
     return names
 

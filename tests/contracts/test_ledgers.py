@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.limits import UsageTotal
 from segue.seams.history import UsageEntry
+from segue.seams.store import UsageTotal
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from segue.accounts.hashes import issue_key
 from segue.limits import KeyLimits
 from segue.server.control import DrainOrder
-from segue.server.storage import give_out
 from tests.dashboard.browser import Page, browsing
 from tests.scenarios.test_replicas import ask, fleet_of, restart, staged
 from tests.support import MODEL, WEATHER, Served, Wire, fetch, serving, wire
@@ -123,7 +123,7 @@ async def show_live(page: Page, served: Served) -> None:
 async def show_keys(page: Page, served: Served) -> None:
     """Keys of a small team, one of them revoked."""
     keys, hashes = served.app.keys, served.app.hashes
-    _, secret = await give_out(keys, hashes, "operator", "ops", ["operator", "dashboard"])
+    _, secret = await issue_key(keys, hashes, "operator", "ops", ["operator", "dashboard"])
     team: tuple[tuple[str, str, KeyLimits], ...] = (
         ("build agents", "ci", KeyLimits(requests_per_min=600, lanes_max=32)),
         ("ada's laptop", "ada", KeyLimits(tokens_per_min=2_000_000)),
@@ -131,7 +131,7 @@ async def show_keys(page: Page, served: Served) -> None:
         ("trial", "guest", KeyLimits(requests_per_min=20, tokens_per_min=50_000)),
     )
     for turns, (name, owner, limits) in enumerate(team, start=2):
-        key, own = await give_out(keys, hashes, name, owner, limits=limits)
+        key, own = await issue_key(keys, hashes, name, owner, limits=limits)
         headers = {"Authorization": f"Bearer {own}"}
         for _ in range(turns * 3):
             body = {"model": MODEL, "input": HISTORY[: 900 * turns]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from segue.accounts.hashes import issue_key
 from segue.accounts.scopes import SCOPES
-from segue.server.storage import give_out
 from tests.dashboard.browser import Page, browsing
 from tests.support import fetch, serving
 
@@ -41,7 +41,7 @@ async def test_person_reads_and_tries_the_api() -> None:
         await send(page, "#get-v-models", "invalid_api_key")
         assert (await page.text("#get-v-models .status")).startswith("401 Unauthorized after")
 
-        _, secret = await give_out(served.app.keys, served.app.hashes, "page", "ada", SCOPES)
+        _, secret = await issue_key(served.app.keys, served.app.hashes, "page", "ada", SCOPES)
         await page.click("#key")
         await page.type(secret)
         await page.press("Enter", 13)

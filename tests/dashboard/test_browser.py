@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.hashes import issue_key
 from segue.accounts.scopes import SCOPES
-from segue.server.storage import give_out
 from segue_embedded.weights import find_weights
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.engines.fakes.vllm import FakeVllm
@@ -378,7 +378,7 @@ async def test_page_survives_a_restart_of_the_server(browser: Browser) -> None:
 async def test_wrong_key_is_asked_for_again_and_the_right_one_opens(browser: Browser) -> None:
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await give_out(app.keys, app.hashes, "page", "ada", SCOPES)
+        _, secret = await issue_key(app.keys, app.hashes, "page", "ada", SCOPES)
         page = await browser.page()
         await page.open(f"{served.url}/")
 
@@ -649,7 +649,7 @@ async def create_key(page: Page, name: str, **limits: str) -> None:
 async def test_key_that_is_no_operators_sees_no_keys(browser: Browser) -> None:
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await give_out(app.keys, app.hashes, "page", "ada", ["responses", "dashboard"])
+        _, secret = await issue_key(app.keys, app.hashes, "page", "ada", ["responses", "dashboard"])
         page = await browser.page()
         await page.open(f"{served.url}/#keys")
         await page.until("document.querySelector('#ask').open")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from segue.server.storage import give_out
+from segue.accounts.hashes import issue_key
 from tests.support import MODEL, WAIT_S, Answer, Served, fetch, serving
 
 KEYS = "/dashboard/keys"
@@ -34,8 +34,8 @@ class Desk:
 async def desk(**flags: object) -> AsyncIterator[Desk]:
     async with serving(auth="keys", **flags) as served:
         app = served.app
-        _, operator = await give_out(app.keys, app.hashes, "ops", "ops", ["operator"])
-        _, user = await give_out(app.keys, app.hashes, "ada", "ada", ["responses", "dashboard"])
+        _, operator = await issue_key(app.keys, app.hashes, "ops", "ops", ["operator"])
+        _, user = await issue_key(app.keys, app.hashes, "ada", "ada", ["responses", "dashboard"])
         yield Desk(served, operator, user)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.hashes import issue_key
 from segue.listener.auth import KEY_PROTOCOL, PROTOCOL
-from segue.server.storage import give_out
 from segue_dashboard.routes import policy, read_assets
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, wire
 
@@ -170,7 +170,7 @@ async def test_feed_that_was_opened_without_a_key_ends_with_the_first_key(
     async with serving() as served, feed(served) as messages:
         assert (await anext(messages))["is_operator"]
         app = served.app
-        _, secret = await give_out(app.keys, app.hashes, "first", "ada", ["dashboard"])
+        _, secret = await issue_key(app.keys, app.hashes, "first", "ada", ["dashboard"])
         async for message in messages:
             assert not message["turns"]
         assert (await fetch(served, "GET", "/dashboard/feed")).status == 401
@@ -187,7 +187,7 @@ async def test_operator_sees_figures_of_all_and_turns_of_nobody_else() -> None:
             ("bob", ["responses", "dashboard"]),
             ("ops", ["operator"]),
         ):
-            _, secrets[owner] = await give_out(app.keys, app.hashes, owner, owner, scopes)
+            _, secrets[owner] = await issue_key(app.keys, app.hashes, owner, owner, scopes)
         for owner in ("ada", "bob"):
             headers = {"Authorization": f"Bearer {secrets[owner]}"}
             asked = {"model": MODEL, "input": "hello"}

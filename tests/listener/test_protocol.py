@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import websockets
 
+from segue.accounts.hashes import issue_key
 from segue.listener.protocol import LISTENERS, UPGRADE_S_MAX, UPGRADES_MAX, UpgradeQueue
-from segue.server.storage import give_out
 from tests.support import MODEL, WAIT_S, Served, fetch, serving, until, wire
 
 # More than the buffers of a loopback connection take.
@@ -94,7 +94,7 @@ async def test_trailer_is_no_header() -> None:
     """A proxy that looks at headers in front of us has not seen it (RFC 9110, 6.5.1)."""
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await give_out(app.keys, app.hashes, "test", "ada")
+        _, secret = await issue_key(app.keys, app.hashes, "test", "ada")
         key = f"Authorization: Bearer {secret}"
         body = in_chunks(ASK, trailers=key.encode() + b"\r\n")
         assert b" 401 " in await read_all(served, CHUNKED + body)

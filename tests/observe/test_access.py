@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.accounts.hashes import issue_key
 from segue.errors import Misconfigured
 from segue.observe.access import text_of
 from segue.observe.logs import LogFormat, make_formatter
 from segue.process.afterwards import AccessLine
-from segue.server.storage import give_out
 from segue.settings.checks import load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.support import Served, fetch, serving, until, wire
@@ -50,7 +50,7 @@ async def keyed(fake: FakeChat, **flags: object) -> AsyncIterator[tuple[Served, 
     flags = {"engine": "chat", "engine_url": [fake.url], "model": ["gpt"], "auth": "keys"} | flags
     async with serving(**flags) as served:
         app = served.app
-        _, secret = await give_out(app.keys, app.hashes, "laptop one", "ada")
+        _, secret = await issue_key(app.keys, app.hashes, "laptop one", "ada")
         yield served, {"Authorization": f"Bearer {secret}"}
 
 

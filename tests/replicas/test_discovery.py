@@ -20,9 +20,8 @@ from aiohttp import web
 from segue.engines.client import HttpClient
 from segue.errors import Misconfigured
 from segue.replicas.kubernetes import LookupFailed
-from segue.replicas.lookup import look_up
+from segue.replicas.lookup import Lookup, look_up
 from segue.settings.checks import load_settings
-from segue.settings.values import ModelSettings
 from tests.engines.fakes.chat import FakeChat, delta, end
 from tests.listener.test_tls import write_pair
 from tests.support import WAIT_S, Served, fetch, serving, until
@@ -32,9 +31,9 @@ RECORDED = json.loads((Path(__file__).parent / "endpointslices.json").read_bytes
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
 
-def settings(**fields: Any) -> ModelSettings:
-    known = {"engine": "chat", "name": "m", "engine_discovery": "dns"}
-    return ModelSettings(**known | {"engine_url": ("http://engines.test:8000",)} | fields)
+def lookup(**fields: Any) -> Lookup:
+    known = {"model": "m", "urls": ("http://engines.test:8000",), "kind": "dns", "account": ""}
+    return Lookup(**known | fields)
 
 
 class Names:
@@ -71,16 +70,16 @@ def test_every_address_of_a_name_is_a_replica(
     names: Names, url: str, addresses: list[str], found: list[str]
 ) -> None:
     names.addresses = addresses
-    looked_up = look_up(settings(engine_url=(url,)))
+    looked_up = look_up(lookup(urls=(url,)))
     assert list(looked_up) == found
     assert set(looked_up.values()) == {urlsplit(url).netloc.rpartition("@")[2]}
 
 
 def test_name_that_does_not_exist_is_no_error_of_the_settings(names: Names) -> None:
     with pytest.raises(LookupFailed, match=r"engines\.test: Name or service not known"):
-        look_up(settings())
+        look_up(lookup())
     with pytest.raises(Misconfigured, match="KUBERNETES_SERVICE_HOST is not set"):
-        look_up(settings(engine_discovery="kubernetes", engine_url=("http://vllm.ai",)))
+        look_up(lookup(kind="kubernetes", urls=("http://vllm.ai",)))
 
 
 @pytest.mark.parametrize(
@@ -150,9 +149,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 async def test_ready_pods_of_a_service_are_replicas(cluster: ApiServer, tmp_path: Path) -> None:
     async def found(url: str) -> list[str]:
-        asked = settings(
-            engine_discovery="kubernetes", engine_url=(url,), kubernetes_account=str(tmp_path)
-        )
+        asked = lookup(kind="kubernetes", urls=(url,), account=str(tmp_path))
         return list(await asyncio.to_thread(look_up, asked))
 
     ready = ["http://10.244.1.7:8000", "http://10.244.2.9:8000"]

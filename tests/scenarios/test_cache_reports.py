@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from segue.accounts.hashes import issue_key
 from segue.accounts.scopes import OPERATOR
 from segue.cluster.hub import Hub
 from segue.reports.watch import ReuseWatch
 from segue.server.app import WorkerPlace
-from segue.server.storage import give_out
 from segue_cli.cli import main
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import reply
@@ -80,7 +80,7 @@ async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, 
             clients = []
             for owner in ("ada", "eve", "operator"):
                 scopes = (OPERATOR,) if owner == "operator" else SCOPES
-                key = await give_out(app.keys, app.hashes, "test", owner, scopes)
+                key = await issue_key(app.keys, app.hashes, "test", owner, scopes)
                 clients.append(Client(served, key[1]))
             yield fake, served, *clients
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from segue.server.storage import give_out
+from segue.accounts.hashes import issue_key
 from tests.contracts.dialect import find_weights
 from tests.engines.asking import reply
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
@@ -46,7 +46,7 @@ def flags(engine: str, fake: Fake, store: Path, **more: object) -> dict[str, Any
 
 
 async def key(served: Served, owner: str) -> str:
-    _, secret = await give_out(served.app.keys, served.app.hashes, "test", owner)
+    _, secret = await issue_key(served.app.keys, served.app.hashes, "test", owner)
     return secret
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.server.storage import give_out
+from segue.accounts.hashes import issue_key
 from segue_cli.cli import main
 from tests.canaries import WORD, find_traces, leave_traces, read_metrics
 from tests.support import MODEL, fetch, metric, served_process, serving, wire
@@ -59,7 +59,7 @@ async def test_unexpected_faults_are_logged_without_key_and_content(
     caplog.set_level(logging.DEBUG)
     async with serving(auth="keys") as served:
         app = served.app
-        key, secret = await give_out(app.keys, app.hashes, "test", "ada")
+        key, secret = await issue_key(app.keys, app.hashes, "test", "ada")
         headers = {"Authorization": f"Bearer {secret}"}
         monkeypatch.setattr("segue.process.runner.prepare", break_down)
         body = {"model": MODEL, "input": WORD, "store": False}

@@ -17,10 +17,10 @@ import websockets
 from segue.accounts.quota import AHEAD
 from segue.limits import KeyLimits
 from segue.process.idempotency import CLAIMS_MAX
-from segue.server.storage import create_key
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue_cli.cli import main
+from segue_cli.commands.keys import create_key
 from tests.support import (
     MODEL,
     TERMINAL,

@@ -18,10 +18,10 @@ import pytest
 from aiohttp import web
 
 from segue.accounts.account import LOCAL
+from segue.accounts.hashes import issue_key
 from segue.errors import Misconfigured
 from segue.seams.guard import PASSED, Verdict
 from segue.server.models import build_models
-from segue.server.storage import give_out
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from tests.documents.papers import pdf
@@ -375,7 +375,7 @@ async def test_key_has_the_guards_of_its_owner(tmp_path: Path) -> None:
     flags = configured(tmp_path, RULES + '[guard_owners]\nada = ["rules"]\n')
     async with serving(**flags, auth="keys") as served:
         for owner, status in (("ada", 400), ("bob", 200)):
-            _, secret = await give_out(served.app.keys, served.app.hashes, "test", owner)
+            _, secret = await issue_key(served.app.keys, served.app.hashes, "test", owner)
             body = {"model": MODEL, "input": "Forbidden."}
             headers = {"authorization": f"Bearer {secret}"}
             answer = await fetch(served, "POST", "/v1/responses", body, headers)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.accounts.hashes import issue_key
 from segue.ids import new_id
 from segue.limits import KeyLimits
 from segue.listener.protocol import HttpProtocol
 from segue.listener.socket import Socket, SocketLimits
 from segue.responses import websocket
 from segue.responses.websocket import SocketSession
-from segue.server.storage import give_out
 from segue.settings.checks import load_settings
 from segue.turn.plan import Plan
 from segue.turn.running import Running
@@ -40,7 +40,7 @@ def write_script(folder: Path, **turn: Any) -> str:
 
 async def new_secret(served: Served, owner: str, **limits: int) -> str:
     app = served.app
-    return (await give_out(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits)))[1]
+    return (await issue_key(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits)))[1]
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -12,10 +12,10 @@ import websockets
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
+from segue.accounts.hashes import issue_key
 from segue.errors import Misconfigured
 from segue.limits import Key, KeyLimits
 from segue.server.app import open_app
-from segue.server.storage import give_out
 from segue.settings.checks import load_settings
 from tests.support import MODEL, Answer, Served, fetch, serving, until, wire
 
@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def new_key(served: Served, owner: str = "ada", **limits: int) -> tuple[Key, str]:
     app = served.app
-    return await give_out(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits))
+    return await issue_key(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits))
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ async def test_browser_presents_its_key_as_a_subprotocol_which_is_not_answered(
 
 async def test_key_opens_only_what_its_scopes_say(served: Served) -> None:
     app = served.app
-    _, secret = await give_out(app.keys, app.hashes, "prometheus", "ops", ["metrics"])
+    _, secret = await issue_key(app.keys, app.hashes, "prometheus", "ops", ["metrics"])
     _, plain = await new_key(served)
     assert (await fetch(served, "GET", "/metrics", headers=bearer(secret))).status == 200
     for verb, path, body in (("GET", "/v1/models", None), ("POST", "/v1/responses", ASK)):
@@ -299,7 +299,7 @@ async def test_state_of_a_key_covers_what_its_owner_has_in_the_caches_of_the_pro
         app = served.app
         _, free = await new_key(served, "bob")
         _, bound = await new_key(served, "ada", state_bytes_max=100_000)
-        _, operator = await give_out(app.keys, app.hashes, "ops", "ops", ["operator"])
+        _, operator = await issue_key(app.keys, app.hashes, "ops", "ops", ["operator"])
 
         async def held() -> float:
             # What waits to be settled is settled before metrics are read.
@@ -332,7 +332,7 @@ async def test_public_address_needs_keys(tmp_path: Path) -> None:
         async with open_app(settings):
             pass
     async with open_app(load_settings({**flags, "auth": "keys"}, environment={})) as app:
-        await give_out(app.keys, app.hashes, "first", "ada")
+        await issue_key(app.keys, app.hashes, "first", "ada")
     async with open_app(settings) as app:
         assert app.accounts.is_required
 
@@ -340,7 +340,7 @@ async def test_public_address_needs_keys(tmp_path: Path) -> None:
 async def test_keys_of_another_ring_are_reported_at_the_start(tmp_path: Path) -> None:
     flags = {"engine": "scripted", "store": f"sqlite:///{tmp_path}/s.db"}
     async with open_app(load_settings(flags, environment={})) as app:
-        await give_out(app.keys, app.hashes, "first", "ada")
+        await issue_key(app.keys, app.hashes, "first", "ada")
     strange = load_settings({**flags, "seal_keys": str(tmp_path / "other")}, environment={})
     with pytest.raises(Misconfigured, match="seal_keys"):
         async with open_app(strange):

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from segue.accounts.hashes import issue_key
 from segue.limits import KeyLimits
 from segue.seams.history import Turn
-from segue.server.storage import give_out, revoke_key
 from segue.settings.checks import load_settings
 from segue.turn.loop import TurnLoop
+from segue_cli.commands.keys import revoke_key
 from tests.engines.fakes.chat import FakeChat, delta, end, usage
 from tests.events import check_turn
 from tests.mcp_server import remote
@@ -183,8 +184,8 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
     flags = settings(fake, tmp_path) | {"auth": "keys"}
     async with serving(**flags) as served:
         app = served.app
-        limited = await give_out(app.keys, app.hashes, "one", "ada", limits=KeyLimits(lanes_max=2))
-        revoked = await give_out(app.keys, app.hashes, "gone", "bob")
+        limited = await issue_key(app.keys, app.hashes, "one", "ada", limits=KeyLimits(lanes_max=2))
+        revoked = await issue_key(app.keys, app.hashes, "gone", "bob")
         ada, bob = ({"Authorization": f"Bearer {secret}"} for _, secret in (limited, revoked))
         talk = (await fetch(served, "POST", "/v1/conversations", {}, ada)).json["id"]
         await post(served, ada)

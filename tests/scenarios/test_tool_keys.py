@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from segue.server.storage import give_out
+from segue.accounts.hashes import issue_key
 from tests.mcp_server import remote
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting, hosting_own
 from tests.scenarios.test_web_search import ANSWER, SEARCH, WEB, searching
@@ -19,7 +19,7 @@ Body = dict[str, Any]
 async def key_for(served: Served, *scopes: str) -> dict[str, str]:
     """The headers of a key of the same owner that is good for these, beside the API."""
     app = served.app
-    _, secret = await give_out(app.keys, app.hashes, "k", "ada", ("responses", "models", *scopes))
+    _, secret = await issue_key(app.keys, app.hashes, "k", "ada", ("responses", "models", *scopes))
     return {"Authorization": f"Bearer {secret}"}
 
 

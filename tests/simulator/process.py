@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import getclosurevars
 from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +25,7 @@ from segue.server.models import ServedModels
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue.turn.plan import Model
+from segue.turn.sampling import ModelCall
 from tests.contracts.engine import chatml
 from tests.contracts.turns import said
 from tests.simulator.clock import ProcessLoop, World
@@ -72,11 +72,12 @@ class SimulatedEngine:
         return True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
-        assert job.take is not None
         # A job does not name its turn; the function that takes its pieces is the turn's own.
-        plan, ids = getclosurevars(job.take).nonlocals["self"].plan, answer_ids()
-        (pieces, pause_ms) = ASKED.findall(plan.resolved.given[-1].raw)[-1]
-        said = self.said.tokens.setdefault(plan.id, Counter())
+        call = getattr(job.take, "__self__", None)
+        assert isinstance(call, ModelCall)
+        ids = answer_ids()
+        (pieces, pause_ms) = ASKED.findall(job.scene.given[-1].raw)[-1]
+        said = self.said.tokens.setdefault(call.running.id, Counter())
         run = (self.process, next(self.said.runs))
         for index in range(int(pieces)):
             await asyncio.sleep(int(pause_ms) / 1_000)

@@ -19,11 +19,11 @@ from unittest.mock import patch
 import asyncpg
 
 import segue.server.app
+from segue.accounts.hashes import KeyHashes
 from segue.limits import Key, KeyLimits
 from segue.observe.metrics import Metrics
-from segue.stores.hashes import KeyHashes
+from segue.seams.access import RingKey
 from segue.stores.records import pack_key
-from segue.stores.seals import RingKey
 from tests.simulator.checks import Watch, check_endings, check_kept, check_usage
 from tests.simulator.clients import ENDED, Client, Heard
 from tests.simulator.clock import EPOCH, ProcessLoop, World, ruling

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.errors import Misconfigured
-from segue.stores.seals import RingKey, RingSeals, new_key, open_ring, read_ring, rotate_ring
+from segue.seams.access import RingKey
+from segue.stores.seals import RingSeals, new_key, open_ring, read_ring, rotate_ring
 from tests.cuts import WAYS, cut_at
 from tests.disk import recorded
 

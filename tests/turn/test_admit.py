@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from segue.server.storage import give_out
+from segue.accounts.hashes import issue_key
 from segue_embedded.weights import find_weights
 from tests.contracts.dialect import smollm2
 from tests.engines.fakes.chat import FakeChat, delta, end
@@ -158,8 +158,8 @@ async def test_tier_is_the_one_that_the_key_allows() -> None:
     async with serving() as served:
         assert await tiers_of(served, "") == asked
         app, api = served.app, ("responses", "models")
-        _, may = await give_out(app.keys, app.hashes, "may", "ada", (*api, "priority"))
-        _, may_not = await give_out(app.keys, app.hashes, "may not", "ada", api)
+        _, may = await issue_key(app.keys, app.hashes, "may", "ada", (*api, "priority"))
+        _, may_not = await issue_key(app.keys, app.hashes, "may not", "ada", api)
         await app.accounts.confirm()
         assert await tiers_of(served, may) == asked
         assert await tiers_of(served, may_not) == asked | {

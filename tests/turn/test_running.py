@@ -13,9 +13,10 @@ from msgspec import Raw
 
 from segue.ids import item_ids
 from segue.turn.assemble import Assembler
+from segue.turn.event_ring import PACKED_BYTES, RING_BYTES_MAX, EventRing
 from segue.turn.notices import Cancel, Drain, Steer
 from segue.turn.running import INBOX_MAX, Interrupted, Running
-from segue.wire.events import PACKED_BYTES, RING_BYTES_MAX, Event, EventRing
+from segue.wire.events import Event
 from tests.contracts.turns import response_of
 
 WAIT_S = 10

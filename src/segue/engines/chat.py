@@ -45,11 +45,12 @@ from segue.seams.model import (
     Rendered,
     Sampling,
     Scene,
+    template_values,
 )
 from segue.seams.prompt import Messages
 from segue.wire.effects import Effects
 from segue.wire.items import Logprob, TopLogprob
-from segue.wire.requests import TextFormat, ToolChoiceName, template_values
+from segue.wire.requests import TextFormat, ToolChoiceName
 from segue.wire.tools import CustomTool, Offer, Tools, chosen_offers, forced_offers
 
 log = logging.getLogger(__name__)

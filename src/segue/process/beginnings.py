@@ -25,12 +25,12 @@ class Beginnings:
     @property
     def settled(self) -> list[asyncio.Future[None]]:
         """One for each request, done when it is a turn or refused."""
-        return [one.is_settled for one in self._all]
+        return [beginning.is_settled for beginning in self._all]
 
     def refuse(self) -> None:
         """Break off all that wait."""
-        for one in self._all:
-            one.refuse()
+        for beginning in self._all:
+            beginning.refuse()
 
 
 class Beginning:

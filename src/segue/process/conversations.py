@@ -61,7 +61,7 @@ async def join(
         tip = None
     since = conversation.tip_items if tip is not None else 0
     unseen = await conversations.read(owner, name, since)
-    return Joined(conversation, tip, tuple(one.item for one in unseen))
+    return Joined(conversation, tip, tuple(added.item for added in unseen))
 
 
 async def acquire(
@@ -170,7 +170,8 @@ class ConversationTurns:
                 # saved, as failed: it may have been stored after that.
                 self._is_released = True
                 raise ServerFault("The conversation was given to another response.")
-            conversation, is_alone = found, False
+            conversation = found
+            is_alone = False
         raise too_many_writers(conversation.id)
 
     async def release(self, turn_id: str) -> None:

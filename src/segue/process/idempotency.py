@@ -165,7 +165,8 @@ class Repeats:
     async def _wait_for_other(self, held: Claim, claim: Claim, turns: Turns) -> Running | None:
         """The turn of a key that another worker holds, while it runs there or once it is over; None if that worker
         released the key, and it is ours."""
-        loop, pause_s = asyncio.get_running_loop(), REPEAT_LOOK_S
+        loop = asyncio.get_running_loop()
+        pause_s = REPEAT_LOOK_S
         until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
         others = self._registry.others
         while True:
@@ -186,7 +187,8 @@ class Repeats:
 
     async def _reached(self, held: Claim, turns: Turns) -> Running | None:
         """A turn of another worker, as it runs there or from the store."""
-        others, running = self._registry.others, None
+        others = self._registry.others
+        running = None
         if held.is_stored and others is not None:
             is_known = await turns.read(held.owner, held.turn_id) is not None
             running = await others.reach(held.owner, held.turn_id, is_known=is_known)

@@ -46,12 +46,12 @@ class QueuedTurns:
     async def taken_over(self) -> AsyncIterator[None]:
         """Take over queued turns that no process owns while inside."""
         try:
-            async with in_background("queued_turns", self._keep):
+            async with in_background("queued_turns", self._run_forever):
                 yield
         finally:
             await cancel_all(self._tasks)
 
-    async def _keep(self) -> None:
+    async def _run_forever(self) -> None:
         """Take over as many as there is room for, again and again."""
         while True:
             room = 0 if self._runner.is_draining else self._runner.background_room
@@ -62,8 +62,8 @@ class QueuedTurns:
                 taken = ()
             if taken:
                 log.info("%d queued responses were taken over", len(taken))
-            for name in taken:
-                spawn(self._run(*name), self._tasks)
+            for owner, turn_id in taken:
+                spawn(self._run(owner, turn_id), self._tasks)
             await asyncio.sleep(TAKE_S)
 
     async def _run(self, owner: Owner, turn_id: str) -> None:

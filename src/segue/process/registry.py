@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from segue.errors import Unavailable
 from segue.ids import new_turn_id
+from segue.process.replay import decide_replay, end_after, goes_on
 from segue.seams.history import Owner
 from segue.seams.store import EventLog, Turns
 from segue.turn.running import Running, Subscriber
-from segue.wire.codec import encode, terminal_event
+from segue.wire.codec import encode
+from segue.wire.events import Event
 from segue.wire.response import ENDED, Response
 
 # Events of ended turns that a repeat may still ask for, where no log has them.
@@ -115,51 +117,53 @@ class TurnRegistry:
         turn_id: str,
         subscriber: Subscriber,
         after: int,
-        ended: Response | None = None,
+        stored: Response | None = None,
     ) -> bool:
         """Send a turn's events after this number: those in the log, and those still to come.
 
-        False if some of them are not there any more, or never were. `ended`: the response as it is stored, if it does
+        False if some of them are not there any more, or never were. `stored`: the response as it is stored, if it does
         not run here. When a process dies, its clients may have had more events than the log: they get the terminal
         event all the same, once it is known to be dead.
         """
         running = self.find(owner, turn_id) or self._find_ended(owner, turn_id)
-        if running is not None and running.attach(subscriber, after=after):
+        if _attach(running, subscriber, after):
             return True
         logged = await self._log.read_after(owner, turn_id, after)
         running = self.find(owner, turn_id)
-        others = self.others if self.others and self.others.has_others else None
-        if running is None and others and not (logged and logged[-1].is_terminal):
-            # It may have ended in another worker a moment ago, which has not logged all of it yet.
-            is_known = ended is not None and ended.status not in ENDED
-            running = await others.reach(owner, turn_id, is_known=is_known)
-            if running is not None and running.attach(subscriber, after=after):
+        if running is None and (others := self._elsewhere(logged)) is not None:
+            running = await others.reach(owner, turn_id, is_known=goes_on(stored))
+            if _attach(running, subscriber, after):
                 return True
             logged = await self._log.read_after(owner, turn_id, after)
-        is_lost = running is None and ended is not None and ended.status not in ENDED
-        is_behind = running is not None and logged and running.last < logged[-1].number
-        if is_lost or is_behind:
-            # Its process does not answer and is not known to be dead yet, or has sent less than it has logged.
-            raise Unavailable(
-                "The process that runs this response cannot be reached.", wait_s=LOST_S
-            )
-        if logged is None and ended is not None and ended.background and ended.status == "failed":
-            # Its process died before it had logged anything.
-            logged = []
-        if logged is None:
-            return False
-        if running is not None:
-            return bool(logged) and running.attach_after(subscriber, logged)
-        if logged and not logged[-1].is_terminal:
-            return False
-        if not logged and ended is not None and ended.status in ENDED:
-            last = await self._log.read_after(owner, turn_id, after - 1) or []
-            # What a dead process left ends in the log with a number that its clients may have for another event.
-            has_end = bool(last) and last[-1].is_terminal and ended.status != "failed"
-            logged = [] if has_end else [terminal_event(ended, after + 1)]
+        replay = decide_replay(None if running is None else running.last, logged, stored)
+        match replay:
+            case "unreachable":
+                message = "The process that runs this response cannot be reached."
+                raise Unavailable(message, wait_s=LOST_S)
+            case "not_kept":
+                return False
+            case "logged_then_live":
+                assert running is not None, "only a turn that runs has more to come"
+                return running.attach_after(subscriber, logged or ())
+            case "end":
+                assert stored is not None, "only a stored response says how it ended"
+                before = await self._log.read_after(owner, turn_id, after - 1)
+                logged = end_after(before, stored, after + 1)
+            case "logged":
+                pass
+            case _:
+                assert_never(replay)
         if logged:
             subscriber.deliver(logged)
         return True
+
+    def _elsewhere(self, logged: Sequence[Event] | None) -> OtherWorkers | None:
+        """The other workers, where one of them may have a turn of which the log has this: also one that has ended there
+        a moment ago, and is not logged to its end yet."""
+        is_whole = logged and logged[-1].is_terminal
+        return (
+            None if is_whole or self.others is None or not self.others.has_others else self.others
+        )
 
     def _find_ended(self, owner: Owner, turn_id: str) -> Running | None:
         running, _ = self._ended.get(turn_id, (None, 0))
@@ -180,3 +184,8 @@ class TurnRegistry:
 
     def _drop(self, turn_id: str) -> None:
         self.ended_bytes -= self._ended.pop(turn_id)[1]
+
+
+def _attach(running: Running | None, subscriber: Subscriber, after: int) -> bool:
+    """Whether this turn still has the events after this number, and sends them."""
+    return running is not None and running.attach(subscriber, after=after)

@@ -17,7 +17,7 @@ from typing import Literal, assert_never
 from msgspec import UNSET, Raw, structs
 
 from segue.aio import off_loop
-from segue.seams.history import Owner, Past, Resent, Round, SentHistory, Unfinished, Warm
+from segue.seams.history import KnownHistory, Owner, Past, Resent, Round, Unfinished, Warm
 from segue.seams.prompt import Tokens
 from segue.turn.plan import Composed, Plan
 from segue.wire.codec import LARGE_BYTES
@@ -52,7 +52,7 @@ class RenderCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[CacheKey, SentHistory] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, KnownHistory] = OrderedDict()
         # The entries by the turns that they were sent for.
         self._keys: dict[tuple[Owner, str], CacheKey] = {}
         self._bytes = 0
@@ -71,7 +71,7 @@ class RenderCache:
         """Let go of what this owner has beyond so much, the longest unused first."""
         if self._owner_bytes[owner] <= bytes_max:
             return
-        for key in [one for one in self._entries if one[0] == owner]:
+        for key in [key for key in self._entries if key[0] == owner]:
             self._drop(key)
             if self._owner_bytes[owner] <= bytes_max:
                 return
@@ -97,11 +97,11 @@ class RenderCache:
 
     def _recognise(self, owner: Owner, create: Create, raws: Sequence[Raw]) -> Resent:
         # Some families print the day on which a history began.
-        day, tools = int(time.time()) // DAY_S, create.tools
-        head = b"" if tools is UNSET else bytes(tools)
+        day = int(time.time()) // DAY_S
+        head = b"" if create.tools is UNSET else bytes(create.tools)
         key = hash((create.model, create.instructions, head, day))
         sent = [bytes(raw) for raw in raws]
-        found: SentHistory | None = None
+        found: KnownHistory | None = None
         for data in sent:
             key = hash((key, data))
             found = self._entries.get((owner, key), found)
@@ -114,7 +114,8 @@ class RenderCache:
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
-        given, resent = plan.resolved.given, plan.resolved.resent
+        given = plan.resolved.given
+        resent = plan.resolved.resent
         beginning = resent.known_beginning(given) if resent is not None else None
         if beginning is None:
             return None, 0
@@ -132,15 +133,18 @@ class RenderCache:
 
     def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
         """Remember the history of this plan instead of the one that it goes on from."""
-        resent, given, owner = plan.resolved.resent, plan.resolved.given, plan.owner
+        resent = plan.resolved.resent
+        given = plan.resolved.given
+        owner = plan.owner
         if resent is None or first.is_truncated or not is_cut(given, len(given)):
             return
         # An answer of several rounds does not come back as the model wrote it.
         answer = wrote[0] if len(wrote) == 1 and wrote[0].did_sample else None
         new = _beginning(plan, resent, first, answer, warm)
-        for key in {(owner, one.key) for one in (new, resent.beginning) if one is not None}:
-            if key in self._entries:
-                self._drop(key)
+        replaced = {new.key} if resent.beginning is None else {new.key, resent.beginning.key}
+        for key in replaced:
+            if (owner, key) in self._entries:
+                self._drop((owner, key))
         self._entries[owner, new.key] = new
         self._keys[owner, plan.id] = (owner, new.key)
         self._count(owner, new.bytes)
@@ -165,15 +169,17 @@ class RenderCache:
 
 def _beginning(
     plan: Plan, resent: Resent, first: Composed, answer: Round | None, warm: Warm | None
-) -> SentHistory:
-    resolved, context = plan.resolved, first.rendered.context
+) -> KnownHistory:
+    resolved = plan.resolved
+    context = first.rendered.context
     if answer is None or warm is None:
-        answer, route = Round(()), plan.tally.started.route
+        answer = Round(())
+        route = plan.tally.started.route
         warm = Warm(plan.model.dialect.fingerprint, resolved.head, context, route)
     last = structs.replace(answer, given=first.scene.given)
     text = sum(len(item.raw) for item in resent.sent) + len(resolved.head.tools.echo)
     ids = context.length if isinstance(context, Tokens) else context.length // ID_BYTES
-    return SentHistory(
+    return KnownHistory(
         turn_id=plan.id,
         key=resent.key,
         sent=resent.sent,
@@ -186,8 +192,9 @@ def _beginning(
     )
 
 
-def _without_answer(beginning: SentHistory) -> Unfinished:
-    past, last = beginning.past, beginning.past.rounds[-1]
+def _without_answer(beginning: KnownHistory) -> Unfinished:
+    past = beginning.past
+    last = past.rounds[-1]
     assert past.warm is not None
     return Unfinished(
         past.parent, (Round(last.given),), replace(past.warm, prompt=beginning.prompt)
@@ -203,22 +210,26 @@ def _has_answer(answer: Sequence[Item], later: Sequence[Item]) -> bool:
 
 def _is_unchanged(sent: Item, wrote: Item) -> bool:
     """Whether an item came back with every word that the model wrote, and none other."""
-    one, other = sent.value, wrote.value
+    returned = sent.value
+    written = wrote.value
     if sent.raw == wrote.raw:
         return True
-    if type(one) is not type(other) or getattr(one, "status", None) == "incomplete":
+    if type(returned) is not type(written) or getattr(returned, "status", None) == "incomplete":
         return False
-    match one, other:
+    match returned, written:
         case Message(), Message():
-            is_alike = one.role == other.role and (one.phase or other.phase) == other.phase
-            return is_alike and (text := _text(one)) is not None and text == _text(other)
+            is_alike = (
+                returned.role == written.role and (returned.phase or written.phase) == written.phase
+            )
+            return is_alike and (text := _text(returned)) is not None and text == _text(written)
         case Reasoning(), Reasoning():
-            thought = one.content or one.summary
-            return bool(thought) and thought == (other.content or other.summary)
+            thought = returned.content or returned.summary
+            return bool(thought) and thought == (written.content or written.summary)
         case _:
-            names = (name for name in one.__struct_fields__ if name not in ("id", "status"))
+            names = (name for name in returned.__struct_fields__ if name not in ("id", "status"))
             return all(
-                (getattr(one, name) or None) == (getattr(other, name) or None) for name in names
+                (getattr(returned, name) or None) == (getattr(written, name) or None)
+                for name in names
             )
 
 

@@ -1,7 +1,7 @@
 """Where are the servers of an engine now?
 
-In: the settings of a model with `engine_discovery`. Out: the URL of each server behind `engine_url`. All processes call
-a server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
+In: what a model's `engine_url` and `engine_discovery` say. Out: the URL of each server behind it. All processes call a
+server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
 and counted.
 """
 
@@ -11,13 +11,15 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec import Struct
 
 from segue.errors import Misconfigured
 from segue.printable import shown_address
 from segue.replicas.kubernetes import LookupFailed, ready_endpoints
-from segue.settings.values import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +27,26 @@ log = logging.getLogger(__name__)
 REPLICAS_MAX = 1_024
 
 
-def look_up(settings: ModelSettings) -> dict[str, str]:
+class Lookup(Struct, frozen=True):
+    """What is looked up for a model, and how."""
+
+    model: str
+    urls: tuple[str, ...]
+    kind: Literal["dns", "kubernetes"]
+    # The folder of the service account, in Kubernetes.
+    account: str
+
+
+def look_up(lookup: Lookup) -> dict[str, str]:
     """The URL of each replica of a model, and the host that they are replicas of. It waits for the network.
 
     Raises `Misconfigured` where other settings are needed, `LookupFailed` where a later lookup may succeed.
     """
     found: dict[str, str] = {}
-    for url in settings.engine_url:
+    for url in lookup.urls:
         parts = urlsplit(url)
-        if settings.engine_discovery == "dns":
-            addresses = _resolve(parts)
-        else:
-            addresses = ready_endpoints(parts, settings.kubernetes_account)
+        is_dns = lookup.kind == "dns"
+        addresses = _resolve(parts) if is_dns else ready_endpoints(parts, lookup.account)
         for host, port in _of_one_family(addresses):
             found[_with_address(parts, host, port)] = parts.netloc.rpartition("@")[2]
     if not found:
@@ -70,43 +80,34 @@ def _with_address(parts: SplitResult, host: str, port: int) -> str:
 class Lookups:
     """Looks up the servers of models, and notes what fails."""
 
-    def __init__(
-        self,
-        on_found: Callable[[ModelSettings, Mapping[str, str]], None],
-        note_failure: Callable[[str], None],
-    ) -> None:
-        """`on_found` is called with what was looked up, `note_failure` with the model of a failed lookup."""
-        self._on_found = on_found
+    def __init__(self, note_failure: Callable[[str], None]) -> None:
+        """`note_failure` is called with the model of a failed lookup."""
         self._note_failure = note_failure
         # Models whose last lookup failed.
         self._failing: set[str] = set()
 
-    async def look(self, settings: ModelSettings) -> None:
-        """Look up once; raises `Misconfigured` where other settings are needed."""
+    async def look(self, lookup: Lookup, *, is_repeated: bool = False) -> dict[str, str] | None:
+        """As `look_up`; None where it failed, which is noted. The first time, where other settings are needed,
+        `Misconfigured` is raised."""
         try:
-            found = await asyncio.to_thread(look_up, settings)
-        except LookupFailed as error:
-            self._failed(settings, error)
-            return
-        if settings.name in self._failing:
-            self._failing.discard(settings.name)
-            log.info("model %s: the lookup of its engines succeeds again", settings.name)
-        self._on_found(settings, found)
+            found = await asyncio.to_thread(look_up, lookup)
+        except (LookupFailed, Misconfigured) as error:
+            # While a server runs, other settings may be needed too: as when rights were taken away.
+            if isinstance(error, Misconfigured) and not is_repeated:
+                raise
+            self._note_failed(lookup, error)
+            return None
+        if lookup.model in self._failing:
+            self._failing.discard(lookup.model)
+            log.info("model %s: the lookup of its engines succeeds again", lookup.model)
+        return found
 
-    async def look_again(self, settings: ModelSettings) -> None:
-        """The same while the server runs: where other settings are needed, that is noted, as other failures are."""
-        try:
-            await self.look(settings)
-        except Misconfigured as error:
-            # As when rights were taken away.
-            self._failed(settings, error)
-
-    def _failed(self, settings: ModelSettings, error: Exception) -> None:
-        self._note_failure(settings.name)
-        if settings.name not in self._failing:
-            self._failing.add(settings.name)
-            urls = ", ".join(map(shown_address, settings.engine_url))
+    def _note_failed(self, lookup: Lookup, error: Exception) -> None:
+        self._note_failure(lookup.model)
+        if lookup.model not in self._failing:
+            self._failing.add(lookup.model)
+            urls = ", ".join(map(shown_address, lookup.urls))
             log.warning(
                 "model %s: the lookup of its engines at %s failed, those known so far are kept: %s",
-                settings.name, urls, error,
+                lookup.model, urls, error,
             )  # fmt: skip

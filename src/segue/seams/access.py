@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from segue.limits import Draw, Grant, Key, KeyLimits
 from segue.seams.history import Owner
+
+
+class RingKey(Struct, frozen=True):
+    """A key that encrypts what clients keep for us and hashes API keys, with its name."""
+
+    name: bytes
+    secret: bytes
 
 
 class Keys(Protocol):

@@ -179,8 +179,8 @@ def _answered(turn: Turn) -> set[bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class SentHistory:
-    """A history that a client has sent as a whole and may send again as the beginning of a longer one."""
+class KnownHistory:
+    """A history that a client has sent as a whole, known again where it is the beginning of a longer one."""
 
     # The turn that it was sent for.
     turn_id: str
@@ -206,9 +206,9 @@ class Resent(Struct, frozen=True):
 
     key: int
     sent: tuple[Item, ...] = ()
-    beginning: SentHistory | None = None
+    beginning: KnownHistory | None = None
 
-    def known_beginning(self, given: tuple[Item, ...]) -> SentHistory | None:
+    def known_beginning(self, given: tuple[Item, ...]) -> KnownHistory | None:
         """The beginning, if these items, which are the same as they are understood now, still begin with it: what a
         reference names may have changed."""
         known = self.beginning

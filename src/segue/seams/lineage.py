@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from msgspec import Struct
 
-# The tiers that there are, by who goes first; and what the first is also called.
+# The tiers that there are, by who goes first.
 PRIORITIES = {"flex": -1, "default": 0, "priority": 1}
-FIRST_TIERS = frozenset({"priority", "fast", "ultrafast"})
 
 
 class Lineage(Struct, frozen=True):
@@ -29,10 +26,3 @@ class Lineage(Struct, frozen=True):
 
 
 NO_LINEAGE = Lineage()
-
-
-def served_tier(requested: str | None, scopes: Collection[str]) -> str:
-    """The tier that a request gets: only a key with the scope `priority` goes before others."""
-    if requested in FIRST_TIERS:
-        return "priority" if "priority" in scopes else "default"
-    return "flex" if requested == "flex" else "default"

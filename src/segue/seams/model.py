@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -346,3 +346,15 @@ class ComparedDialect(Protocol):
 
     def differs(self, scene: Scene, rendered: Rendered) -> bool:
         """Whether this prompt says anything else than the template run over all items, white space aside."""
+
+
+def template_values(operator: Mapping[str, object], effort: Effort | None) -> dict[str, object]:
+    """What a chat template is told besides the conversation: the operator's values, over which a client's effort wins.
+
+    Models have three names for it; a template ignores the names that it does not know.
+    """
+    if effort is None:
+        return dict(operator)
+    is_thinking = effort != "none"
+    told = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
+    return {**operator, **told}

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from segue.limits import UsageTotal
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.wire.events import Event
 from segue.wire.items import Item
@@ -18,6 +17,19 @@ class Retention(Struct, frozen=True):
 
     turns_s: int = 0
     events_s: int = 0
+
+
+class UsageTotal(Struct, frozen=True):
+    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
+
+    day: str
+    owner: str
+    model: str
+    turns: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    tool_calls: int = 0
 
 
 class Claim(Struct, frozen=True):

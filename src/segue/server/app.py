@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from segue.accounts.account import Accounts
+from segue.accounts.hashes import KeyHashes, issue_key
 from segue.aio import GiveUp, in_background
 from segue.errors import ApiError
 from segue.listener.auth import origin_policy
@@ -36,13 +37,12 @@ from segue.server.drains import Drains
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import HealthCheck, Observers, open_observers
-from segue.server.reload import Reload, open_gate
+from segue.server.reload import Reload
 from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
-from segue.server.storage import KEYS_TOPIC, give_out, open_store
+from segue.server.storage import KEYS_TOPIC, open_store
 from segue.settings.values import Settings
-from segue.stores.hashes import KeyHashes
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
 from segue.turn.plan import Caller
@@ -222,7 +222,7 @@ def build_runner(
         seals=RingSeals(state.ring),
         prompt_cache=state.render_cache,
         hosted=hosted,
-        open_gate=open_gate(served),
+        open_gate=served.open_gate,
         guards=served.owners,
         append_s_max=settings.append_s_max,
         cache_salt=state.cache_salt,
@@ -330,7 +330,7 @@ def build_keys(state: State, observers: Observers) -> KeySources:
                 await state.cluster.bus.publish(KEYS_TOPIC, b"")
 
     store = state.store
-    create = partial(give_out, store.keys, state.hashes)
+    create = partial(issue_key, store.keys, state.hashes)
     return KeySources(store.keys, store.ledger, create, confirm, observers.note_operation)
 
 

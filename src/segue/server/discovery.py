@@ -19,9 +19,22 @@ from segue.server.models import Closer, ServedModels
 from segue.settings.values import ModelSettings
 
 if TYPE_CHECKING:
-    from segue.replicas.lookup import Lookups
+    from segue.replicas.lookup import Lookup, Lookups
 
 log = logging.getLogger(__name__)
+
+
+def lookup_of(settings: ModelSettings) -> Lookup:
+    """What is looked up for a model that asks for it."""
+    from segue.replicas.lookup import Lookup
+
+    assert settings.engine_discovery != "off", "asks for it"
+    return Lookup(
+        settings.name,
+        settings.engine_url,
+        settings.engine_discovery,
+        settings.kubernetes_account,
+    )
 
 
 class Discovery:
@@ -46,7 +59,7 @@ class Discovery:
 
     async def look(self) -> None:
         """Look up everything once; raises `Misconfigured` where other settings are needed."""
-        await asyncio.gather(*(self._opened().look(one) for one in self._discovered()))
+        await asyncio.gather(*(self._look(one) for one in self._discovered()))
 
     async def keep(self) -> None:
         """Look up again and again, until cancelled."""
@@ -55,23 +68,26 @@ class Discovery:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._renewed.wait(), pause_s)
             self._renewed.clear()
-            await asyncio.gather(*(self._opened().look_again(one) for one in self._discovered()))
+            again = (self._look(one, is_repeated=True) for one in self._discovered())
+            await asyncio.gather(*again)
 
     def _discovered(self) -> list[ModelSettings]:
         return [one for one in self._served.settings.values() if one.engine_discovery != "off"]
 
-    def _opened(self) -> Lookups:
+    async def _look(self, settings: ModelSettings, *, is_repeated: bool = False) -> None:
         if self._lookups is None:
             # Imported here: most servers look nothing up.
             from segue.replicas.lookup import Lookups
 
-            self._lookups = Lookups(self._change, self._note_failure)
-        return self._lookups
+            self._lookups = Lookups(self._note_failure)
+        found = await self._lookups.look(lookup_of(settings), is_repeated=is_repeated)
+        # Unless there are other settings meanwhile.
+        if found is not None and self._served.settings.get(settings.name) is settings:
+            self._change(settings, found)
 
     def _change(self, settings: ModelSettings, found: Mapping[str, str]) -> None:
         known = self._served.built[settings.name].found
-        # Unless there are other settings meanwhile.
-        if found == known or self._served.settings.get(settings.name) is not settings:
+        if found == known:
             return
         added = [shown_address(url) for url in found if url not in known]
         log.info(

@@ -1,12 +1,11 @@
 """Which models do we serve, and what is each made of: weights, vocabulary, dialect, engine?
 
 In: the settings. Out: `ServedModels`: the models by name, and what must be closed at the end. Choosing an
-implementation is one literal dictionary here (`BUILDERS`, `GUARDS`); nothing registers itself.
+implementation is one literal dictionary here (`BUILDERS`); nothing registers itself.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.dynamo import DYNAMO
-from segue.engines.facts import tokenized
 from segue.engines.hidden_tokens import HiddenTokens
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.queued import QueuedEngine, servers_of
@@ -35,33 +33,22 @@ from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
 from segue.printable import shown_address
-from segue.seams.guard import Guard
 from segue.seams.history import Owner
 from segue.seams.model import Dialect, Engine, Sampling, Scene
+from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
-from segue.settings.values import FIELDS, EngineName, ModelSettings, Settings
+from segue.settings.values import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
-from segue_embedded.embedded import EmbeddedEngine, available_bytes, tell_memory
-from segue_embedded.shared import SharedEngine, sharing
-from segue_embedded.states import memory_folder
-from segue_embedded.weights import (
-    SMALL_MODEL,
-    ListedWeights,
-    add_with_bar,
-    data_folder,
-    find_weights,
-    list_weights,
-    remove_weights,
-)
 
 if TYPE_CHECKING:
     from segue.replicas.router import RoutedEngine
+    from segue_embedded.embedded import EmbeddedEngine
 
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
@@ -69,9 +56,6 @@ SCRIPTED_VOCABULARY = str(files("segue.vocabularies") / "smollm2.gguf")
 
 # The context of a model inside this process, where the operator has not said: what small machines can hold.
 INSIDE_CONTEXT_TOKENS = 8_192
-
-# A text that vocabularies cut in different ways.
-PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
 
 # What of a model can change while its engine stays; where that is reached over HTTP, these too.
 TUNED = frozenset(
@@ -142,7 +126,7 @@ class ServedModels:
     settings: dict[str, ModelSettings] = field(default_factory=dict)
     # Owners with guards of their own.
     owners: dict[Owner, Guards] = field(default_factory=dict)
-    guards: _Guards | None = None
+    guards: GuardSet | None = None
     # What else is to change in engines that stay.
     changes: list[Change] = field(default_factory=list)
     # What the operator has ordered since the start: replicas by name, and whether each is drained.
@@ -154,6 +138,11 @@ class ServedModels:
     def engines(self) -> dict[str, Engine]:
         """Those that are served now, by the name of their model, without aliases."""
         return {model.name: model.engine for model in self.models.values()}
+
+    @property
+    def open_gate(self) -> OpenGate | None:
+        """How a turn with guards opens its gate; None where there are no guards."""
+        return gate_for([*self.owners.values(), *(model.guards for model in self.models.values())])
 
     @property
     def bytes(self) -> int:
@@ -222,7 +211,7 @@ def build_models(
     """
     served, before = ServedModels(), running or ServedModels()
     guards = (
-        before.guards if before.guards and before.guards.is_fit(settings) else _Guards(settings)
+        before.guards if before.guards and before.guards.is_fit(settings) else GuardSet(settings)
     )
     served.guards = guards
     for one in served_models(settings):
@@ -262,95 +251,6 @@ def _build(settings: ModelSettings, shared: str) -> Built:
     return built
 
 
-class _Guards:
-    """The guards that the settings name, each built once."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.closers: list[Closer] = []
-        self._built: dict[str, Guard] = {}
-
-    def is_fit(self, settings: Settings) -> bool:
-        """Whether these guards are what other settings describe."""
-        names = [name for name in FIELDS if name.startswith("guard_")]
-        return all(getattr(settings, name) == getattr(self._settings, name) for name in names)
-
-    def named(self, names: Sequence[str]) -> Guards:
-        sides = self._settings.guard_sides
-        inputs = names if sides != "output" else ()
-        outputs = [name for name in names if name not in INPUT_ONLY and sides != "input"]
-        return Guards(
-            inputs=tuple(map(self._guard, inputs)),
-            outputs=tuple(map(self._guard, outputs)),
-            window_chars=self._settings.guard_window_chars,
-        )
-
-    def _guard(self, name: str) -> Guard:
-        if name not in self._built:
-            # Imported here and below: most servers have no guards.
-            from segue.guards.classifier import ClassifierGuard
-            from segue.guards.moderation import ModerationGuard
-
-            build = GUARDS.get(name) or _imported(name)
-            self._built[name] = guard = build(self._settings)
-            if isinstance(guard, ModerationGuard | ClassifierGuard):
-                self.closers.append(guard.close)
-        return self._built[name]
-
-
-def _rules(settings: Settings) -> Guard:
-    from segue.guards.rules import CREDENTIALS, Rules, RulesGuard
-
-    rules = structs.asdict(settings.guard_rules)
-    if rules["patterns"] is None:
-        rules["patterns"] = CREDENTIALS
-    return RulesGuard(Rules(**rules))
-
-
-def _moderation(settings: Settings) -> Guard:
-    from segue.guards.moderation import ModerationGuard
-
-    if not settings.guard_url:
-        raise Misconfigured("guard_url: the guard 'moderation' needs the address of an endpoint.")
-    return ModerationGuard(
-        settings.guard_url,
-        settings.guard_key,
-        settings.guard_model,
-        s_max=settings.guard_s_max,
-        unreachable=settings.guard_unreachable,
-    )
-
-
-def _classifier(settings: Settings) -> Guard:
-    from segue.guards.classifier import ClassifierGuard
-
-    if not settings.guard_classifier:
-        raise Misconfigured("guard_classifier: the guard 'classifier' needs the folder of a model.")
-    return ClassifierGuard(Path(settings.guard_classifier).expanduser(), settings.guard_threshold)
-
-
-GuardBuilder = Callable[[Settings], Guard]
-GUARDS: Mapping[str, GuardBuilder] = {
-    "rules": _rules,
-    "moderation": _moderation,
-    "classifier": _classifier,
-}
-# Guards that do not check answers, so that no answer waits for them.
-INPUT_ONLY = frozenset({"classifier"})
-
-
-def _imported(name: str) -> GuardBuilder:
-    """A guard of the operator's own, as `package.module:name`; called with the settings, it returns a `Guard`."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise Misconfigured(f"guard: '{name}' is not one of: {', '.join(GUARDS)}, MODULE:NAME.")
-    try:
-        found: GuardBuilder = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise Misconfigured(f"guard: '{name}' cannot be imported: {error}.") from None
-    return found
-
-
 # --- engines ------------------------------------------------------------------------------------------
 
 
@@ -364,11 +264,17 @@ def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
 
 
 def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
+    # Imported here and below: most servers have no model inside.
+    from segue_embedded.embedded import EmbeddedEngine, tell_memory
+    from segue_embedded.shared import SharedEngine
+    from segue_embedded.states import memory_folder
+    from segue_embedded.weights import find_weights
+
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     head = read_gguf(path)
-    context_tokens = settings.context_tokens or min(_trained_tokens(head), INSIDE_CONTEXT_TOKENS)
+    context_tokens = settings.context_tokens or min(trained_tokens(head), INSIDE_CONTEXT_TOKENS)
     if shared:
         remote = SharedEngine(_share_path(shared, settings.name))
         return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
@@ -402,6 +308,8 @@ def _share_path(folder: str, name: str) -> Path:
 @asynccontextmanager
 async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
     """Load the embedded engines here, and share them with other processes by way of this folder."""
+    from segue_embedded.shared import sharing
+
     async with AsyncExitStack() as stack:
         for one in served_models(settings):
             if one.engine == "embedded":
@@ -567,76 +475,9 @@ BUILDERS: Mapping[EngineName, Builder] = {
 # --- weights and vocabularies ---------------------------------------------------------------------------
 
 
-def add_model(name: str) -> str:
-    """Fetch known weights and check them, with a progress bar; returns their path."""
-    return str(add_with_bar(name))
-
-
-def better_model() -> tuple[str, int] | None:
-    """The best model that can be fetched by name and leaves this machine memory to spare, with its size in bytes; None:
-    there is none but the small model."""
-    free = available_bytes() or 0
-    fitting = [one for one in list_weights() if 2 * one.memory_bytes <= free]
-    best = max(fitting, key=lambda one: one.bytes, default=None)
-    return None if best is None or best.name == SMALL_MODEL else (best.name, best.bytes)
-
-
-def offered_note() -> Path:
-    """The file that notes that a better model was offered."""
-    return data_folder() / ".offered"
-
-
-def list_models() -> list[ListedWeights]:
-    """The models that can be fetched by name, and those of them that are here."""
-    return list_weights()
-
-
-def missing_models(settings: Settings) -> list[ListedWeights]:
-    """The models to be served inside this process whose weights can be fetched and are not here."""
-    asked = {one.weights or one.name for one in served_models(settings) if one.engine == "embedded"}
-    # Listed only where it matters: a file that is seen for the first time is read in full.
-    listed = list_weights() if asked else []
-    return [one for one in listed if one.name in asked and one.path is None]
-
-
-def remove_model(name: str) -> list[str]:
-    """Delete fetched weights; returns the paths of what was deleted."""
-    return [str(path) for path in remove_weights(name)]
-
-
-def show_model(name: str) -> dict[str, object]:
-    """What is known of a model: of a known one its row, and of a file what its head says."""
-    row = next((one for one in list_weights() if one.name == name), None)
-    path = row.path if row else find_weights(name)
-    facts: dict[str, object] = structs.asdict(row) if row else {"name": name, "path": path}
-    if path is not None:
-        head = read_gguf(path)
-        facts |= {
-            "bytes": path.stat().st_size,
-            "architecture": head.get("general.architecture"),
-            "title": head.get("general.name"),
-            "context_tokens": _trained_tokens(head),
-            "has_chat_template": "tokenizer.chat_template" in head,
-        }
-    return facts
-
-
 def _vocabulary(settings: ModelSettings, path: Path) -> Vocabulary:
     vocabulary = load_vocabulary(path)
     return vocabulary if settings.piece_cache else vocabulary.without_pieces()
-
-
-async def has_same_vocabulary(settings: ModelSettings) -> bool | None:
-    """Whether the engine makes the same ids of a text as we do; None where it cannot be asked."""
-    if not settings.tokenizer or not settings.engine_url:
-        return None
-    vocabulary = load_vocabulary(Path(settings.tokenizer))
-    upstream = Upstream(settings.engine_url[0], settings.engine_key or None)
-    try:
-        ids = await tokenized(upstream, settings.name, PROBE)
-    finally:
-        await upstream.close()
-    return None if ids is None else ids == vocabulary.ids(PROBE).tolist()
 
 
 def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dialect:
@@ -646,9 +487,9 @@ def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dia
         raise Misconfigured(f"template: {settings.template} cannot be read: {error}.") from None
     dialect = dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
     if (mark := unread_call_mark(dialect)) is not None:
-        LOG.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
+        log.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
     if lacks_tools(dialect) and settings.engine != "scripted":
-        LOG.warning("model %s: %s", settings.name, NO_TOOLS)
+        log.warning("model %s: %s", settings.name, NO_TOOLS)
     return dialect
 
 
@@ -685,7 +526,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
     return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 
-def _trained_tokens(head: Mapping[str, GgufValue]) -> int:
+def trained_tokens(head: Mapping[str, GgufValue]) -> int:
     """The context that the model was trained with, from its file."""
     length = head.get(f"{head.get('general.architecture')}.context_length")
     return length if isinstance(length, int) else 4_096

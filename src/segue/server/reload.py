@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -21,12 +21,10 @@ from segue.listener.services import Services
 from segue.process.runner import Runner
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
+from segue.server.discovery import lookup_of
 from segue.server.models import Closer, ServedModels, build_models
 from segue.server.served import served_models
 from segue.settings.values import FIELDS, ModelSettings, Settings
-from segue.turn.plan import Plan
-from segue.turn.resources import Gate
-from segue.turn.running import Running
 
 # How often it is looked whether something removed can be closed.
 LOOK_S = 1.0
@@ -62,17 +60,6 @@ def _compare_models(old: Settings, new: Settings) -> list[str]:
         if differing:
             found.append(f"model {name} ({', '.join(differing)})")
     return found
-
-
-def open_gate(served: ServedModels) -> Callable[[Plan, Running], Gate] | None:
-    """How a turn with guards opens its gate; None where there are no guards."""
-    guards = [*served.owners.values(), *(model.guards for model in served.models.values())]
-    if not any(one.inputs or one.outputs for one in guards):
-        return None
-    # Imported here: most servers have no guards.
-    from segue.guards.gate import GuardGate
-
-    return GuardGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +115,7 @@ class Reload:
                 from segue.replicas.lookup import look_up
 
                 with suppress(LookupFailed):
-                    await asyncio.to_thread(look_up, one)
+                    await asyncio.to_thread(look_up, lookup_of(one))
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 
@@ -149,7 +136,7 @@ class Reload:
             runner.resources,
             models=models.models,
             guards=models.owners,
-            open_gate=open_gate(models),
+            open_gate=models.open_gate,
             append_s_max=settings.append_s_max,
         )
         runner.reload(resources, settings.background_s_max)

@@ -59,9 +59,9 @@ class CacheReports:
     async def _traffic(self, owner: Owner, sees_all: bool) -> Traffic:
         recent = await self._reuse.since(time.time() - ADVICE_S)
         return add_up(
-            (client, report if one == owner else unnamed(report))
-            for one, client, report in recent
-            if sees_all or one == owner
+            (client, report if whose == owner else unnamed(report))
+            for whose, client, report in recent
+            if sees_all or whose == owner
         )
 
     async def _answer_advice(self, exchange: Exchange) -> None:

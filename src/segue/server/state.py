@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from segue.accounts.account import Account, Accounts
+from segue.accounts.hashes import KeyHashes
 from segue.accounts.quota import Meter
 from segue.listener.services import NearTurns
 from segue.memory.budget import Memory
@@ -15,14 +16,13 @@ from segue.process.afterwards import EndedTurn
 from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.reports.watch import ReuseWatch
+from segue.seams.access import RingKey
 from segue.seams.history import Owner
 from segue.seams.store import Turns
 from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
 from segue.settings.values import Settings
-from segue.stores.hashes import KeyHashes
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
-from segue.stores.seals import RingKey
 
 Forget = Callable[[Owner, str], Awaitable[None]]
 

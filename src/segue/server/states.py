@@ -10,7 +10,6 @@ from segue.aio import in_background
 from segue.server.models import ServedModels
 from segue.server.state import Eraser, State
 from segue.stores.seals import RingSeals
-from segue_embedded.states import SlotStates
 
 
 @asynccontextmanager
@@ -24,6 +23,9 @@ async def open_slot_states(
             engine, bytes_max = built.embedded, built.settings.embedded_state_bytes_max
             if engine is None or engine.memory is None or path is None:
                 continue
+            # Imported here: most servers have no model inside.
+            from segue_embedded.states import SlotStates
+
             folder = Path(f"{path}.states")
             ciphers = RingSeals(state.ring)
             tips = state.store.state.tips

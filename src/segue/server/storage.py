@@ -1,24 +1,19 @@
-"""Where is everything kept? Opens the store that the settings name, with its seal keys. Commands without a server."""
+"""Where is everything kept? Opens the store that the settings name, with its seal keys."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
-from segue.accounts.scopes import API_SCOPES, SCOPES
+from segue.accounts.hashes import KeyHashes
 from segue.errors import ApiError, Misconfigured
-from segue.ids import new_id
-from segue.limits import Key, KeyLimits, UsageTotal
-from segue.seams.access import Keys
-from segue.seams.history import Owner
+from segue.seams.access import Keys, RingKey
 from segue.settings.checks import is_loopback
 from segue.settings.values import Settings, StoreKind
-from segue.stores.hashes import SHOWN_CHARS, KeyHashes, new_secret
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
-from segue.stores.seals import RingKey, new_key, open_ring, rotate_ring
+from segue.stores.seals import new_key, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue.stores.store import Store
 
@@ -77,100 +72,15 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
         await store.close()
 
 
-async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
-    """What was used on the last days, today included, by day, owner and model."""
-    today = int(time.time()) // 86_400
-    async with _open_durable(settings, "usage") as store:
-        return await store.ledger.report(owner, (today - days + 1) * 86_400)
-
-
 @asynccontextmanager
-async def _open_durable(settings: Settings, what: str) -> AsyncIterator[ServerStore]:
+async def open_durable(settings: Settings, what: str) -> AsyncIterator[ServerStore]:
+    """The store, for a command; refused where it keeps this only as long as a server runs."""
     if settings.store_kind == "memory":
         raise Misconfigured(
             f"store: memory keeps {what} only while the server runs. Name the server's store with --store."
         )
     async with open_store(settings) as store:
         yield store
-
-
-async def create_key(
-    settings: Settings,
-    name: str,
-    owner: Owner,
-    scopes: Sequence[str],
-    limits: KeyLimits,
-    *,
-    expires_at: int | None = None,
-) -> tuple[Key, str]:
-    """A new API key and its secret, which is not kept anywhere."""
-    unknown = set(scopes) - set(SCOPES)
-    if unknown or not scopes:
-        raise Misconfigured(
-            f"scopes: {', '.join(sorted(unknown)) or 'none given'}; choose from {', '.join(SCOPES)}."
-        )
-    async with _open_durable(settings, "API keys") as store:
-        hashes = KeyHashes(await load_ring(settings, store))
-        await check_ring(store.keys, hashes, settings)
-        created = await give_out(
-            store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
-        )
-    await _notify_servers(settings)
-    return created
-
-
-async def give_out(
-    keys: Keys,
-    hashes: KeyHashes,
-    name: str,
-    owner: Owner,
-    scopes: Sequence[str] = API_SCOPES,
-    limits: KeyLimits | None = None,
-    *,
-    expires_at: int | None = None,
-) -> tuple[Key, str]:
-    """A new API key in this store, and its secret."""
-    secret, limits, now = new_secret(), limits or KeyLimits(), int(time.time())
-    key = Key(
-        new_id("key"),
-        name,
-        owner,
-        tuple(scopes),
-        limits,
-        hashes.newest,
-        created_at=now,
-        secret_start=secret[:SHOWN_CHARS],
-        expires_at=expires_at,
-    )
-    await keys.add(key, hashes.digests(secret)[0])
-    return key, secret
-
-
-async def list_keys(settings: Settings) -> Sequence[Key]:
-    """Every API key of the store, revoked ones included."""
-    async with _open_durable(settings, "API keys") as store:
-        return await store.keys.given_out()
-
-
-async def revoke_key(settings: Settings, key_id: str) -> bool:
-    """Revoke an API key; False if there is no such key or it was revoked before."""
-    async with _open_durable(settings, "API keys") as store:
-        is_revoked = await store.keys.revoke(key_id)
-    if is_revoked:
-        await _notify_servers(settings)
-    return is_revoked
-
-
-async def _notify_servers(settings: Settings) -> None:
-    """Tell running servers at once that API keys have changed, where the database can; other servers poll."""
-    if settings.store_kind != "postgresql":
-        return
-    # Imported here, as the store is.
-    from segue.cluster.notify import open_notify_bus
-
-    with suppress(ApiError):
-        async with open_notify_bus(settings.direct_store) as bus:
-            await bus.publish(KEYS_TOPIC, b"")
 
 
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
@@ -198,24 +108,6 @@ async def check_public(keys: Keys, settings: Settings) -> None:
             f"host: {settings.host} is not a loopback address, and there is no API key yet. "
             f"Create one first: segue keys create --name NAME --store {settings.shown_store}"
         )
-
-
-def rotate_seals(settings: Settings) -> int:
-    """Add a new seal key, which is used from now on; returns how many there are."""
-    if settings.is_ring_stored:
-        return asyncio.run(_rotate_stored(settings))
-    path = settings.seal_path
-    if path is None:
-        raise Misconfigured(
-            "seal_keys: the memory store has no file of seal keys. Name one with --seal-keys, or another store."
-        )
-    return rotate_ring(path)
-
-
-async def _rotate_stored(settings: Settings) -> int:
-    async with open_store(settings) as store:
-        assert store.ring is not None
-        return await store.ring.rotate()
 
 
 async def load_ring(settings: Settings, store: Store) -> Sequence[RingKey]:

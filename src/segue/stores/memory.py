@@ -14,9 +14,16 @@ from operator import add
 
 from msgspec import structs
 
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
 from segue.seams.history import Owner, Turn, UsageEntry
-from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
+from segue.seams.store import (
+    POSITION_MAX,
+    Claim,
+    Conversation,
+    ConversationItem,
+    Retention,
+    UsageTotal,
+)
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of

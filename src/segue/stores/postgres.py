@@ -22,9 +22,17 @@ from msgspec.structs import astuple, replace
 
 from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
+from segue.seams.access import RingKey
 from segue.seams.history import Owner, Turn, UsageEntry
-from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
+from segue.seams.store import (
+    POSITION_MAX,
+    Claim,
+    Conversation,
+    ConversationItem,
+    Retention,
+    UsageTotal,
+)
 from segue.stores import records
 from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.postgres_database import (
@@ -43,7 +51,7 @@ from segue.stores.postgres_database import (
     touched,
 )
 from segue.stores.records import LongField, TurnColumns, is_text
-from segue.stores.seals import RingKey, new_key
+from segue.stores.seals import new_key
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.

@@ -20,19 +20,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from segue.errors import Misconfigured
+from segue.seams.access import RingKey
 from segue.seams.history import Owner
 
 VERSION = b"\x01"
 KEY_BYTES = 32
 NAME_BYTES = 4
 NONCE_BYTES = 12
-
-
-class RingKey(msgspec.Struct, frozen=True):
-    """One seal key, with its name."""
-
-    name: bytes
-    secret: bytes
 
 
 def new_key() -> RingKey:

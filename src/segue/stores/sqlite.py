@@ -21,9 +21,16 @@ import msgspec
 from msgspec import structs
 
 from segue.aio import off_loop
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, UsageTotal, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
 from segue.seams.history import Owner, Turn, UsageEntry
-from segue.seams.store import POSITION_MAX, Claim, Conversation, ConversationItem, Retention
+from segue.seams.store import (
+    POSITION_MAX,
+    Claim,
+    Conversation,
+    ConversationItem,
+    Retention,
+    UsageTotal,
+)
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text

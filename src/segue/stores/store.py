@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from segue.seams.access import Keys, SharedLimits
+from segue.seams.access import Keys, RingKey, SharedLimits
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Ledger, Maintenance, Turns
-from segue.stores.seals import RingKey
 
 
 class StoredRing(Protocol):

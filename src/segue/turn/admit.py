@@ -7,12 +7,11 @@ object as the client will first see it. Nothing has been sent to the client yet.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
-from segue.seams.lineage import served_tier
 from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
 from segue.turn.plan import Arrival, Model, Plan, Resolved, Tally
@@ -30,6 +29,8 @@ THRESHOLD_SHARE = 0.8
 LOGPROBS = "message.output_text.logprobs"
 # Fields of a request that are fields of `Sampling` as they are.
 SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"wants_logprobs", "stop_strings"}
+# What clients call the tier that goes first.
+FIRST_TIERS = frozenset({"priority", "fast", "ultrafast"})
 PLAIN_TEXT = Raw(b'{"type":"text"}')
 
 
@@ -56,7 +57,7 @@ def admit(
         compacts = compacts or triggered
     generates = not create.is_warm_up
     is_rollout = bool(create.rollout) and generates
-    tier = served_tier(create.service_tier, caller.may)
+    tier = _served_tier(create.service_tier, caller.may)
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
         id=turn_id,
@@ -155,6 +156,13 @@ def check_unseen(given: Sequence[Item], model: Model) -> int:
             )
         unseen += count
     return unseen
+
+
+def _served_tier(requested: str | None, scopes: Collection[str]) -> str:
+    """The tier that a request gets: only a key with the scope `priority` goes before others."""
+    if requested in FIRST_TIERS:
+        return "priority" if "priority" in scopes else "default"
+    return "flex" if requested == "flex" else "default"
 
 
 def _sampling(create: Create, usual: Sampling) -> Sampling:

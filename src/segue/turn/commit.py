@@ -39,10 +39,12 @@ def commit(
         response=response,
         is_stored=plan.is_stored,
         open_calls=open_calls,
-        model_turns=resolved.model_turns + sum(one.did_sample for one in rounds),
+        model_turns=resolved.model_turns + sum(round.did_sample for round in rounds),
         tools=resolved.head.tools,
         # Applying again what was given before changes nothing.
-        effects=apply_effects(resolved.effects, (item for one in rounds[1:] for item in one.given))
+        effects=apply_effects(
+            resolved.effects, (item for round in rounds[1:] for item in round.given)
+        )
         if len(rounds) > 1 or resolved.is_hosted
         else resolved.effects,
         warm=warm,
@@ -80,11 +82,13 @@ def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: in
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = weigh(item for one in rounds for item in (*one.given, *one.wrote))
-    head, parent = resolved.head, resolved.parent
+    text = weigh(item for round in rounds for item in (*round.given, *round.wrote))
+    head = resolved.head
+    parent = resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:
         text += 3 * len(head.tools.raw) + 2 * len(head.instructions or "")
-    ids = 2 * sum(len(ids) for one in rounds for ids in (*one.ids, one.tail)) + tokens_tokenized
+    sampled = sum(len(ids) for round in rounds for ids in (*round.ids, round.tail))
+    ids = 2 * sampled + tokens_tokenized
     return NODE_BYTES + text + 4 * ids
 
 

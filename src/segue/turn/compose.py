@@ -48,7 +48,7 @@ def set_scene(plan: Plan, cache: PromptCache) -> Scene:
         resolved.head,
         past,
         given,
-        tuple(one for one in resolved.earlier if one.is_fresh),
+        tuple(round for round in resolved.earlier if round.is_fresh),
         root_at=plan.root_at,
         can_constrain=plan.model.engine.can_constrain,
         sees_images=plan.model.sees_images,
@@ -84,10 +84,10 @@ def fitting(plan: Plan, composed: Composed) -> Composed:
 
 def measure(plan: Plan, item: Item) -> int:
     """How much of a prompt this item is: in tokens, or in bytes where only the endpoint knows those. Slow work."""
-    render, sees = plan.model.dialect.render, plan.model.sees_images
-    scenes = [Scene(NO_HEAD, None, given, sees_images=sees) for given in ((), (item,))]
-    lengths = [render(scene).context.length for scene in scenes]
-    return lengths[1] - lengths[0]
+    render = plan.model.dialect.render
+    empty = Scene(NO_HEAD, None, (), sees_images=plan.model.sees_images)
+    alone = structs.replace(empty, given=(item,))
+    return render(alone).context.length - render(empty).context.length
 
 
 async def count(plan: Plan, cache: PromptCache) -> int:
@@ -148,5 +148,5 @@ def _unrendered_bytes(scene: Scene, fingerprint: str) -> int:
         # What an answer must look like is written anew each time.
         is_free = scene.head.tool_choice in ("auto", "none") and scene.format is None
         return fresh if is_free else fresh + tools
-    older = sum(len(item.raw) for one in scene.history() for item in (*one.given, *one.wrote))
+    older = sum(len(item.raw) for round in scene.history() for item in (*round.given, *round.wrote))
     return fresh + older + tools + len(scene.head.instructions or "")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from time import perf_counter
 
 from msgspec import structs
@@ -118,11 +119,13 @@ class TurnLoop:
             past = self.scene.past
             if plan.resolved.parent is None and past is not None and past.warm is not None:
                 self.route = past.warm.route
-                self.is_recalled = any(any(map(len, one.ids)) for one in self.scene.history())
+                kept = chain.from_iterable(earlier.ids for earlier in self.scene.history())
+                self.is_recalled = any(map(len, kept))
             end = await self._play() if error is None else End("failed", error=error)
             if self.first_composed is not None and plan.resolved.resent is not None:
-                wrote, warm = self.rounds if end.status == "completed" else [], self._warm()
-                self.resources.prompt_cache.keep(self.plan, self.first_composed, wrote, warm)
+                wrote = self.rounds if end.status == "completed" else []
+                cache = self.resources.prompt_cache
+                cache.keep(self.plan, self.first_composed, wrote, self._warm())
             await self._save(end)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -188,10 +191,12 @@ class TurnLoop:
 
     async def _round(self) -> ApiError | None:
         """One call of the model, read to its end; what went wrong with it, if anything did."""
-        plan, reader = self.plan, None
+        plan = self.plan
+        reader: Reader | None = None
         filters: list[Filter] = []
         error: ApiError | None = None
-        self.finish, self.is_cut_short = None, False
+        self.finish = None
+        self.is_cut_short = False
         if self.gate is not None:
             self.gate.ask(self.scene, is_first=self.first_composed is None)
         try:
@@ -230,16 +235,16 @@ class TurnLoop:
         gate = self.gate
         try:
             async with self.running.interruptible(heeds_steers=False):
-                for one in filters:
-                    if one is not gate:
-                        parsed = await one.close(parsed)
+                for each in filters:
+                    if each is not gate:
+                        parsed = await each.close(parsed)
                 if gate is not None:
                     parsed = gate.drop() if error is not None else await gate.close(parsed)
         except Interrupted:
             parsed = gate.drop() if gate is not None else parsed
         if gate is not None and gate.is_shut:
             self.finish = None
-        self.is_cut_short = any(one.is_shut for one in filters)
+        self.is_cut_short = any(each.is_shut for each in filters)
         return parsed
 
     async def _compose(self) -> Composed:
@@ -283,7 +288,8 @@ class TurnLoop:
         effects = apply_effects(scene.effects, items)
         self.scene = scene.after(self.rounds[-1], self._warm(), head, items, effects)
         self.running.hold(items)
-        self.given, self.is_fresh = items, False
+        self.given = items
+        self.is_fresh = False
         self.items_before = len(self.assembler.items)
 
     def _warm(self) -> Warm | None:
@@ -340,7 +346,7 @@ class TurnLoop:
         # Of messages only the endpoint knows how long they are.
         room = tokens - composed.length if tokens and isinstance(composed.prompt, Tokens) else None
         limits = (tokens_max, self._tokens_left(), plan.model.output_tokens_max, room)
-        wanted = next((one for one in limits if one is not None), None)
+        wanted = next((limit for limit in limits if limit is not None), None)
         wanted = wanted if wanted is None or room is None else min(wanted, room)
         is_answer = plan.generates or tokens_max is not None
         is_resumed = bool(self.given) and is_output(self.given[-1].value)
@@ -355,7 +361,7 @@ class TurnLoop:
             lane=plan.arrival.caller.lane,
             route=self.route,
             lineage=structs.replace(self.lineage, is_resumed=is_resumed),
-            model_turns=plan.resolved.model_turns + sum(one.did_sample for one in self.rounds),
+            model_turns=plan.resolved.model_turns + sum(ended.did_sample for ended in self.rounds),
             cache_salt=self.resources.cache_salt(plan.owner),
         )
 
@@ -550,8 +556,8 @@ class TurnLoop:
             if plan.is_stored or end.status in ("completed", "incomplete"):
                 passed = () if self.gate is None else self.gate.names
                 warm = None if self.is_recalled else self._warm()
-                rounds, place = tuple(self.rounds), (self.lineage, self.route)
-                turn = commit(plan, response, rounds, self.open_calls, warm, passed, *place)
+                rounds, calls = tuple(self.rounds), self.open_calls
+                turn = commit(plan, response, rounds, calls, warm, passed, self.lineage, self.route)
                 await self.turns.save(turn)
                 self.running.saved(turn)
                 plan.tally.is_recorded = plan.is_stored

@@ -16,9 +16,10 @@ from typing import Protocol
 from segue.errors import ApiError
 from segue.seams.history import Owner, Turn
 from segue.turn.assemble import Assembler
+from segue.turn.event_ring import EventRing
 from segue.turn.notices import Append, Notice, Steer
 from segue.turn.plan import Tally
-from segue.wire.events import TERMINAL, Event, EventRing
+from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Call, Item, Required, weigh
 from segue.wire.kinds import required_by
 from segue.wire.response import Response

@@ -39,7 +39,7 @@ class ModelCall:
         lead: IdArray[int],
     ) -> None:
         """`lead`: ids that stand at the end of the prompt, and belong to the answer."""
-        self._running = running
+        self.running = running
         self._assembler = running.assembler
         self._tally = tally
         self._reader = reader
@@ -56,7 +56,7 @@ class ModelCall:
 
     async def run(self, engine: Engine, job: Job) -> Finish | None:
         """How the answer of this round ended; None if a notice has stopped it, or the engine broke off."""
-        running, reader = self._running, self._reader
+        running, reader = self.running, self._reader
         if not self._filters:
             job = structs.replace(job, take=self.take)
         with suppress(Interrupted):
@@ -82,7 +82,7 @@ class ModelCall:
 
     def take(self, piece: Written) -> bool:
         """Read and send this piece now; False if it has to come through the iterator."""
-        reader, running = self._reader, self._running
+        reader, running = self._reader, self.running
         if reader is None or reader.is_over or not self._has_begun:
             return False
         if running.inbox or not running.has_room:
@@ -106,18 +106,18 @@ class ModelCall:
         await self._send(reader.feed(piece))
         if any(each.is_shut for each in self._filters):
             return True
-        await self._running.wait_for_room()
+        await self.running.wait_for_room()
         self._pieces_when_over += reader.is_over
         return self._pieces_when_over > OVER_PIECES_MAX
 
     async def _send(self, parsed: list[Parsed]) -> None:
         for each in self._filters:
             parsed = await each.feed(parsed)
-        self._running.publish(self._assembler.feed(parsed))
+        self.running.publish(self._assembler.feed(parsed))
 
     def _may_stop(self) -> bool:
         """Whether a steer waits, and the answer may be cut here."""
-        if not isinstance(self._running.inbox[0], Steer):
+        if not isinstance(self.running.inbox[0], Steer):
             return False
         self._pieces_after_steer += 1
         assembler = self._assembler

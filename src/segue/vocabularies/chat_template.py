@@ -19,8 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from segue.errors import InvalidRequest, ServerFault
+from segue.seams.model import template_values
 from segue.vocabularies.gguf import read_gguf
-from segue.wire.requests import Effort, template_values
+from segue.wire.requests import Effort
 
 # A conversation as chat templates take it.
 Chat = list[dict[str, object]]

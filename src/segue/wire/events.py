@@ -6,22 +6,15 @@ a named lane adds its name to them, plain JSON looks only at the last one.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import UNSET, Raw, Struct, UnsetType, msgpack
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.wire.items import OutputText, ReasoningText, Refusal, Required, SummaryText
 
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
 ContentPart = OutputText | Refusal | ReasoningText
-
-# Together with what waits for a reader that has stopped, less than 2 MiB.
-RING_BYTES_MAX = 768 * 1024
-# Older events of a ring are packed in blocks of about this many bytes.
-PACKED_BYTES = 64 * 1024
 
 
 class Event(Struct, frozen=True):
@@ -35,58 +28,6 @@ class Event(Struct, frozen=True):
     def is_terminal(self) -> bool:
         """Whether nothing of this turn may follow."""
         return self.type in TERMINAL
-
-
-class EventRing:
-    """The last events of a turn, numbered without a gap.
-
-    Older ones are packed: as thousands of small objects they would take twice the memory, and leave it in fragments.
-    """
-
-    __slots__ = ("_loose", "_loose_bytes", "_packed", "_packed_bytes", "last", "oldest")
-
-    def __init__(self, first: int = 0) -> None:
-        # The numbers of the oldest event that is still here, and of the last one.
-        self.oldest, self.last = first, first - 1
-        # Each block with the number of the first event after it.
-        self._packed: deque[tuple[bytes, int]] = deque()
-        self._packed_bytes = 0
-        self._loose: list[Event] = []
-        self._loose_bytes = 0
-
-    def extend(self, events: Sequence[Event]) -> None:
-        """Add these, and drop the oldest where they are too many."""
-        if self.last < self.oldest:
-            self.oldest = events[0].number
-        self.last = events[-1].number
-        self._loose += events
-        for event in events:
-            self._loose_bytes += len(event.data)
-        if self._loose_bytes > PACKED_BYTES:
-            self._pack()
-
-    def _pack(self) -> None:
-        """Pack all but the last event, which may be a large terminal one."""
-        *older, last = self._loose
-        if older:
-            block = msgpack.encode(older)
-            self._packed.append((block, last.number))
-            self._packed_bytes += len(block)
-            self._loose, self._loose_bytes = [last], len(last.data)
-        while self.bytes > RING_BYTES_MAX and self._packed:
-            block, self.oldest = self._packed.popleft()
-            self._packed_bytes -= len(block)
-
-    @property
-    def bytes(self) -> int:
-        """What they take."""
-        return self._packed_bytes + self._loose_bytes
-
-    def after(self, number: int) -> list[Event]:
-        """Those with a higher number."""
-        blocks = (block for block, end in self._packed if end > number + 1)
-        older = (event for block in blocks for event in msgpack.decode(block, type=list[Event]))
-        return [event for event in (*older, *self._loose) if event.number > number]
 
 
 class Numbered(Struct, frozen=True, tag_field="type"):

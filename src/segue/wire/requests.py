@@ -6,7 +6,6 @@ here: they are decoded where it is known what is new in them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -197,15 +196,3 @@ class AppendFrame(Struct, frozen=True, kw_only=True):
     type: str
     response_id: str
     input: list[Raw]
-
-
-def template_values(operator: Mapping[str, object], effort: Effort | None) -> dict[str, object]:
-    """What a chat template is told besides the conversation: the operator's values, over which a client's effort wins.
-
-    Models have three names for it; a template ignores the names that it does not know.
-    """
-    if effort is None:
-        return dict(operator)
-    is_thinking = effort != "none"
-    told = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
-    return {**operator, **told}

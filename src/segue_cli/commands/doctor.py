@@ -27,18 +27,21 @@ import msgspec
 from rich.console import Console
 
 from segue import __version__
+from segue.engines.facts import tokenized
+from segue.engines.upstream import Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
+from segue.server.discovery import lookup_of
 from segue.server.models import (
     NO_TOOLS,
     SCALE_OUT_ADVICE,
     UNREAD,
     UNREAD_ADVICE,
     build_models,
-    has_same_vocabulary,
     lacks_tools,
+    load_vocabulary,
     unread_call_mark,
 )
 from segue.server.names import NAMED, is_listed, with_engine_name
@@ -64,6 +67,8 @@ ENGINE_S_MAX = 10.0
 ASK_S_MAX = 3.0
 # Weights are hundreds of megabytes, and a store that cannot grow fails requests.
 DISK_BYTES_MIN = 1024**3
+# A text that vocabularies cut in different ways.
+PROBE = "Zwei Enten: 12,345.67 €\n\n\tdef quack(self):  # 鴨 🦆"
 # Engines whose prefix cache can be kept apart by owner.
 SALTED = ("vllm", "sglang", "dynamo", "chat")
 
@@ -382,7 +387,7 @@ async def check_discovery(model: ModelSettings) -> Check:
 
     name = f"discovery {model.engine_discovery}"
     try:
-        found = await asyncio.to_thread(look_up, model)
+        found = await asyncio.to_thread(look_up, lookup_of(model))
     except (LookupFailed, Misconfigured) as error:
         return Check(name, False, str(error), "see docs/deploy.md, Replicas of an engine")
     return Check(name, True, f"{len(found)} found: {', '.join(map(shown_address, found))}")
@@ -426,7 +431,7 @@ def compare(model: ModelSettings, facts: EngineFacts) -> Iterator[Check]:
 async def check_vocabulary(model: ModelSettings) -> Check:
     """Whether ids mean the same to the engine."""
     try:
-        is_same = await has_same_vocabulary(model)
+        is_same = await _has_same_vocabulary(model)
     except ApiError:
         is_same = None
     if is_same is None:
@@ -434,6 +439,19 @@ async def check_vocabulary(model: ModelSettings) -> Check:
     found = "the engine makes the same ids" if is_same else "the engine makes other ids of a text"
     advice = "--tokenizer must be the files of the very model that the engine serves"
     return Check("vocabulary", is_same, found, advice)
+
+
+async def _has_same_vocabulary(model: ModelSettings) -> bool | None:
+    """Whether the engine makes the same ids of a text as we do; None where it cannot be asked."""
+    if not model.tokenizer or not model.engine_url:
+        return None
+    vocabulary = load_vocabulary(Path(model.tokenizer))
+    upstream = Upstream(model.engine_url[0], model.engine_key or None)
+    try:
+        ids = await tokenized(upstream, model.name, PROBE)
+    finally:
+        await upstream.close()
+    return None if ids is None else ids == vocabulary.ids(PROBE).tolist()
 
 
 def _alone(settings: Settings, model: ModelSettings) -> Settings:

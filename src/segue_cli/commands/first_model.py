@@ -10,13 +10,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from segue.server.models import add_model, better_model, missing_models, offered_note
 from segue.server.names import with_engine_name
+from segue.server.served import served_models
 from segue.settings.values import Settings
-from segue_embedded.weights import SMALL_MODEL
+from segue_embedded.embedded import available_bytes
+from segue_embedded.weights import (
+    SMALL_MODEL,
+    ListedWeights,
+    add_with_bar,
+    data_folder,
+    list_weights,
+)
 
 AUTO = "auto"
 
@@ -27,7 +35,7 @@ def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None
     settings = _with_chosen(settings, ask)
     for one in missing_models(settings):
         if is_auto or (ask and _is_fetched(one.name, one.bytes, ask)):
-            add_model(one.name)
+            add_with_bar(one.name)
     return settings
 
 
@@ -40,8 +48,31 @@ def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settin
     if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
         return replace(settings, model=())
     name, _ = chosen
-    add_model(name)
+    add_with_bar(name)
     return replace(settings, model=(name,))
+
+
+def better_model() -> tuple[str, int] | None:
+    """The best model that can be fetched by name and leaves this machine memory to spare, with its size in bytes; None:
+    there is none but the small model."""
+    free = available_bytes() or 0
+    fitting = [one for one in list_weights() if 2 * one.memory_bytes <= free]
+    best = max(fitting, key=lambda one: one.bytes, default=None)
+    return None if best is None or best.name == SMALL_MODEL else (best.name, best.bytes)
+
+
+def missing_models(settings: Settings) -> list[ListedWeights]:
+    """The models to be served inside this process whose weights can be fetched and are not here."""
+    models = served_models(settings)
+    asked = {model.weights or model.name for model in models if model.engine == "embedded"}
+    # Listed only where it matters: a file that is seen for the first time is read in full.
+    listed = list_weights() if asked else []
+    return [one for one in listed if one.name in asked and one.path is None]
+
+
+def offered_note() -> Path:
+    """The file that notes that a better model was offered."""
+    return data_folder() / ".offered"
 
 
 def _is_fetched(name: str, size: int, ask: Callable[[str], str]) -> bool:

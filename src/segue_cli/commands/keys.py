@@ -8,14 +8,17 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 from rich.cells import cell_len
 
-from segue.accounts.scopes import API_SCOPES
-from segue.errors import Misconfigured
+from segue.accounts.hashes import KeyHashes, issue_key
+from segue.accounts.scopes import API_SCOPES, SCOPES
+from segue.errors import ApiError, Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
-from segue.server.storage import create_key, list_keys, revoke_key
+from segue.seams.history import Owner
+from segue.server.storage import KEYS_TOPIC, check_ring, load_ring, open_durable
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue_cli.commands.flags import add_store, amount, existing
@@ -95,6 +98,58 @@ def _revoke(options: argparse.Namespace, settings: Settings) -> int:
         raise Misconfigured(f"keys: {key.id} ({key.name}) is revoked already.")
     print(f"{key.id} ({key.name}) is revoked. Running servers refuse it within five seconds.")
     return 0
+
+
+async def create_key(
+    settings: Settings,
+    name: str,
+    owner: Owner,
+    scopes: Sequence[str],
+    limits: KeyLimits,
+    *,
+    expires_at: int | None = None,
+) -> tuple[Key, str]:
+    """A new API key in the store that the settings name, and its secret."""
+    unknown = set(scopes) - set(SCOPES)
+    if unknown or not scopes:
+        raise Misconfigured(
+            f"scopes: {', '.join(sorted(unknown)) or 'none given'}; choose from {', '.join(SCOPES)}."
+        )
+    async with open_durable(settings, "API keys") as store:
+        hashes = KeyHashes(await load_ring(settings, store))
+        await check_ring(store.keys, hashes, settings)
+        created = await issue_key(
+            store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
+        )
+    await _notify_servers(settings)
+    return created
+
+
+async def list_keys(settings: Settings) -> Sequence[Key]:
+    """Every API key of the store, revoked ones included."""
+    async with open_durable(settings, "API keys") as store:
+        return await store.keys.given_out()
+
+
+async def revoke_key(settings: Settings, key_id: str) -> bool:
+    """Revoke an API key; False if there is no such key or it was revoked before."""
+    async with open_durable(settings, "API keys") as store:
+        is_revoked = await store.keys.revoke(key_id)
+    if is_revoked:
+        await _notify_servers(settings)
+    return is_revoked
+
+
+async def _notify_servers(settings: Settings) -> None:
+    """Tell running servers at once that API keys have changed, where the database can; other servers poll."""
+    if settings.store_kind != "postgresql":
+        return
+    # Imported here, as the store is.
+    from segue.cluster.notify import open_notify_bus
+
+    with suppress(ApiError):
+        async with open_notify_bus(settings.direct_store) as bus:
+            await bus.publish(KEYS_TOPIC, b"")
 
 
 def chosen(keys: Sequence[Key], word: str) -> Key:

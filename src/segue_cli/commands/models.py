@@ -8,7 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue.server.models import add_model, list_models, remove_model, show_model
+from segue.server.models import trained_tokens
+from segue.vocabularies.gguf import read_gguf
+from segue_embedded.weights import add_with_bar, find_weights, list_weights, remove_weights
 
 NAME = "such as smollm2 or qwen2.5-coder-1.5b"
 ABOUT = {
@@ -35,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
     """Do what was asked; returns the exit status."""
     match options.action:
         case "add":
-            print(f"{options.name} is ready: {add_model(options.name)}")
+            print(f"{options.name} is ready: {add_with_bar(options.name)}")
         case "remove":
-            print("\n".join(f"removed {path}" for path in remove_model(options.name)))
+            print("\n".join(f"removed {path}" for path in remove_weights(options.name)))
         case "show":
             facts = show_model(options.name)
             text = "\n".join(
@@ -50,8 +52,25 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def show_model(name: str) -> dict[str, object]:
+    """What is known of a model: of a known one its row, and of a file what its head says."""
+    row = next((one for one in list_weights() if one.name == name), None)
+    path = row.path if row else find_weights(name)
+    facts: dict[str, object] = msgspec.structs.asdict(row) if row else {"name": name, "path": path}
+    if path is not None:
+        head = read_gguf(path)
+        facts |= {
+            "bytes": path.stat().st_size,
+            "architecture": head.get("general.architecture"),
+            "title": head.get("general.name"),
+            "context_tokens": trained_tokens(head),
+            "has_chat_template": "tokenizer.chat_template" in head,
+        }
+    return facts
+
+
 def _list(as_json: bool) -> None:
-    models = list_models()
+    models = list_weights()
     if as_json:
         print(_json(models))
         return

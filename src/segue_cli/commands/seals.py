@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 
-from segue.server.storage import rotate_seals
+from segue.errors import Misconfigured
+from segue.server.storage import open_store
 from segue.settings.checks import load_settings
+from segue.settings.values import Settings
+from segue.stores.seals import rotate_ring
 from segue_cli.commands.flags import add_store
 
 
@@ -28,3 +32,21 @@ def run(options: argparse.Namespace) -> int:
     )
     print(json.dumps({"keys": number}) if options.json else text)
     return 0
+
+
+def rotate_seals(settings: Settings) -> int:
+    """Add a new seal key, which is used from now on; returns how many there are."""
+    if settings.is_ring_stored:
+        return asyncio.run(_rotate_stored(settings))
+    path = settings.seal_path
+    if path is None:
+        raise Misconfigured(
+            "seal_keys: the memory store has no file of seal keys. Name one with --seal-keys, or another store."
+        )
+    return rotate_ring(path)
+
+
+async def _rotate_stored(settings: Settings) -> int:
+    async with open_store(settings) as store:
+        assert store.ring is not None
+        return await store.ring.rotate()

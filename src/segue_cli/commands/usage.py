@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue.server.storage import read_usage
+from segue.seams.history import Owner
+from segue.seams.store import UsageTotal
+from segue.server.storage import open_durable
 from segue.settings.checks import load_settings
+from segue.settings.values import Settings
 from segue_cli.commands.flags import add_store, amount, existing
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
@@ -42,3 +47,10 @@ def run(options: argparse.Namespace) -> int:
         table.add_row(row.day, row.owner, row.model, *counts)
     Console().print(table)
     return 0
+
+
+async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
+    """What was used on the last days, today included, by day, owner and model."""
+    today = int(time.time()) // 86_400
+    async with open_durable(settings, "usage") as store:
+        return await store.ledger.report(owner, (today - days + 1) * 86_400)

@@ -1,4 +1,5 @@
-"""How is the secret of an API key stored? Not at all: only its hash is, keyed with a seal key, and how it starts.
+"""How is an API key issued, and how is its secret stored? Not at all: only its hash is, keyed with a seal key, and how
+it starts.
 
 A secret has 256 random bits, so it cannot be found from its hash. The hash is keyed as well, so that an intruder who
 can write to the store, but not read the seal keys, cannot add an API key. Hashes with every seal key are looked up, so
@@ -10,9 +11,14 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
+import time
 from collections.abc import Sequence
 
-from segue.stores.seals import RingKey
+from segue.accounts.scopes import API_SCOPES
+from segue.ids import new_id
+from segue.limits import Key, KeyLimits
+from segue.seams.access import Keys, RingKey
+from segue.seams.history import Owner
 
 PREFIX = "sk-segue-"
 SECRET_BYTES = 32
@@ -53,3 +59,30 @@ class KeyHashes:
         """What stands for this owner elsewhere: the same in every process and after a restart, never guessed."""
         digest = hmac.digest(self._salt_key, owner.encode(), "sha256")
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+async def issue_key(
+    keys: Keys,
+    hashes: KeyHashes,
+    name: str,
+    owner: Owner,
+    scopes: Sequence[str] = API_SCOPES,
+    limits: KeyLimits | None = None,
+    *,
+    expires_at: int | None = None,
+) -> tuple[Key, str]:
+    """A new API key in this store, and its secret, which is not kept anywhere."""
+    secret = new_secret()
+    key = Key(
+        new_id("key"),
+        name,
+        owner,
+        tuple(scopes),
+        limits or KeyLimits(),
+        hashes.newest,
+        created_at=int(time.time()),
+        secret_start=secret[:SHOWN_CHARS],
+        expires_at=expires_at,
+    )
+    await keys.add(key, hashes.digests(secret)[0])
+    return key, secret
