@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from segue.server.hosted import row_of
+from segue.server.hosted import asking_of
 from segue.tools.hosted import ServerTools
 
 
@@ -12,7 +12,7 @@ class AtHand:
     """These tools; or any object in place of them, that no request asks for."""
 
     def __init__(self, tools: ServerTools | Any) -> None:
-        rows = [row_of(tool) for tool in getattr(tools, "tools", ())]
+        rows = [asking_of(tool) for tool in getattr(tools, "tools", ())]
         self._tools = tools
         self.definitions = tuple(one for row in rows for one in row.definitions)
         self.acts_on = frozenset(one for row in rows for one in row.acts_on)

@@ -24,13 +24,13 @@ from segue.mcp.definitions import (
 from segue.mcp.sessions import McpServers
 from segue.seams.tools import (
     AnyHostedKind,
-    Beginning,
     HostedKind,
     HostedTool,
     Task,
     Tool,
     ToolRequest,
     ToolResult,
+    TurnStart,
 )
 from segue.wire.codec import encode
 from segue.wire.events import (
@@ -62,10 +62,10 @@ def mcp(servers: McpServers | None) -> HostedTool:
         if servers is not None:
             servers.check(tools, may)
 
-    def begin(beginning: Beginning) -> Sequence[Task]:
-        approved = approved_calls(beginning)
-        is_listing = servers is not None and not beginning.is_appended
-        return [*approved, *(unlisted(beginning) if is_listing else ())]
+    def begin(start: TurnStart) -> Sequence[Task]:
+        approved = approved_calls(start)
+        is_listing = servers is not None and not start.is_appended
+        return [*approved, *(unlisted(start) if is_listing else ())]
 
     return HostedTool(
         name="mcp",
@@ -123,25 +123,25 @@ def _list_kind(tool: Tool | None) -> AnyHostedKind:
 # --- before the model speaks ----------------------------------------------------------------------
 
 
-def unlisted(beginning: Beginning) -> list[Task]:
+def unlisted(start: TurnStart) -> list[Task]:
     """The lists of the servers that have not listed their tools in this history."""
-    tools = beginning.tools
-    before = still_listed(tools, beginning.effects, beginning.tools_before)
+    tools = start.tools
+    before = still_listed(tools, start.effects, start.tools_before)
     known = {listed.server_label for listed in before}
     return [
-        Task(McpListTools(id=beginning.new_id(McpListTools), server_label=label, tools=[]))
+        Task(McpListTools(id=start.new_id(McpListTools), server_label=label, tools=[]))
         for label in servers_of(tools)
         if label not in known
     ]
 
 
-def approved_calls(beginning: Beginning) -> list[Task]:
+def approved_calls(start: TurnStart) -> list[Task]:
     """The calls that these items approve, and that no call among them has followed."""
-    given = beginning.given
+    given = start.given
     made = {item.value.approval_request_id for item in given if isinstance(item.value, McpCall)}
     requests = {
         item.value.id: item.value
-        for item in (*beginning.earlier, *given)
+        for item in (*start.earlier, *given)
         if isinstance(item.value, McpApprovalRequest)
     }
     calls: dict[str, Task] = {}
@@ -150,15 +150,15 @@ def approved_calls(beginning: Beginning) -> list[Task]:
             case McpApprovalResponse(approve=True, approval_request_id=request_id):
                 request = requests.get(request_id)
                 if request is not None and request_id not in made and request_id not in calls:
-                    calls[request_id] = Task(_made_for(request, beginning), after=item)
+                    calls[request_id] = Task(_made_for(request, start), after=item)
             case _:
                 pass
     return [*calls.values()]
 
 
-def _made_for(request: McpApprovalRequest, beginning: Beginning) -> McpCall:
+def _made_for(request: McpApprovalRequest, start: TurnStart) -> McpCall:
     return McpCall(
-        id=beginning.new_id(McpCall),
+        id=start.new_id(McpCall),
         status="in_progress",
         server_label=request.server_label,
         name=request.name,

@@ -126,7 +126,7 @@ class HostedKind(Generic[C, V]):
 AnyHostedKind = HostedKind[ItemValue, ItemValue]
 
 
-class Beginning(Struct, frozen=True):
+class TurnStart(Struct, frozen=True):
     """A turn before its model speaks, or a waiting one to which items were appended."""
 
     given: tuple[Item, ...]
@@ -177,7 +177,7 @@ class HostedTool:
     # Refuses a request that asks for it wrongly, or may not ask; called with the scopes of the caller's key.
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.
-    begin: Callable[[Beginning], Sequence[Task]] | None = None
+    begin: Callable[[TurnStart], Sequence[Task]] | None = None
     acts_on: tuple[type[ItemValue], ...] = ()
     # The annotations of a text that cites what it has found.
     cite: Callable[[str, Sequence[Source]], Sequence[Struct]] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,6 @@ from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
 from segue.mcp.tool import mcp
 from segue.seams.tools import HostedTool
-from segue.server.hosted import ROWS
 from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
 from segue.tools.tool_search import tool_search
@@ -31,6 +30,10 @@ from segue.web.web import LiveWeb, WebTool
 index_folder = build
 
 
+# Builds a tool with the one fetcher of the process; what it opens is closed with the stack.
+ToolBuilder = Callable[[Settings, AsyncExitStack, Fetcher], HostedTool]
+
+
 class ToolSet(NamedTuple):
     """The tools of a server, and its cache of PDF texts."""
 
@@ -39,26 +42,33 @@ class ToolSet(NamedTuple):
 
 
 def build_tools(
-    settings: Settings, stack: AsyncExitStack, own: Sequence[HostedTool] = ()
+    settings: Settings, stack: AsyncExitStack, builders: Sequence[ToolBuilder]
 ) -> ToolSet:
-    """The tools of the contract as the operator has configured them, and the operator's own; the stack closes them."""
+    """The tools as the operator has configured them; the stack closes them."""
     papers = PdfTexts(settings.file_s_max)
     fetcher = build_fetcher(settings)
     stack.callback(fetcher.close)
-    servers = _build_servers(settings, stack) if settings.mcp or settings.mcp_hosts else None
-    built = {
-        "web_search": web_search(build_web(settings, fetcher, stack)),
-        "mcp": mcp(servers),
-        "tool_search": tool_search(),
-    }
     tools = ServerTools(
-        (*(built[name] for name in ROWS), *own),
+        [build_tool(settings, stack, fetcher) for build_tool in builders],
         read_pdf=papers.read,
         read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
         call_s_max=settings.tool_s_max,
         output_bytes_max=settings.tool_output_bytes_max,
     )
     return ToolSet(tools, papers)
+
+
+def build_web_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    return web_search(build_web(settings, fetcher, stack))
+
+
+def build_mcp(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    is_set_up = bool(settings.mcp or settings.mcp_hosts)
+    return mcp(_build_servers(settings, stack) if is_set_up else None)
+
+
+def build_tool_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    return tool_search()
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

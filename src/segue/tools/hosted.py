@@ -25,13 +25,13 @@ from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.seams.tools import (
     AnyHostedKind,
-    Beginning,
     Emit,
     HostedCall,
     HostedTool,
     Source,
     Task,
     ToolResult,
+    TurnStart,
 )
 from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
 from segue.turn.plan import Plan, Span
@@ -258,7 +258,7 @@ class TurnToolCalls:
         is_asked = any(type(item.value) in asking for item in given)
         if not is_asked and (is_appended or not resolved.head.tools.late):
             return []
-        beginning = Beginning(
+        start = TurnStart(
             given=given,
             earlier=tuple(item for one in rounds for item in (*one.given, *one.wrote)),
             tools=resolved.head.tools,
@@ -271,7 +271,7 @@ class TurnToolCalls:
             task
             for tool in self._hosted.tools
             if tool.begin is not None
-            for task in tool.begin(beginning)
+            for task in tool.begin(start)
         ]
 
     async def _do_allowed(self, given: tuple[Item, ...], tasks: Sequence[Task]) -> tuple[Item, ...]:
