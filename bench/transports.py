@@ -63,7 +63,8 @@ def listening(port: int) -> None:
 async def serve_segue() -> None:
     import uvicorn
 
-    from segue.listener.socket import Socket, SocketClosed, SocketLimits, socket_class
+    from segue.listener.edge_limits import EdgeLimits
+    from segue.listener.socket import Socket, SocketClosed, socket_class
 
     tasks: set[asyncio.Task[None]] = set()
 
@@ -87,7 +88,7 @@ async def serve_segue() -> None:
 
         def closed(self, how: SocketClosed) -> None: ...
 
-    ws = socket_class(lambda request: Session(), SocketLimits(ping_s=3600))
+    ws = socket_class(lambda request: Session(), EdgeLimits(ping_s=3600))
     await run_uvicorn(uvicorn.Config(no_http, port=0, ws=ws, lifespan="off", log_config=None))
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -24,8 +23,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from segue.openapi.pages import openapi
-from segue.responses.http import HttpApp
 from tests.events import check_turn
+from tests.listener.doubles import described_routes
 from tests.support import MODEL, WEATHER, Answer, served_process
 
 NAMES_OF_CHECKS = (
@@ -50,8 +49,7 @@ BUT_SCHEMA = [
 
 def document() -> dict[str, Any]:
     """Our own, as it is served."""
-    routes = HttpApp(SimpleNamespace(conversations=None, runner=None)).routes  # type: ignore[arg-type]
-    told: dict[str, Any] = json.loads(openapi(routes))
+    told: dict[str, Any] = json.loads(openapi(described_routes()))
     return told
 
 

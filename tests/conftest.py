@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from segue.dialects.family import TokenDialect
+    from segue.vocabularies.vocabulary import Vocabulary
     from tests.pgbouncer import Pooler
     from tests.postgres import PostgresServer
 
@@ -41,7 +43,23 @@ def model_files_are_read_once() -> Iterator[None]:
         patch.setattr(models, "read_gguf", read_head)
         patch.setattr(chat_template, "read_gguf", read_head)
         patch.setattr(models, "vocabulary_from_gguf", read_once(models.vocabulary_from_gguf))
+        patch.setattr(models, "dialect_for", found_once(models.dialect_for))
         yield
+
+
+def found_once(dialect_for: Callable[..., TokenDialect]) -> Callable[..., TokenDialect]:
+    """Which dialect a GGUF wants is tried out once: a dialect has no state, and belongs to its vocabulary."""
+    found = cache(dialect_for)
+
+    @wraps(dialect_for)
+    def remembered(
+        name: str, path: Path, vocabulary: Vocabulary, text: str, values: Mapping[str, object]
+    ) -> TokenDialect:
+        if path.suffix != ".gguf" or values:
+            return dialect_for(name, path, vocabulary, text, values)
+        return found(name, path, vocabulary, text)
+
+    return remembered
 
 
 def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:

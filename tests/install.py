@@ -1,9 +1,9 @@
-"""How far is it from the wheel to an answer? With pip, pipx and uvx, each in an empty environment outside the checkout.
+"""How far is it from the wheels to an answer? By pip, pipx and uvx, each in an empty environment outside the checkout.
 
-`make test-install` builds the wheel and runs this. The dependencies come from the package index. Each way ends with a
-request that is answered by the scripted engine. Then `segue serve` is started on a terminal, where it asks whether to
-download the small model, and that model answers. Prints the time from the wheel to the answer (the model: after the
-installation), and what a person has typed.
+`make test-install` builds the wheels and runs this. Ours come from the folder, all others from the package index. Each
+way ends with a request that is answered by the scripted engine. Then `segue serve` is started on a terminal, where it
+asks whether to download the small model, and that model answers. The last way installs the server alone. Prints the
+time from the wheels to the answer (the model: after the installation), and what a person has typed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from tests.support import ServedProcess, fetch, served_process
 SCRIPTED = ("--engine", "scripted", "--store", "memory")
 INSTALL_S_MAX = 900
 ANSWER_S_MAX = 300
+# What a server in front of an engine does without.
+NOT_FOR_A_SERVER = {"segue", "aiohttp", "asyncpg", "mcp", "pypdf", "rich", "tomlkit", "xllamacpp"}
 
 
 class Person:
-    """Somebody with an empty home, who types commands there."""
+    """Somebody with an empty home and the wheels in it, who types commands there."""
 
-    def __init__(self, home: Path, wheel: Path) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
-        self.wheel = wheel
         self.typed: list[str] = []
         kept = ("PATH", "LANG", "SSL_CERT_FILE")
         settings = {
@@ -102,7 +103,7 @@ async def _ask(served: ServedProcess, model: str) -> None:
 
 async def by_pip(person: Person) -> str:
     person.types(f"{shlex.quote(sys.executable)} -m venv env")
-    person.types(f"env/bin/pip install -q {person.wheel}")
+    person.types(f"env/bin/pip install -q --find-links . segue=={__version__}")
     assert person.types("env/bin/segue --version").strip() == f"segue {__version__}"
     person.typed.pop()
     await person.is_answered("env/bin/segue")
@@ -110,15 +111,25 @@ async def by_pip(person: Person) -> str:
 
 
 async def by_pipx(person: Person) -> str:
-    person.types(f"pipx install --quiet {person.wheel}")
+    person.types(f"pipx install --quiet --pip-args='--find-links .' segue=={__version__}")
     await person.is_answered("segue")
     return "segue"
 
 
 async def by_uvx(person: Person) -> str:
-    program = f"uvx --quiet --from {person.wheel} segue"
+    program = f"uvx --quiet --find-links . segue@{__version__}"
     await person.is_answered(program)
     return program
+
+
+async def server_by_pip(person: Person) -> str:
+    person.types(f"{shlex.quote(sys.executable)} -m venv env")
+    person.types(f"env/bin/pip install -q --find-links . segue-server=={__version__}")
+    await person.is_answered("env/bin/segue-server")
+    installed = person.types("env/bin/pip list --format=freeze --disable-pip-version-check")
+    person.typed.pop()
+    assert not NOT_FOR_A_SERVER & {line.partition("==")[0] for line in installed.split()}
+    return "env/bin/segue-server"
 
 
 def on_a_terminal(person: Person, program: str) -> str:
@@ -147,17 +158,19 @@ def on_a_terminal(person: Person, program: str) -> str:
     return printed
 
 
-WAYS = {"pip": by_pip, "pipx": by_pipx, "uvx": by_uvx}
+WAYS = {"pip": by_pip, "pipx": by_pipx, "uvx": by_uvx, "server": server_by_pip}
 
 
-def try_way(name: str, wheel: Path, *, has_model: bool) -> None:
+def try_way(name: str, wheels: Path, *, has_model: bool) -> None:
     with tempfile.TemporaryDirectory(prefix=f"segue-{name}-") as folder:
         home = Path(folder)
-        person = Person(home, Path(shutil.copy(wheel, home)).relative_to(home))
+        for wheel in wheels.glob("*.whl"):
+            shutil.copy(wheel, home)
+        person = Person(home)
         began = time.monotonic()
         program = asyncio.run(WAYS[name](person))
         _tell(name, person.typed, time.monotonic() - began)
-        if has_model:
+        if has_model and name != "server":
             person.typed.pop()
             began = time.monotonic()
             assert "Download 98 MB?" in on_a_terminal(person, program)
@@ -172,15 +185,15 @@ def _tell(way: str, typed: Sequence[str], took_s: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheels", type=Path, help="the folder of both")
     parser.add_argument("--way", choices=WAYS, action="append", help="only this one")
     parser.add_argument("--no-model", action="store_true", help="do not download the small model")
     options = parser.parse_args()
     for name in options.way or WAYS:
-        if name != "pip" and shutil.which(name) is None:
+        if name in ("pipx", "uvx") and shutil.which(name) is None:
             print(f"{name}: not tried, it is not installed here")
             continue
-        try_way(name, options.wheel.resolve(), has_model=not options.no_model)
+        try_way(name, options.wheels.resolve(), has_model=not options.no_model)
 
 
 if __name__ == "__main__":

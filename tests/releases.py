@@ -1,9 +1,9 @@
 """Versions of Segue as programs that can be run beside this checkout: released ones, and made-up later ones.
 
-A release is built again from its commit, which docs/release.md names, with the tools of this checkout; its wheel is
-unpacked into `.cache/releases`. A made-up version is a copy of this checkout's package with what a later version may
-change: a new column that it writes, and a new kind of row. By the rule of docs/release.md one version reads such a row
-and the next one writes it.
+A release is built again from its commit, which docs/release.md names, with the tools of this checkout; its wheels (one
+up to 0.3.0, then those of `segue` and `segue-server`) are unpacked into `.cache/releases`. A made-up version is a copy
+of this checkout's packages with what a later version may change: a new column that it writes, and a new kind of row. By
+the rule of docs/release.md one version reads such a row and the next one writes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,16 +88,17 @@ def neighbour() -> Program:
 
 
 def build(release: Release) -> Program:
-    """The wheel of a release, built again from its commit; its files must be those of the record."""
+    """The wheels of a release, built again from its commit; their files must be those of the record."""
     target = BUILT / f"{release.version}-{release.sha256[:12]}"
     if not target.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as name:
-            wheel = build_wheel(release.commit, Path(name))
-            found = digest(wheel)
+            wheels = build_wheels(release.commit, Path(name))
+            found = digest(wheels)
             assert found == release.sha256, f"the files of {release.commit} have SHA-256 {found}"
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(Path(name, "unpacked"))
+            for wheel in wheels:
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(Path(name, "unpacked"))
             try:
                 Path(name, "unpacked").rename(target)
             except OSError:
@@ -105,29 +106,33 @@ def build(release: Release) -> Program:
     return Program(release.version, target)
 
 
-def build_wheel(commit: str, folder: Path) -> Path:
-    """The wheel of this commit, in this folder."""
+def build_wheels(commit: str, folder: Path) -> list[Path]:
+    """The wheels of this commit, in this folder."""
     tree = folder / "tree"
     tree.mkdir(parents=True)
     archive = subprocess.run(
         ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S
     )
     subprocess.run(["tar", "x"], cwd=tree, check=True, input=archive.stdout, timeout=BUILD_S)
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=tree, check=True, capture_output=True, timeout=BUILD_S,
-        env={name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"},
-    )  # fmt: skip
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    for project in (tree, tree / "segue-server"):
+        if project.exists():
+            subprocess.run(
+                [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+                cwd=project, check=True, capture_output=True, timeout=BUILD_S,
+                env={name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"},
+            )  # fmt: skip
+    return sorted(folder.glob("*.whl"))
 
 
-def digest(wheel: Path) -> str:
-    """Of all files of the packages in a wheel. Compression and the builder's own files are left out: they depend on the
-    machine that builds it."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = sorted(name for name in archive.namelist() if ".dist-info/" not in name)
-        lines = [f"{hashlib.sha256(archive.read(name)).hexdigest()}  {name}\n" for name in names]
+def digest(wheels: Iterable[Path]) -> str:
+    """Of all files of the packages in these wheels. Compression and the builder's own files are left out: they depend
+    on the machine that builds it."""
+    files: dict[str, str] = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if ".dist-info/" not in name]
+            files |= {name: hashlib.sha256(archive.read(name)).hexdigest() for name in names}
+    lines = [f"{files[name]}  {name}\n" for name in sorted(files)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -190,7 +195,7 @@ def _add_columns(sql: Path) -> None:
 def main(commit: str) -> None:
     """Print the digest of a commit, for the record."""
     with tempfile.TemporaryDirectory() as name:
-        print(digest(build_wheel(commit, Path(name))))
+        print(digest(build_wheels(commit, Path(name))))
 
 
 def _edit(path: Path, old: str, new: str) -> None:

@@ -1,7 +1,7 @@
-"""Does the wheel have everything that a server needs, apart from its dependencies?
+"""Do the wheels have everything that a server needs, apart from their dependencies?
 
-It is built as `make dist` builds it and installed into an environment outside the checkout, which borrows the libraries
-of the tests. `make test-install` does it in empty environments, with pip, pipx and uvx.
+They are built as `make dist` builds them and installed into environments outside the checkout, which borrow the
+libraries of the tests. `make test-install` does it in empty environments, with pip, pipx and uvx.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import msgspec
@@ -29,20 +30,32 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    environment = folder / "environment"
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (wheel,) = folder.glob("*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=folder)
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of both distributions, by name."""
+    folder = tmp_path_factory.mktemp("wheels")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    run(*build, cwd=ROOT)
+    run(*build, cwd=ROOT / "segue-server")
+    return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has both."""
+    environment = tmp_path_factory.mktemp("whole") / "environment"
+    return install(environment, *wheels.values(), libraries=Path(sysconfig.get_path("purelib")))
+
+
+def install(environment: Path, *wheels: Path, libraries: Path) -> Path:
+    """The programs of a new environment with these wheels, which borrows the libraries in a folder."""
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment.parent)
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
-    run(*pip, "--no-deps", "--no-index", "--no-compile", wheel, cwd=folder)
-    found = Path(run(python, "-c", "import segue; print(segue.__file__)", cwd=folder))
+    run(*pip, "--no-deps", "--no-index", "--no-compile", *wheels, cwd=environment.parent)
+    found = Path(run(python, "-c", "import segue; print(segue.__file__)", cwd=environment.parent))
     assert found.is_relative_to(environment)
     # A folder that a .pth file names is searched, but its own .pth files, the checkout's among them, are not read.
-    (found.parents[1] / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (found.parents[1] / "borrowed.pth").write_text(f"{libraries}\n")
     return environment / "bin"
 
 
@@ -63,3 +76,16 @@ async def test_wheel_serves_outside_the_checkout(installed: Path, tmp_path: Path
     assert "sk-segue-" in run(
         segue, *["keys", "create", "--name", "first", "--store"], store, cwd=tmp_path
     )
+
+
+def test_source_archives_build_the_same_wheels(wheels: dict[str, Path], tmp_path: Path) -> None:
+    for name, project in {"segue": ROOT, "segue_server": ROOT / "segue-server"}.items():
+        run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=project)
+        archive = f"{name}-{__version__}"
+        with tarfile.open(tmp_path / f"{archive}.tar.gz") as packed:
+            packed.extractall(tmp_path, filter="data")
+        again = tmp_path / name
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", again]
+        run(*build, cwd=tmp_path / archive)
+        (built,) = again.glob("*.whl")
+        assert built.read_bytes() == wheels[name].read_bytes()

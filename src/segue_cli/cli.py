@@ -1,7 +1,8 @@
 """How does a person start it? The `segue` command: one table of verbs, and what to do with the words after it.
 
 Each verb is a module with `add_arguments(parser)` and `run(options)`, which returns the exit status. It is imported
-only when it is asked for, so that a server starts sooner.
+only when it is asked for, so that a server starts sooner. Where only `segue-server` is installed, the command has that
+name, and a verb that needs more says what to install.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from segue import __version__
-from segue.errors import ApiError, Misconfigured
+from segue.errors import ApiError, Misconfigured, MissingPackage
 from segue.printable import printable
 from segue.settings.validation import nearest
 
@@ -31,17 +34,17 @@ GROUPS: dict[str, dict[str, Verb]] = {
     "run a server": {
         "serve": Verb("segue_cli.commands.serve", "serve models over HTTP and WebSocket"),
         "status": Verb(
-            "segue_cli.remote.operate",
+            "segue_cli.client.operate",
             "show whether a server is running and ready, and what it does",
         ),
         "stop": Verb(
-            "segue_cli.remote.operate", "stop a server when its running responses have ended"
+            "segue_cli.client.operate", "stop a server when its running responses have ended"
         ),
         "reload": Verb(
-            "segue_cli.remote.operate", "have a server read its settings again, without a restart"
+            "segue_cli.client.operate", "have a server read its settings again, without a restart"
         ),
         "engines": Verb(
-            "segue_cli.remote.engines",
+            "segue_cli.client.engines",
             "list the engines of a server, take one out of service (drain) and return it",
         ),
         "doctor": Verb(
@@ -77,17 +80,17 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "use a running server": {
-        "chat": Verb("segue_cli.remote.chat", "chat with a model in the terminal, over WebSocket"),
+        "chat": Verb("segue_cli.client.chat", "chat with a model in the terminal, over WebSocket"),
         "run": Verb(
-            "segue_cli.remote.run",
+            "segue_cli.client.run",
             "start Codex, opencode, pi or Cline on a server, with its key and model",
         ),
         "connect": Verb(
-            "segue_cli.remote.connect",
+            "segue_cli.client.connect",
             "print the configuration of a client, or edit Codex's config.toml",
         ),
         "explain": Verb(
-            "segue_cli.remote.explain", "say why the prompt of a response was not reused, and where"
+            "segue_cli.client.explain", "say why the prompt of a response was not reused, and where"
         ),
         "bench": Verb("segue_bench.command", "measure agent loops over each transport"),
         "fleet": Verb(
@@ -106,6 +109,8 @@ UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
 NO_CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.*)\)")
 MISSING = re.compile(r"the following arguments are required: (.*)")
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
+# What comes with the distribution `segue`, and not with `segue-server`.
+COMFORTS = {"rich", "tomlkit", "segue_bench", "segue_embedded", "segue_fleet"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,9 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[0] == "--version":
             print(f"segue {__version__}")
             return 0
-        options = parse(arguments)
-        status: int = import_module(VERBS[options.verb].module).run(options)
-        return status
+        return run_verb(arguments)
     except (Misconfigured, ApiError) as error:
         lines = printable(str(error)).splitlines()
         print(*(f"segue: {line}" for line in lines), sep="\n", file=sys.stderr)
@@ -137,21 +140,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def run_verb(arguments: Sequence[str]) -> int:
+    """Run the command that the first word names; returns the exit status."""
+    try:
+        options = parse(arguments)
+        status: int = import_module(VERBS[options.verb].module).run(options)
+        return status
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in COMFORTS:
+            raise
+        raise MissingPackage(arguments[0], package, "segue") from None
+
+
+def program() -> str:
+    """The name by which this command is installed."""
+    return "segue-server" if Path(sys.argv[0]).name == "segue-server" else "segue"
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of a command is there."""
+    return find_spec(VERBS[name].module.partition(".")[0]) is not None
+
+
 def help_text() -> str:
     """What `segue --help` prints."""
+    segue = program()
     width = max(map(len, VERBS)) + 2
     lines = [
-        "usage: segue COMMAND [FLAGS]",
+        f"usage: {segue} COMMAND [FLAGS]",
         "",
         "A Responses API server for people who run their own models.",
     ]
     for title, verbs in GROUPS.items():
-        rows = (f"  {name:{width}}{verb.about}" for name, verb in verbs.items())
+        rows = (
+            f"  {name:{width}}{verb.about}" for name, verb in verbs.items() if is_installed(name)
+        )
         lines += ["", f"{title}:", *rows]
     lines += [
         "",
-        "`segue COMMAND --help` prints the flags of a command, `segue --version` the version.",
-        "Every flag of `segue serve` is also a key in segue.toml and an environment variable SEGUE_….",
+        f"`{segue} COMMAND --help` prints the flags of a command, `{segue} --version` the version.",
+        f"Every flag of `{segue} serve` is also a key in segue.toml and an environment variable SEGUE_….",
     ]
     return "\n".join(lines)
 
@@ -160,12 +189,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of the command that the first word names."""
     name, *rest = arguments
     if name not in VERBS:
-        raise Misconfigured(f"'{name}' is not a command.{nearest(name, VERBS)} See `segue --help`.")
+        raise Misconfigured(
+            f"'{name}' is not a command.{nearest(name, VERBS)} See `{program()} --help`."
+        )
     options = parser_of(name).parse_args(rest)
     options.verb = name
     # As typed, for a report that says how to repeat it; and the flags of all commands, for completion.
     options.arguments = rest
-    options.parsers = lambda: {name: parser_of(name) for name in VERBS}
+    options.parsers = lambda: {name: parser_of(name) for name in VERBS if is_installed(name)}
     return options
 
 
@@ -173,7 +204,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     """The flags of a command."""
     verb = VERBS[name]
     parser = Parser(
-        prog=f"segue {name}",
+        prog=f"{program()} {name}",
         description=verb.about,
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),

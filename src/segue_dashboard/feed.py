@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import TooMany
-from segue.responses.websocket import SessionStatus
+from segue.listener.api import SessionStatus
 from segue.seams.engine_status import EngineStatus
 from segue.turn.running import Running
 from segue_dashboard import views
@@ -64,7 +64,7 @@ _share = msgspec.json.Decoder(WorkerShare).decode
 class Sources:
     """Where the present is read: each value where it lives."""
 
-    models: Sequence[str]
+    models: Callable[[], Sequence[str]]
     sessions: Callable[[], Iterable[SessionStatus]]
     runnings: Callable[[], Iterable[Running]]
     memory: Callable[[], Sequence[CacheUse]]
@@ -149,7 +149,7 @@ class Feed:
             version=__version__,
             process=self._process,
             started_ms=self.history.started_ms,
-            models=self._sources.models,
+            models=self._sources.models(),
             marks=views.MARKS,
             is_operator=viewer.is_operator,
         )

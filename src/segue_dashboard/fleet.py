@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
+from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.observe.replicas import ReplicaKey, ReplicaTotals
-from segue.responses.http import Route
 from segue.seams.engine_status import EngineState, EngineStatus
 from segue.seams.history import Owner
 from segue.wire.codec import encode as encode_json

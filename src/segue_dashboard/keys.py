@@ -20,9 +20,9 @@ from segue.accounts.account import LOCAL
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import Forbidden, InvalidRequest, NotFound
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
-from segue.responses.http import Route
 from segue.seams.access import Keys
 from segue.seams.history import Owner
 from segue.seams.store import Ledger, UsageTotal
@@ -112,7 +112,7 @@ class KeyRoutes:
 
     @property
     def routes(self) -> Sequence[Route]:
-        keys, key = r"/dashboard/keys", r"/dashboard/keys/(?P<id>[^/]+)"
+        keys, key = "/dashboard/keys", "/dashboard/keys/{id}"
         return (
             Route("GET", keys, self._list, "operator"),
             Route("POST", keys, self._create, "operator"),

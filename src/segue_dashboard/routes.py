@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from segue.errors import NotFound, Unavailable
+from segue.listener.api import Route
 from segue.listener.exchange import ClientGone, Exchange, text_header
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS
-from segue.responses.http import Route
 from segue_dashboard.feed import Feed, Watcher
 from segue_dashboard.views import Viewer
 
@@ -74,10 +74,10 @@ class Dashboard:
     @property
     def routes(self) -> Sequence[Route]:
         return (
-            Route("GET", r"/", self._welcome, None),
-            Route("GET", r"/docs", self._api_page, None),
-            Route("GET", r"/dashboard/feed", self._stream, "dashboard"),
-            Route("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)", self._asset, None),
+            Route("GET", "/", self._welcome, None),
+            Route("GET", "/docs", self._api_page, None),
+            Route("GET", "/dashboard/feed", self._stream, "dashboard"),
+            Route("GET", r"/dashboard/{name:[a-z]+\.[a-z]+}", self._asset, None),
         )
 
     async def _welcome(self, exchange: Exchange) -> None:

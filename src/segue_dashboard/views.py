@@ -13,9 +13,9 @@ from heapq import nlargest
 
 from msgspec import Struct
 
+from segue.listener.api import SessionStatus
 from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
-from segue.responses.websocket import SessionStatus
 from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner
 from segue.seams.model import JobStarted

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from segue_cli.remote.clients import CLIENTS, settings_of
-from segue_cli.remote.codex import codex_block
-from segue_cli.remote.talk import URL, ModelEndpoint
+from segue_cli.client.clients import CLIENTS, settings_of
+from segue_cli.client.codex import codex_block
+from segue_cli.client.talk import URL, ModelEndpoint
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
 from tests.clients.outside import NODE, PYTHON, ROOT
 from tests.clients.stage import scripted, staged

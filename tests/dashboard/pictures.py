@@ -122,7 +122,7 @@ async def show_live(page: Page, served: Served) -> None:
 
 async def show_keys(page: Page, served: Served) -> None:
     """Keys of a small team, one of them revoked."""
-    keys, hashes = served.app.keys, served.app.hashes
+    keys, hashes = served.app.state.store.keys, served.app.state.hashes
     _, secret = await issue_key(keys, hashes, "operator", "ops", ["operator", "dashboard"])
     team: tuple[tuple[str, str, KeyLimits], ...] = (
         ("build agents", "ci", KeyLimits(requests_per_min=600, lanes_max=32)),

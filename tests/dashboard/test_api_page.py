@@ -41,7 +41,9 @@ async def test_person_reads_and_tries_the_api() -> None:
         await send(page, "#get-v-models", "invalid_api_key")
         assert (await page.text("#get-v-models .status")).startswith("401 Unauthorized after")
 
-        _, secret = await issue_key(served.app.keys, served.app.hashes, "page", "ada", SCOPES)
+        _, secret = await issue_key(
+            served.app.state.store.keys, served.app.state.hashes, "page", "ada", SCOPES
+        )
         await page.click("#key")
         await page.type(secret)
         await page.press("Enter", 13)

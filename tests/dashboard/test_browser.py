@@ -378,7 +378,7 @@ async def test_page_survives_a_restart_of_the_server(browser: Browser) -> None:
 async def test_wrong_key_is_asked_for_again_and_the_right_one_opens(browser: Browser) -> None:
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "page", "ada", SCOPES)
+        _, secret = await issue_key(app.state.store.keys, app.state.hashes, "page", "ada", SCOPES)
         page = await browser.page()
         await page.open(f"{served.url}/")
 
@@ -649,7 +649,9 @@ async def create_key(page: Page, name: str, **limits: str) -> None:
 async def test_key_that_is_no_operators_sees_no_keys(browser: Browser) -> None:
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "page", "ada", ["responses", "dashboard"])
+        _, secret = await issue_key(
+            app.state.store.keys, app.state.hashes, "page", "ada", ["responses", "dashboard"]
+        )
         page = await browser.page()
         await page.open(f"{served.url}/#keys")
         await page.until("document.querySelector('#ask').open")

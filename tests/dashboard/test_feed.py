@@ -29,7 +29,7 @@ def make_feed(probe: Any = answers) -> Feed:
     return Feed(
         RecentTurns(),
         Sources(
-            models=["scripted"],
+            models=lambda: ["scripted"],
             sessions=lambda: (),
             runnings=lambda: (),
             memory=lambda: [CacheUse("turns", 1, 2)],

@@ -34,8 +34,12 @@ class Desk:
 async def desk(**flags: object) -> AsyncIterator[Desk]:
     async with serving(auth="keys", **flags) as served:
         app = served.app
-        _, operator = await issue_key(app.keys, app.hashes, "ops", "ops", ["operator"])
-        _, user = await issue_key(app.keys, app.hashes, "ada", "ada", ["responses", "dashboard"])
+        _, operator = await issue_key(
+            app.state.store.keys, app.state.hashes, "ops", "ops", ["operator"]
+        )
+        _, user = await issue_key(
+            app.state.store.keys, app.state.hashes, "ada", "ada", ["responses", "dashboard"]
+        )
         yield Desk(served, operator, user)
 
 

@@ -170,7 +170,9 @@ async def test_feed_that_was_opened_without_a_key_ends_with_the_first_key(
     async with serving() as served, feed(served) as messages:
         assert (await anext(messages))["is_operator"]
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "first", "ada", ["dashboard"])
+        _, secret = await issue_key(
+            app.state.store.keys, app.state.hashes, "first", "ada", ["dashboard"]
+        )
         async for message in messages:
             assert not message["turns"]
         assert (await fetch(served, "GET", "/dashboard/feed")).status == 401
@@ -187,7 +189,9 @@ async def test_operator_sees_figures_of_all_and_turns_of_nobody_else() -> None:
             ("bob", ["responses", "dashboard"]),
             ("ops", ["operator"]),
         ):
-            _, secrets[owner] = await issue_key(app.keys, app.hashes, owner, owner, scopes)
+            _, secrets[owner] = await issue_key(
+                app.state.store.keys, app.state.hashes, owner, owner, scopes
+            )
         for owner in ("ada", "bob"):
             headers = {"Authorization": f"Bearer {secrets[owner]}"}
             asked = {"model": MODEL, "input": "hello"}

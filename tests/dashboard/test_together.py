@@ -83,7 +83,7 @@ def make_feed(worker: str, others: Mapping[str, Feed]) -> Feed:
     return Feed(
         RecentTurns(),
         Sources(
-            models=["scripted"],
+            models=lambda: ["scripted"],
             sessions=lambda: (),
             runnings=lambda: (),
             memory=lambda: [],

@@ -15,8 +15,12 @@ from segue.accounts.account import LOCAL, Account, Accounts
 from segue.limits import Key
 from segue.listener.auth import origin_policy
 from segue.listener.services import Services
+from segue.listener.table import routes_of
 from segue.process.runner import Runner
 from segue.seams.history import Turn
+from segue.server.apis import APIS
+from segue.server.app import edge_limits
+from segue.server.pages import ServerPages
 from segue.settings.values import Settings
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
@@ -169,9 +173,7 @@ class Stage:
             conversations=cast(Any, None),
             erase=self.store.delete,
             open_cache=self.open_cache,
-            is_ready=self.is_ready,
-            write_metrics=self.write_metrics,
-            limits=self.limits,
+            limits=edge_limits(self.limits),
             note_refusal=lambda transport, code, request_id: self.refusals.append(
                 (transport, code)
             ),
@@ -191,3 +193,10 @@ async def ticks(count: int = 5) -> None:
     """Let everything run that is ready."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def described_routes() -> tuple[tuple[str, str], ...]:
+    """What the OpenAPI document is made from: the routes of all APIs and of the server itself."""
+    stage = Stage()
+    routes = routes_of(tuple(APIS.values()), stage.services)
+    return ServerPages(stage.services, stage.is_ready, stage.write_metrics, routes).described

@@ -94,7 +94,7 @@ async def test_trailer_is_no_header() -> None:
     """A proxy that looks at headers in front of us has not seen it (RFC 9110, 6.5.1)."""
     async with serving(auth="keys") as served:
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "test", "ada")
+        _, secret = await issue_key(app.state.store.keys, app.state.hashes, "test", "ada")
         key = f"Authorization: Bearer {secret}"
         body = in_chunks(ASK, trailers=key.encode() + b"\r\n")
         assert b" 401 " in await read_all(served, CHUNKED + body)
@@ -269,7 +269,7 @@ async def test_client_that_asks_and_does_not_read_is_cut(
 async def test_one_connection_too_many_is_refused_in_a_few_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("segue.server.serve.SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr("segue.listener.protocol.SPARE_CONNECTIONS", 0)
     async with serving(connections_max=1) as served, wire(served):
         waits = set()
         for _ in range(20):

@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request
 
 from segue.errors import ApiError, Unavailable
-from segue.listener.socket import Socket, SocketClosed, SocketLimits, SocketListener, socket_class
+from segue.listener.edge_limits import EdgeLimits
+from segue.listener.socket import Socket, SocketClosed, SocketListener, socket_class
 from segue.memory.budget import Unread
 from segue.memory.intake import Inflow, Intake
 from segue.wire.codec import encode_error_body
@@ -223,7 +224,7 @@ async def serving(
     listening = net.create_server(("127.0.0.1", 0))
     if send_bytes is not None:
         listening.setsockopt(net.SOL_SOCKET, net.SO_SNDBUF, send_bytes)
-    kind = socket_class(accept or (lambda request, socket: heard), SocketLimits(**limits), Unread())
+    kind = socket_class(accept or (lambda request, socket: heard), EdgeLimits(**limits), Unread())
     config = uvicorn.Config(
         no_app,
         ws=kind,
@@ -522,7 +523,7 @@ async def test_server_that_stops_closes_with_1012() -> None:
 async def test_oversize_message_is_answered_in_band_then_closed_1009(
     data: bytes, size: int
 ) -> None:
-    async with serving(message_bytes_max=1024) as running, running.peer() as peer:
+    async with serving(body_bytes_max=1024) as running, running.peer() as peer:
         await peer.send(frame(PING) + data)
         [*events, (opcode, payload)] = await peer.rest()
         assert sorted(events) == [(TEXT, b'{"type":"error"}'), (PONG, b"")]
@@ -533,7 +534,7 @@ async def test_oversize_message_is_answered_in_band_then_closed_1009(
 
 @on_both_loops
 async def test_message_at_the_limit_is_taken() -> None:
-    async with serving(message_bytes_max=1024) as running, running.peer() as peer:
+    async with serving(body_bytes_max=1024) as running, running.peer() as peer:
         await peer.send(frame(TEXT, b"x" * 1000, fin=False) + frame(CONT, b"x" * 24))
         await running.heard.until(lambda: running.heard.texts)
 
@@ -541,7 +542,7 @@ async def test_message_at_the_limit_is_taken() -> None:
 @on_both_loops
 async def test_client_in_the_middle_of_a_large_upload_reads_why_it_is_refused() -> None:
     """Closing on unread bytes would reset the connection and lose the event."""
-    async with serving(message_bytes_max=1024) as running:
+    async with serving(body_bytes_max=1024) as running:
         async with connect(running.url, compression=None) as client:
             await client.send("x" * 20_000_000)
             assert await client.recv() == '{"type":"error"}'
@@ -759,7 +760,7 @@ async def test_uploading_peer_is_not_lost_without_pongs() -> None:
 
 @on_both_loops
 async def test_message_that_is_never_whole_is_not_waited_for() -> None:
-    limits = {"ping_s": 0.02, "pong_s_max": 5, "message_s_max": 0.1}
+    limits = {"ping_s": 0.02, "pong_s_max": 5, "body_s_max": 0.1}
     async with serving(**limits) as running, running.peer() as peer:
         await peer.send(frame(TEXT, b"a" * 100)[:20])
         with contextlib.suppress(ConnectionError, EOFError):
@@ -869,7 +870,7 @@ class FakeTransport(asyncio.Transport):
 
 
 def fake_socket(heard: Heard, transport: FakeTransport, **limits: Any) -> Socket:
-    socket = Socket(lambda request, socket: heard, SocketLimits(**limits), set(), Unread())
+    socket = Socket(lambda request, socket: heard, EdgeLimits(**limits), set(), Unread())
     socket.connection_made(transport)
     socket.data_received(
         b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

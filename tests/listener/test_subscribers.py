@@ -6,12 +6,13 @@ import asyncio
 
 from segue.listener.subscribers import SseSubscriber
 from segue.memory.budget import UNREAD_BYTES_MIN, Unread
+from segue.responses.routes import DONE, write_sse
 from segue.wire.events import Event
 
 
 async def test_stream_counts_what_was_taken_until_the_connection_has_written_it() -> None:
     unread = Unread()
-    subscriber = SseSubscriber(1024 * 1024, unread)
+    subscriber = SseSubscriber(write_sse, 1024 * 1024, unread, DONE)
     subscriber.deliver([Event("x", 0, b"x" * UNREAD_BYTES_MIN)])
     waiting = unread.bytes
     assert waiting > UNREAD_BYTES_MIN

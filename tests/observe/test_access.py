@@ -50,7 +50,7 @@ async def keyed(fake: FakeChat, **flags: object) -> AsyncIterator[tuple[Served, 
     flags = {"engine": "chat", "engine_url": [fake.url], "model": ["gpt"], "auth": "keys"} | flags
     async with serving(**flags) as served:
         app = served.app
-        _, secret = await issue_key(app.keys, app.hashes, "laptop one", "ada")
+        _, secret = await issue_key(app.state.store.keys, app.state.hashes, "laptop one", "ada")
         yield served, {"Authorization": f"Bearer {secret}"}
 
 

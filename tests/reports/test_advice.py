@@ -8,7 +8,7 @@ import msgspec
 
 from segue.reports.advice import SORTED, Traffic, add_up, advise, unnamed
 from segue.wire.cache import CacheReport, Place
-from segue_cli.remote.traffic import CALM, told
+from segue_cli.client.traffic import CALM, told
 
 
 def report(number: int, **fields: Any) -> CacheReport:

@@ -11,8 +11,8 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
+from segue.listener.reconnect import LostCaches
 from segue.listener.socket import SocketClosed
-from segue.responses.reconnect import LostCaches
 from segue.responses.websocket import SocketSession
 from segue.settings.values import Settings
 from tests.contracts.turns import make_turn

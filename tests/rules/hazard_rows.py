@@ -394,7 +394,7 @@ THREATS: dict[str, Tests] = {
     ),
     "T17 a dependency that turns": (
         "rules/floors::test_every_locked_package_has_a_hash_and_no_address",
-        "rules/floors::test_lock_files_satisfy_the_project_file",
+        "rules/floors::test_lock_files_satisfy_the_project_files",
         "rules/floors::test_environment_runs_no_code_of_others_at_its_start",
         "rules/floors::test_no_lock_file_holds_a_version_with_a_known_hole",
     ),

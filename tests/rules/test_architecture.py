@@ -42,6 +42,7 @@ ROOMS = {
     "responses": "4d: how does the Responses API become turns, and their events bytes?",
     "openapi": "4d: what does the API look like to a machine?",
     "server": "5: who is wired to whom?",
+    "workers": "5: how do several processes serve one port? Not loaded where one does.",
     "observe": "5: how much, how often, and who asked?",
     "reports": "5: what of a prompt could have been reused, and was not? Found out after the turn.",
 }

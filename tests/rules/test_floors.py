@@ -10,11 +10,14 @@ import sysconfig
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from segue import __version__
 
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
@@ -74,15 +77,60 @@ def test_development_environment_holds_exactly_the_servers_versions() -> None:
     assert locked("runtime") | locked("build") <= locked("dev")
 
 
-def test_lock_files_satisfy_the_project_file() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    groups = project["dependency-groups"]
-    wanted = {"runtime": project["project"]["dependencies"], **groups}
+def project_file(folder: str = "") -> dict[str, Any]:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
 
+
+def required(distribution: str) -> list[Requirement]:
+    """What `segue` or `segue-server` needs; of `segue` also what its server needs."""
+    server = project_file("segue-server")["project"]
+    if distribution == "segue-server":
+        return [Requirement(text) for text in server["dependencies"]]
+    hook = project_file()["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    own = [Requirement(text.format(version=__version__)) for text in hook["dependencies"]]
+    (pinned,) = [one for one in own if one.name == "segue-server"]
+    extras = [text for extra in pinned.extras for text in server["optional-dependencies"][extra]]
+    return [
+        *(one for one in own if one is not pinned),
+        *required("segue-server"),
+        *map(Requirement, extras),
+    ]
+
+
+def test_lock_files_satisfy_the_project_files() -> None:
+    groups = project_file()["dependency-groups"]
+    wanted = {
+        "runtime": required("segue"),
+        "server": required("segue-server"),
+        **{
+            name: [Requirement(text) for text in lines if isinstance(text, str)]
+            for name, lines in groups.items()
+        },
+    }
     for name, requirements in wanted.items():
         versions = dict(locked(name))
-        for requirement in [Requirement(text) for text in requirements if isinstance(text, str)]:
+        for requirement in requirements:
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
+
+
+def test_server_is_locked_in_the_versions_of_the_whole() -> None:
+    assert locked("server") <= locked("runtime")
+
+
+def test_both_distributions_say_the_same_of_themselves() -> None:
+    """One tree, one version, one licence; what is installed by either is in one of them only."""
+    whole, server = project_file(), project_file("segue-server")
+    for field in ("requires-python", "license", "license-files", "keywords", "classifiers"):
+        assert whole["project"][field] == server["project"][field]
+    assert whole["tool"]["hatch"]["version"] == server["tool"]["hatch"]["version"]
+    assert (ROOT / "LICENSE").read_bytes() == (ROOT / "segue-server" / "LICENSE").read_bytes()
+    packages = [
+        one
+        for project in (whole, server)
+        for one in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    ]
+    found = [f"src/{path.parent.name}" for path in (ROOT / "src").glob("*/__init__.py")]
+    assert sorted(packages) == sorted(found)
 
 
 # Lines of `.pth` files that we know: setuptools' own, which comes with Python's venv module on 3.11.

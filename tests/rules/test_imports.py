@@ -69,16 +69,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
-    "listener": INNER | {"settings", "turn", "process", "memory", "accounts"},
-    "responses": INNER
-    | {"openapi", "listener", "session", "turn", "process", "memory", "accounts"},
+    "listener": INNER | {"turn", "process", "memory", "accounts"},
+    "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-    | {"mcp", "memory", "observe", "process", "replicas", "reports", "responses", "session"}
-    | {"settings", "stores", "tools", "turn", "vocabularies", "web"},
+    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
+    | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
+    # How do several processes serve one port?
+    "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
 
 # Values in, values out: a room, or one module of a room.
@@ -371,7 +372,12 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "dialects/chatml.py", "from segue.session import lanes", True),
     (upward_imports, "responses/websocket.py", "from segue.session import lanes", False),
     (upward_imports, "responses/websocket.py", "from segue.stores import memory", True),
-    (upward_imports, "responses/http.py", "from segue.observe.metrics import counters", True),
+    (upward_imports, "responses/api.py", "from segue.listener.api import Api", False),
+    (upward_imports, "responses/api.py", "from segue.openapi import pages", True),
+    (upward_imports, "listener/http.py", "from segue.responses.api import RESPONSES", True),
+    (upward_imports, "listener/http.py", "from segue.openapi import pages", True),
+    (upward_imports, "listener/socket.py", "from segue.session import lanes", True),
+    (upward_imports, "listener/http.py", "from segue.observe.metrics import counters", True),
     (upward_imports, "observe/metrics.py", "from segue.server.app import create", True),
     (upward_imports, "server/app.py", "from segue.stores.sqlite import SqliteTurns", False),
     (upward_imports, "observe/metrics.py", "from segue.server import app", True),

@@ -23,7 +23,7 @@ STARTERS = {"create_task", "ensure_future", "spawn"}
 NAMED_BY = {"in_background", "run_forever"}
 # File and function of loops that are heard of in another way.
 HEARD = {
-    ("workers.py", "keep"): "a child process: an error ends its parent, with a traceback",
+    ("supervisor.py", "keep"): "a child process: an error ends its parent, with a traceback",
 }
 
 

@@ -47,7 +47,7 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             place = WorkerPlace(group="here")
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
-        await until(lambda: here.app.peers.others and there.app.peers.others)
+        await until(lambda: here.app.state.peers.others and there.app.state.peers.others)
         yield here, there
 
 
@@ -170,7 +170,7 @@ async def test_messages_between_workers_are_few(
     """A stored turn that runs here needs none, on HTTP and on a socket; a poll elsewhere a question and an answer."""
     here, there = pair
     sent: list[str] = []
-    for bus in {type(served.app.peers._bus) for served in pair}:
+    for bus in {type(served.app.state.peers._bus) for served in pair}:
         publish = bus.publish
 
         async def note(self: object, topic: str, body: bytes) -> None:
@@ -268,7 +268,7 @@ async def test_follower_of_a_worker_that_dies_hears_the_end(
     assert remote is not None
     for forwarder in tuple(remote._forwarders.values()):
         forwarder._bus = Mute()
-    there.app.peers._remove(here.app.peers.worker)
+    there.app.state.peers._remove(here.app.state.peers.worker)
     ended = (await following).events
     assert ended[-1]["type"] == "response.completed"
     numbers = [event["sequence_number"] for event in ended]

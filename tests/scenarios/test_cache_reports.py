@@ -80,7 +80,7 @@ async def staged(folder: Path) -> AsyncIterator[tuple[FakeVllm, Served, Client, 
             clients = []
             for owner in ("ada", "eve", "operator"):
                 scopes = (OPERATOR,) if owner == "operator" else SCOPES
-                key = await issue_key(app.keys, app.hashes, "test", owner, scopes)
+                key = await issue_key(app.state.store.keys, app.state.hashes, "test", owner, scopes)
                 clients.append(Client(served, key[1]))
             yield fake, served, *clients
 
@@ -219,7 +219,7 @@ async def test_another_worker_finds_the_report(tmp_path: Path) -> None:
         serving(place, **flags) as here,
         serving(place, **flags) as there,
     ):
-        await until(lambda: here.app.peers.others and there.app.peers.others)
+        await until(lambda: here.app.state.peers.others and there.app.state.peers.others)
         async with wire(here) as socket:
             last = await socket.turn(input="Hello.", tools=[LOOK], store=False)
         path = f"/v1/responses/{last['response']['id']}/cache"
@@ -281,7 +281,7 @@ async def test_words_of_a_deleted_response_leave_the_reports_of_others(tmp_path:
         serving(place, **flags) as here,
         serving(place, **flags) as there,
     ):
-        await until(lambda: here.app.peers.others and there.app.peers.others)
+        await until(lambda: here.app.state.peers.others and there.app.state.peers.others)
         first, second = [
             await _create(here, input=[user(f"{RULES}{word} {RULES}")], prompt_cache_key="k")
             for word in ("SECRET", "plain")

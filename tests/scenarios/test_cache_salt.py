@@ -46,7 +46,7 @@ def flags(engine: str, fake: Fake, store: Path, **more: object) -> dict[str, Any
 
 
 async def key(served: Served, owner: str) -> str:
-    _, secret = await issue_key(served.app.keys, served.app.hashes, "test", owner)
+    _, secret = await issue_key(served.app.state.store.keys, served.app.state.hashes, "test", owner)
     return secret
 
 

@@ -59,7 +59,7 @@ async def test_unexpected_faults_are_logged_without_key_and_content(
     caplog.set_level(logging.DEBUG)
     async with serving(auth="keys") as served:
         app = served.app
-        key, secret = await issue_key(app.keys, app.hashes, "test", "ada")
+        key, secret = await issue_key(app.state.store.keys, app.state.hashes, "test", "ada")
         headers = {"Authorization": f"Bearer {secret}"}
         monkeypatch.setattr("segue.process.runner.prepare", break_down)
         body = {"model": MODEL, "input": WORD, "store": False}

@@ -375,7 +375,9 @@ async def test_key_has_the_guards_of_its_owner(tmp_path: Path) -> None:
     flags = configured(tmp_path, RULES + '[guard_owners]\nada = ["rules"]\n')
     async with serving(**flags, auth="keys") as served:
         for owner, status in (("ada", 400), ("bob", 200)):
-            _, secret = await issue_key(served.app.keys, served.app.hashes, "test", owner)
+            _, secret = await issue_key(
+                served.app.state.store.keys, served.app.state.hashes, "test", owner
+            )
             body = {"model": MODEL, "input": "Forbidden."}
             headers = {"authorization": f"Bearer {secret}"}
             answer = await fetch(served, "POST", "/v1/responses", body, headers)

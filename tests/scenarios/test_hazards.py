@@ -18,8 +18,9 @@ import websockets
 from segue.accounts.hashes import issue_key
 from segue.ids import new_id
 from segue.limits import KeyLimits
+from segue.listener.edge_limits import EdgeLimits
 from segue.listener.protocol import HttpProtocol
-from segue.listener.socket import Socket, SocketLimits
+from segue.listener.socket import Socket
 from segue.responses import websocket
 from segue.responses.websocket import SocketSession
 from segue.settings.checks import load_settings
@@ -40,7 +41,11 @@ def write_script(folder: Path, **turn: Any) -> str:
 
 async def new_secret(served: Served, owner: str, **limits: int) -> str:
     app = served.app
-    return (await issue_key(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits)))[1]
+    return (
+        await issue_key(
+            app.state.store.keys, app.state.hashes, "test", owner, limits=KeyLimits(**limits)
+        )
+    )[1]
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -52,7 +57,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 def test_limits_are_those_that_the_field_has_taught() -> None:
     """docs/hazards.md F1, F3, F7, F11, T9: pings in time for proxies, patience with a busy peer, large frames."""
-    usual, limits = load_settings({"engine": "scripted"}, environment={}), SocketLimits()
+    usual, limits = load_settings({"engine": "scripted"}, environment={}), EdgeLimits()
     assert usual.heartbeat_s <= 15
     assert limits.ping_s <= 20
     assert limits.pong_s_max >= 60

@@ -169,9 +169,10 @@ async def tenants(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     async with serving(auth="keys", store=store, script=str(script)) as served:
         app = served.app
         (mine, ada), (_, eve), (dead, revoked) = [
-            await issue_key(app.keys, app.hashes, "test", owner) for owner in ("ada", "eve", "ada")
+            await issue_key(app.state.store.keys, app.state.hashes, "test", owner)
+            for owner in ("ada", "eve", "ada")
         ]
-        assert await app.keys.revoke(dead.id)
+        assert await app.state.store.keys.revoke(dead.id)
         names = {**await make_things(served, ada), "key": mine.id}
         yield Tenants(served, ada, eve, revoked, names)
 
@@ -245,8 +246,8 @@ async def test_running_response_of_another_owner_is_absent(tmp_path: Path) -> No
     script.write_text(json.dumps({"turns": [{"text": LONG}]}))
     async with serving(auth="keys", script=str(script), tps=100) as served:
         app = served.app
-        _, ada = await issue_key(app.keys, app.hashes, "test", "ada")
-        _, eve = await issue_key(app.keys, app.hashes, "test", "eve")
+        _, ada = await issue_key(app.state.store.keys, app.state.hashes, "test", "ada")
+        _, eve = await issue_key(app.state.store.keys, app.state.hashes, "test", "eve")
         headers = {"Authorization": f"Bearer {ada}"}
         asked = {"model": MODEL, "input": "my plan", "background": True}
         made = (await fetch(served, "POST", "/v1/responses", asked, headers)).json
@@ -335,7 +336,7 @@ async def test_idempotency_keys_of_two_owners_do_not_meet(tenants: Tenants) -> N
 
 async def test_two_keys_of_one_owner_share_everything(tenants: Tenants) -> None:
     app = tenants.served.app
-    _, second = await issue_key(app.keys, app.hashes, "second", "ada")
+    _, second = await issue_key(app.state.store.keys, app.state.hashes, "second", "ada")
     for probe in all_probes():
         answer = await tenants.ask(probe, second)
         assert answer.status == probe.right, probe

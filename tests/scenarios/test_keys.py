@@ -38,7 +38,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def new_key(served: Served, owner: str = "ada", **limits: int) -> tuple[Key, str]:
     app = served.app
-    return await issue_key(app.keys, app.hashes, "test", owner, limits=KeyLimits(**limits))
+    return await issue_key(
+        app.state.store.keys, app.state.hashes, "test", owner, limits=KeyLimits(**limits)
+    )
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -60,7 +62,7 @@ async def test_request_without_a_key_with_a_wrong_one_or_a_revoked_one_is_refuse
     served: Served, quick: None
 ) -> None:
     key, secret = await new_key(served)
-    assert await served.app.keys.revoke(key.id)
+    assert await served.app.state.store.keys.revoke(key.id)
     nothing = await fetch(served, "POST", "/v1/responses", ASK)
     wrong, revoked, odd = [
         await fetch(served, "POST", "/v1/responses", ASK, headers)
@@ -112,7 +114,9 @@ async def test_browser_presents_its_key_as_a_subprotocol_which_is_not_answered(
 
 async def test_key_opens_only_what_its_scopes_say(served: Served) -> None:
     app = served.app
-    _, secret = await issue_key(app.keys, app.hashes, "prometheus", "ops", ["metrics"])
+    _, secret = await issue_key(
+        app.state.store.keys, app.state.hashes, "prometheus", "ops", ["metrics"]
+    )
     _, plain = await new_key(served)
     assert (await fetch(served, "GET", "/metrics", headers=bearer(secret))).status == 200
     for verb, path, body in (("GET", "/v1/models", None), ("POST", "/v1/responses", ASK)):
@@ -134,7 +138,7 @@ async def test_revoked_key_finishes_its_turn_and_then_loses_its_socket(
         async with wire(slow, additional_headers=bearer(secret)) as socket:
             await socket.create(input="hello", store=False)
             assert (await socket.next())["type"] == "response.created"
-            assert await slow.app.keys.revoke(key.id)
+            assert await slow.app.state.store.keys.revoke(key.id)
             events = await socket.events()
             assert events[-1]["type"] == "response.completed"
             error = await socket.next()
@@ -155,7 +159,7 @@ async def test_revoked_key_is_refused_on_its_open_socket(
             await socket.create(input="hello", store=False)
             assert (await socket.next())["type"] == "response.created"
             await socket.create(input="and another", store=False)
-            assert await slow.app.keys.revoke(key.id)
+            assert await slow.app.state.store.keys.revoke(key.id)
             assert (await socket.events())[-1]["type"] == "response.completed"
             assert (await socket.next())["error"]["code"] == "invalid_api_key"
 
@@ -170,7 +174,7 @@ async def test_waiting_rollout_of_a_revoked_key_ends(quick: None, tmp_path: Path
             await socket.create(input="go", rollout=True, tools=[tool], store=False)
             while (await socket.next())["type"] != "response.done":
                 pass
-            assert await served.app.keys.revoke(key.id)
+            assert await served.app.state.store.keys.revoke(key.id)
             kinds = []
             with pytest.raises(websockets.ConnectionClosed):
                 while True:
@@ -196,7 +200,7 @@ async def test_first_key_shuts_an_open_door(quick: None) -> None:
 async def test_with_keys_switched_off_no_client_needs_one(tmp_path: Path) -> None:
     async with serving(auth="off", store=f"sqlite:///{tmp_path}/s.db") as served:
         await new_key(served)
-        await served.app.accounts.confirm()
+        await served.app.state.accounts.confirm()
         assert (await fetch(served, "GET", "/v1/models")).status == 200
 
 
@@ -299,7 +303,9 @@ async def test_state_of_a_key_covers_what_its_owner_has_in_the_caches_of_the_pro
         app = served.app
         _, free = await new_key(served, "bob")
         _, bound = await new_key(served, "ada", state_bytes_max=100_000)
-        _, operator = await issue_key(app.keys, app.hashes, "ops", "ops", ["operator"])
+        _, operator = await issue_key(
+            app.state.store.keys, app.state.hashes, "ops", "ops", ["operator"]
+        )
 
         async def held() -> float:
             # What waits to be settled is settled before metrics are read.
@@ -332,15 +338,15 @@ async def test_public_address_needs_keys(tmp_path: Path) -> None:
         async with open_app(settings):
             pass
     async with open_app(load_settings({**flags, "auth": "keys"}, environment={})) as app:
-        await issue_key(app.keys, app.hashes, "first", "ada")
+        await issue_key(app.state.store.keys, app.state.hashes, "first", "ada")
     async with open_app(settings) as app:
-        assert app.accounts.is_required
+        assert app.state.accounts.is_required
 
 
 async def test_keys_of_another_ring_are_reported_at_the_start(tmp_path: Path) -> None:
     flags = {"engine": "scripted", "store": f"sqlite:///{tmp_path}/s.db"}
     async with open_app(load_settings(flags, environment={})) as app:
-        await issue_key(app.keys, app.hashes, "first", "ada")
+        await issue_key(app.state.store.keys, app.state.hashes, "first", "ada")
     strange = load_settings({**flags, "seal_keys": str(tmp_path / "other")}, environment={})
     with pytest.raises(Misconfigured, match="seal_keys"):
         async with open_app(strange):

@@ -249,7 +249,7 @@ async def test_output_of_a_tool_is_data_and_never_a_mark(tmp_path: Path) -> None
             asking(served, "json") as ask,
         ):
             told = response_of(await ask({"input": "Go", "tools": [OWN]}))
-            turn = await served.app.turns.find(LOCAL, told["id"])
+            turn = await served.app.state.store.turns.find(LOCAL, told["id"])
             stops = served.app.runner.models[MODEL].dialect.stops
         assert told["output"][1]["output"] == words
         assert turn is not None

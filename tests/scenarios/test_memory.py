@@ -74,8 +74,8 @@ async def test_compressed_requests_are_inflated_as_there_is_room() -> None:
         encoded = {"Content-Encoding": "deflate"}
         answers = await asyncio.gather(*(post(served, small, **encoded) for _ in range(8)))
         assert [status for status, _ in answers] == [200] * 8
-        assert served.app.memory.intake.bytes == 0
-        assert served.app.memory.intake.pool.members == 0
+        assert served.app.state.memory.intake.bytes == 0
+        assert served.app.state.memory.intake.pool.members == 0
 
 
 async def test_request_that_does_not_end_is_refused_after_its_time() -> None:
@@ -88,7 +88,7 @@ async def test_request_that_does_not_end_is_refused_after_its_time() -> None:
 
 async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() -> None:
     async with serving(**LITTLE) as served, wire(served) as socket:
-        memory = served.app.memory
+        memory = served.app.state.memory
         memory.bytes_max = -1
         memory.look()
         refused = await socket.turn(input="x", store=False)
@@ -118,7 +118,7 @@ async def test_stored_history_counts_while_a_turn_stands_on_it_that_the_cache_ha
         child = {"input": "x", "previous_response_id": response["id"], "background": True}
         assert (await post(served, json.dumps(child).encode()))[0] == 200
         assert await metric(served, RUNNING) < 20_000
-        memory = served.app.memory
+        memory = served.app.state.memory
         memory.bytes_max = 0
         memory.look()
         assert await metric(served, STORED) == 0

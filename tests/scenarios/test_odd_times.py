@@ -411,7 +411,7 @@ async def test_background_response_waits_for_a_store_that_is_away(
     """When its engine begins, and when it ends: until it is saved it is told as it is stored."""
     monkeypatch.setattr("segue.process.patient_turns.RETRY_S", 0.01)
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
-        save = served.app.turns.save
+        save = served.app.state.store.turns.save
         tried: list[str] = []
 
         async def saving(turn: Turn) -> None:
@@ -421,7 +421,7 @@ async def test_background_response_waits_for_a_store_that_is_away(
                 raise Unavailable("The store cannot be reached.")
             await save(turn)
 
-        monkeypatch.setattr(served.app.turns, "save", saving)
+        monkeypatch.setattr(served.app.state.store.turns, "save", saving)
         first = (await post(served, background=True)).json
         assert (await follow(served, first["id"]))[-1]["type"] == "response.completed"
         assert (await retrieved(served, first["id"]))["status"] == "completed"

@@ -184,8 +184,10 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
     flags = settings(fake, tmp_path) | {"auth": "keys"}
     async with serving(**flags) as served:
         app = served.app
-        limited = await issue_key(app.keys, app.hashes, "one", "ada", limits=KeyLimits(lanes_max=2))
-        revoked = await issue_key(app.keys, app.hashes, "gone", "bob")
+        limited = await issue_key(
+            app.state.store.keys, app.state.hashes, "one", "ada", limits=KeyLimits(lanes_max=2)
+        )
+        revoked = await issue_key(app.state.store.keys, app.state.hashes, "gone", "bob")
         ada, bob = ({"Authorization": f"Bearer {secret}"} for _, secret in (limited, revoked))
         talk = (await fetch(served, "POST", "/v1/conversations", {}, ada)).json["id"]
         await post(served, ada)
@@ -221,7 +223,7 @@ async def test_queued_responses_count_for_their_keys_and_keep_their_conversation
 
 
 async def read(served: Served, turn_id: str) -> Turn:
-    found = await served.app.turns.read("bob", turn_id)
+    found = await served.app.state.store.turns.read("bob", turn_id)
     assert found is not None
     return found
 

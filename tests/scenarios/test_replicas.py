@@ -86,7 +86,7 @@ def in_front_of(machines: Iterable[str]) -> dict[str, Any]:
 async def second(first: Served, store: str, machines: Iterable[str]) -> AsyncIterator[Served]:
     """A server on another machine, with the same store and replicas."""
     async with serving(**in_front_of(machines), store=store) as served:
-        await until(lambda: all(one.app.peers.others for one in (first, served)))
+        await until(lambda: all(one.app.state.peers.others for one in (first, served)))
         yield served
 
 

@@ -160,7 +160,7 @@ async def test_append_is_refused_at_the_limit_of_all_memory_and_accepted_after_i
         scripted(tmp_path, {"calls": [CALL]}, {"text": "Done."}) as served,
         wire(served) as socket,
     ):
-        memory = served.app.memory
+        memory = served.app.state.memory
         await socket.create(input="Weather?", tools=[WEATHER], rollout=True, stream_id="main")
         done = (await until_done(socket))[-1]
         bytes_max, memory.bytes_max = memory.bytes_max, -1

@@ -46,7 +46,9 @@ class Crew:
     async def start(self) -> Served:
         """One more worker, as after a restart."""
         served = await self.stack.enter_async_context(serving(self.place, **self.flags))
-        await until(lambda: served.app.peers is not None and len(served.app.peers.others) >= 1)
+        await until(
+            lambda: served.app.state.peers is not None and len(served.app.state.peers.others) >= 1
+        )
         return served
 
     def lost(self, since: int) -> int:
@@ -104,7 +106,7 @@ async def crew(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         crew = Crew([], replicas, place, flags, stack)
         for _ in range(2):
             crew.workers.append(await stack.enter_async_context(serving(place, **flags)))
-        await until(lambda: all(one.app.peers.others for one in crew.workers))
+        await until(lambda: all(one.app.state.peers.others for one in crew.workers))
         yield crew
 
 

@@ -99,7 +99,7 @@ async def test_steers_are_given_in_the_order_in_which_they_came(tmp_path: Path) 
         await steer(socket, target, [{"role": "user", "content": "Second."}])
         await until(socket, "response.incomplete")
         successor = (await socket.events())[-1]["response"]
-        turn = await served.app.turns.read("local", successor["id"])
+        turn = await served.app.state.store.turns.read("local", successor["id"])
         assert turn is not None
         assert [b"First." in turn.given[0].raw, b"Second." in turn.given[1].raw] == [True, True]
 
@@ -126,7 +126,7 @@ async def test_steer_waits_for_what_the_client_owes_and_goes_first_into_its_next
         assert pending["sequence_number"] == done["sequence_number"] + 1
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
         last = await socket.turn(previous_response_id=target, input=[output], tools=[WEATHER])
-        turn = await served.app.turns.read("local", last["response"]["id"])
+        turn = await served.app.state.store.turns.read("local", last["response"]["id"])
         assert turn is not None
         assert b"Keep it short." in turn.given[0].raw
         assert b"function_call_output" in turn.given[1].raw
@@ -142,7 +142,7 @@ async def test_create_that_waits_already_takes_the_steer_along(tmp_path: Path) -
         await steer(socket, target)
         await until(socket, "response.incomplete")
         last = (await socket.events())[-1]["response"]
-        turn = await served.app.turns.read("local", last["id"])
+        turn = await served.app.state.store.turns.read("local", last["id"])
         assert turn is not None
         assert len(turn.given) == 2
         assert b"Keep it short." in turn.given[0].raw

@@ -19,7 +19,9 @@ Body = dict[str, Any]
 async def key_for(served: Served, *scopes: str) -> dict[str, str]:
     """The headers of a key of the same owner that is good for these, beside the API."""
     app = served.app
-    _, secret = await issue_key(app.keys, app.hashes, "k", "ada", ("responses", "models", *scopes))
+    _, secret = await issue_key(
+        app.state.store.keys, app.state.hashes, "k", "ada", ("responses", "models", *scopes)
+    )
     return {"Authorization": f"Bearer {secret}"}
 
 

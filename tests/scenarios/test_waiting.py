@@ -52,7 +52,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         }
         here = await stack.enter_async_context(serving(place, **flags))
         there = await stack.enter_async_context(serving(place, **flags))
-        await until(lambda: here.app.peers.others and there.app.peers.others)
+        await until(lambda: here.app.state.peers.others and there.app.state.peers.others)
         yield here, there, engine
 
 

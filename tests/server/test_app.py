@@ -19,9 +19,10 @@ UNUSED = (
     "segue.mcp",
     "segue.web",
     "segue.documents",
-    "segue.server.workers",
-    "segue_cli.remote.chat",
-    "segue_cli.remote.connect",
+    "segue.openapi",
+    "segue.workers.supervisor",
+    "segue_cli.client.chat",
+    "segue_cli.client.connect",
     "segue_bench",
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.thread import remote
-from tests.support import WAIT_S, fetch, served_process, serving, until
+from tests.support import fetch, served_process, serving, until
 
 
 def in_front_of(*urls: str, **flags: object) -> Settings:
@@ -123,11 +122,12 @@ async def test_engine_that_comes_up_later_names_its_model(tmp_path: Path, worker
     with served_process(*flags, cwd=tmp_path) as served:
         await until(lambda: any("WARNING: no model is named" in line for line in served.printed))
         await engine.start()
-        names: list[str] = []
-        async with asyncio.timeout(WAIT_S):
-            while names != ["gpt"]:
-                listed = (await fetch(served, "GET", "/v1/models")).json["data"]
-                names = [one["id"] for one in listed]
+
+        async def is_named() -> bool:
+            listed = (await fetch(served, "GET", "/v1/models")).json["data"]
+            return [model["id"] for model in listed] == ["gpt"]
+
+        await until(is_named)
         await engine.stop()
 
 

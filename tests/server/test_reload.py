@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from segue.engines.queued import QueuedEngine, servers_of
 from segue.errors import Misconfigured
+from segue.replicas.router import RoutedEngine
 from segue.server.control import Reloaded
 from segue.server.reload import compare
 from segue.server.served import served_models
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
-from tests.support import Served, fetch, serving
+from tests.engines.fakes.chat import FakeChat, delta, end
+from tests.support import WAIT_S, Served, fetch, serving, until
 
 
 def settings(**flags: object) -> Settings:
@@ -84,3 +88,43 @@ async def test_guards_limits_scripts_and_log_level_come_into_force(tmp_path: Pat
         upgrade["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
         assert (await fetch(served, "GET", "/v1/responses", headers=upgrade)).status == 426
         assert logging.getLogger().level == logging.DEBUG
+
+
+async def test_model_goes_from_one_engine_url_to_several_and_back() -> None:
+    """A server that stays keeps its queue; jobs that wait for one that goes are served by what comes after it."""
+
+    async def reload(*urls: str) -> None:
+        await served.app.reload.check(settings(**flags, engine_url=urls))
+        served.app.reload.apply()
+
+    def engine() -> Any:
+        return served.app.runner.models["one"].engine
+
+    flags: dict[str, object] = {"engine": "chat", "model": ["one"], "engine_parallel": 1}
+    fakes = [FakeChat(events=[delta(content=word), end()]) for word in ("first", "second")]
+    async with (
+        fakes[0] as first,
+        fakes[1] as second,
+        serving(**flags, engine_url=[first.url]) as served,
+    ):
+        alone = engine()
+        assert isinstance(alone, QueuedEngine)
+        assert text_of(await answer(served)) == "first"
+        first.hold_at = 1
+        running = asyncio.create_task(answer(served))
+        async with asyncio.timeout(WAIT_S):
+            await first.held.wait()
+        waiting = asyncio.create_task(answer(served))
+        await until(lambda: alone.queue.waiting == 1)
+        await reload(first.url, second.url)
+        router = engine()
+        assert isinstance(router, RoutedEngine)
+        assert servers_of(router)[0] is alone
+        assert text_of(await answer(served)) == "second", "the first one is busy"
+        await reload(second.url)
+        assert engine() is servers_of(router)[0]
+        assert text_of(await waiting) == "second", "what it waited for is removed"
+        first.gate.set()
+        assert text_of(await running) == "first", "what ran there ends there"
+        await reload(first.url)
+        assert text_of(await answer(served)) == "first"

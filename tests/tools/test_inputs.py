@@ -139,7 +139,7 @@ def file_at(url: str) -> dict[str, Any]:
 
 async def kept_files(served: Served, turn_id: str) -> list[str]:
     """The files inside what a turn was given, as they are kept."""
-    turn = await served.app.turns.find(LOCAL, turn_id)
+    turn = await served.app.state.store.turns.find(LOCAL, turn_id)
     assert turn is not None
     raws = [json.loads(one.raw) for each in turn.rounds for one in each.given]
     parts = [part for one in raws for part in one.get("content", one.get("output", []))]

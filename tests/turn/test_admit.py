@@ -158,9 +158,11 @@ async def test_tier_is_the_one_that_the_key_allows() -> None:
     async with serving() as served:
         assert await tiers_of(served, "") == asked
         app, api = served.app, ("responses", "models")
-        _, may = await issue_key(app.keys, app.hashes, "may", "ada", (*api, "priority"))
-        _, may_not = await issue_key(app.keys, app.hashes, "may not", "ada", api)
-        await app.accounts.confirm()
+        _, may = await issue_key(
+            app.state.store.keys, app.state.hashes, "may", "ada", (*api, "priority")
+        )
+        _, may_not = await issue_key(app.state.store.keys, app.state.hashes, "may not", "ada", api)
+        await app.state.accounts.confirm()
         assert await tiers_of(served, may) == asked
         assert await tiers_of(served, may_not) == asked | {
             "priority": "default",

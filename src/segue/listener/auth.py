@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from segue.accounts.account import Accounts
 from segue.errors import Forbidden
-from segue.listener.exchange import text_header
+from segue.listener.exchange import Exchange, ReadHeader, text_header
 
 BEARER = re.compile(r"(?i:bearer) +(\S+) *")
 # A browser cannot set headers on a WebSocket. It offers our protocol and its key; only the protocol is ever answered.
@@ -46,6 +47,22 @@ def bearer(header: str) -> str | None:
         return None
     match = BEARER.fullmatch(header)
     return match[1] if match else ""
+
+
+def bearer_key(header: ReadHeader) -> str | None:
+    """The secret of a request that has it in its Authorization header."""
+    return bearer(header(b"authorization"))
+
+
+async def authenticate(
+    exchange: Exchange, accounts: Accounts, secret: str | None, scope: str
+) -> None:
+    """Find out who sends a request, and refuse a key without this scope."""
+    account = await accounts.find(secret)
+    account.check_scope(scope)
+    exchange.account = account
+    exchange.owner = account.owner
+    exchange.key_name = account.key_name
 
 
 def offered(protocols: Sequence[str]) -> str | None:

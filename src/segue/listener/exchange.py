@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, 
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
 from segue.accounts.account import Account
@@ -46,6 +46,22 @@ Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 
 Headers = Sequence[tuple[bytes, bytes]]
+# The value of a header of a request, or "".
+ReadHeader = Callable[[bytes], str]
+
+
+class ErrorAnswer(NamedTuple):
+    """An error as an API says it."""
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+
+
+def plain_error(error: ApiError, request_id: str) -> ErrorAnswer:
+    """An error in the shape of OpenAI's APIs, for paths that belong to no API as well."""
+    return ErrorAnswer(error.status, encode_error_body(error))
+
 
 JSON = (b"content-type", b"application/json")
 # What stands in the value of a header as it is.
@@ -88,8 +104,13 @@ class Exchange:
         # The status that was sent; until then, that of a client that leaves.
         self.status = CLIENT_LEFT
         self.sent_bytes = 0
+        # The size of the body, decompressed.
+        self.body_bytes = 0
         # The path with names in place of ids; of a path that we do not know, nothing.
         self.route = ""
+        # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
+        self.error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
+        self.label = ""
         # For the access log: the response that it made or names, and why it did not go well.
         self.response_id = self.reason = ""
         self.has_started = False
@@ -124,6 +145,7 @@ class Exchange:
             self._is_read = True
             message = f"The request body took longer than {self._body_s_max:g} s."
             raise Refused(message, status=408, code="request_timeout") from None
+        self.body_bytes = len(plain)
         inflow.count(0, len(plain))
         return plain
 
@@ -209,7 +231,8 @@ class Exchange:
         unread = self._memory.unread
         if len(body) > ANSWER_BYTES and unread.bytes + len(body) > unread.bytes_max:
             raise Unavailable(
-                "Too many responses are waiting to be read by their clients.", wait_s=ANSWER_WAIT_S
+                "Too many large responses are waiting to be read by their clients.",
+                wait_s=ANSWER_WAIT_S,
             )
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [*headers, length])
@@ -217,12 +240,13 @@ class Exchange:
 
     async def refuse(self, error: ApiError) -> None:
         """Send an error as a status, headers and a body."""
-        headers = [JSON, *_error_headers(error)]
+        status, body, more = self.error_answer(error, self.request_id)
+        headers = [JSON, *_error_headers(error), *more]
         if error.status == HTTPStatus.REQUEST_TIMEOUT:
             headers.append((b"connection", b"close"))
         self.reason = error.code
         await self._discard_rest()
-        await self.answer(error.status, encode_error_body(error), headers)
+        await self.answer(status, body, headers)
 
     def access_line(self) -> AccessLine:
         """What the access log says of it."""
@@ -246,25 +270,20 @@ class Exchange:
 
 async def check_utf8(body: bytes | bytearray) -> bytes | bytearray:
     """The body, if it is UTF-8: parts of it are kept as bytes and never decoded. A long one is checked in slices."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = 0
     try:
-        for at in range(0, len(body), CHECKED_BYTES):
+        while at < len(body):
             if at:
                 await asyncio.sleep(0)
-            decoder.decode(body[at : at + CHECKED_BYTES], at + CHECKED_BYTES >= len(body))
-    except UnicodeDecodeError:
-        _refuse_bytes(body)
-    return body
-
-
-def _refuse_bytes(body: bytes | bytearray) -> None:
-    try:
-        codecs.utf_8_decode(body, "strict", True)
+            end = at + CHECKED_BYTES
+            # A character that the end of a slice cuts in two belongs to the next one.
+            at += codecs.utf_8_decode(body[at:end], "strict", end >= len(body))[1]
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {error.start}.",
+            f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {at + error.start}.",
             code="invalid_json",
         ) from None
+    return body
 
 
 def text_header(name: bytes, text: str) -> tuple[bytes, bytes]:

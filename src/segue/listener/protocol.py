@@ -14,7 +14,6 @@ import socket as net
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import get_remote_addr, is_ssl
 
 from segue.errors import ApiError, Refused, Unavailable
+from segue.listener.edge_limits import EdgeLimits
 from segue.listener.exchange import CUT, raw_refusal
 from segue.memory.budget import UNREAD_BYTES_MIN, Unread
 
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 # No client sends more in a request line and its headers; reverse proxies allow 8 to 64 KiB. The same limit holds for
 # everything outside a body: trailers, chunk extensions, empty lines between requests.
 HEAD_BYTES_MAX = 64 * 1024
+# For health checks and 503 answers when all WebSocket connections are taken.
+SPARE_CONNECTIONS = 100
 # Refused clients are told to retry within this many seconds, not all at once (docs/hazards.md T15).
 RETRY_S_MAX = 5
 # TCP keep-alive for a silent client, which is dropped after a minute without an acknowledgement (docs/hazards.md F5).
@@ -47,15 +49,6 @@ LISTENERS = 8
 UPGRADES_MAX, UPGRADE_S_MAX = 4, 0.5
 # A slow reader that takes this much within the time limit may go on.
 PROGRESS_BYTES_MIN = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Time limits of one HTTP connection, and how many there may be."""
-
-    head_s_max: float = 10
-    write_s_max: float = 30
-    connections_max: int = 10_000
 
 
 class UpgradeQueue:
@@ -110,7 +103,7 @@ class UpgradeQueue:
 class HttpProtocol(HttpToolsProtocol):
     """One HTTP connection."""
 
-    limits = HttpLimits()
+    limits = EdgeLimits()
     unread = Unread()
     upgrades = UpgradeQueue()
     has_addresses = False
@@ -135,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.has_addresses:
             self.client = get_remote_addr(transport)
         self.upgrades.accepted += 1
-        if len(self.connections) > self.limits.connections_max:
+        if len(self.connections) > self.limits.connections_max + SPARE_CONNECTIONS:
             wait_s = random.randint(1, RETRY_S_MAX)
             self._refuse(Unavailable("Too many connections. Please retry.", wait_s=wait_s))
             return
@@ -253,10 +246,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch_reader()
         if not self._is_complete and self._head_timer is None:
             # The rest of a request that is answered already has a time limit.
-            self._head_timer = self.loop.call_later(self.limits.head_s_max, self.transport.close)
+            self._head_timer = self.loop.call_later(
+                self.limits.handshake_s_max, self.transport.close
+            )
 
     def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.limits.head_s_max, self._head_is_late)
+        self._head_timer = self.loop.call_later(self.limits.handshake_s_max, self._head_is_late)
 
     def _stop_waiting(self) -> None:
         if self._head_timer is not None:
@@ -283,7 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(raw_refusal(error))
         self.transport.close()
         # A client that does not read the answer is not waited for.
-        self._write_timer = self.loop.call_later(self.limits.head_s_max, self.transport.abort)
+        self._write_timer = self.loop.call_later(self.limits.handshake_s_max, self.transport.abort)
 
     @property
     def _is_answering(self) -> bool:
@@ -327,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def http_class(
-    limits: HttpLimits, unread: Unread, *, has_addresses: bool = False
+    limits: EdgeLimits, unread: Unread, *, has_addresses: bool = False
 ) -> Callable[..., asyncio.Protocol]:
     """The class for uvicorn's `http=`; `has_addresses`: requests carry the address of their client."""
 

@@ -1,4 +1,4 @@
-"""What does every transport need to serve a request? The runner, the stores, the accounts and the limits."""
+"""What does every API need to serve a request? The runner, the stores, the accounts and the limits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
 from segue.listener.auth import OriginPolicy
+from segue.listener.edge_limits import EdgeLimits
 from segue.memory.budget import Memory
 from segue.process.afterwards import AccessLine
 from segue.process.runner import Runner
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Conversations, Turns
-from segue.settings.values import Settings
 from segue.wire.cache import CacheReport
 
 
@@ -40,7 +40,7 @@ async def _no_report(owner: Owner, turn_id: str) -> None:
 
 @dataclass(slots=True)
 class Services:
-    """The one value that `app.py` gives to all transports."""
+    """The one value that `app.py` gives to all APIs."""
 
     runner: Runner
     accounts: Accounts
@@ -52,10 +52,7 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
-    is_ready: Callable[[], Awaitable[dict[str, bool]]]
-    write_metrics: Callable[[], Awaitable[bytes]]
-    # The limits of a client are settings.
-    limits: Settings = field(default_factory=Settings)
+    limits: EdgeLimits = field(default_factory=EdgeLimits)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
     # What is known of the reuse of a turn's prompt, in all workers of this parent process.

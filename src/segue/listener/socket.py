@@ -28,7 +28,7 @@ import enum
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal, Protocol, cast
 
@@ -44,6 +44,7 @@ from websockets.typing import Subprotocol
 from segue.errors import ApiError, Refused, ServerFault
 from segue.ids import new_id
 from segue.listener.auth import PROTOCOL
+from segue.listener.edge_limits import EdgeLimits
 from segue.listener.exchange import raw_refusal
 from segue.memory.budget import Unread
 from segue.memory.intake import Inflow
@@ -82,22 +83,6 @@ class SocketClosed:
     code: int | None  # the peer's code, 1005 when its close frame had none; None without a frame
     is_lost: bool  # no close frame came: end of stream, reset, missed pongs, a peer we cut
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SocketLimits:
-    """What one connection may take, in bytes and in time."""
-
-    message_bytes_max: int = 64 * 1024 * 1024  # agents resend whole histories with images in them
-    outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more hides a reader that has stopped
-    write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
-    ping_s: float = 20  # proxies cut silent connections, the strictest known after 60 s
-    pong_s_max: float = 60  # a peer that uploads a large frame over a thin line is late, not dead
-    message_s_max: float = 120  # a message that trickles in stays in memory for as long
-    handshake_s_max: float = 10  # for an upgrade to be decided, and for the answer to leave
-    close_s_max: float = 5  # a live peer answers a close frame within a round trip
-    frames_per_s: float = 0  # small frames cost time too; 0: no limit
-    frames_burst_max: int = 10_000  # a large message in fragments of 16 KiB comes at once
 
 
 # Why a message is not accepted. The size that comes with "flood" is the number of frames a second.
@@ -139,99 +124,61 @@ class _State(enum.Enum):
     ENDED = enum.auto()
 
 
+@dataclass(slots=True, eq=False)
 class Socket(asyncio.Protocol):
     """One connection; `socket_class` makes the kind that uvicorn can create."""
 
-    __slots__ = (
-        "_accept",
-        "_blocks",
-        "_connections",
-        "_deciding",
-        "_decoder",
-        "_flush_is_due",
-        "_frames_at",
-        "_frames_left",
-        "_inflow",
-        "_is_held",
-        "_is_paused",
-        "_late",
-        "_limits",
-        "_listener",
-        "_loop",
-        "_parser",
-        "_partial",
-        "_paused_bytes",
-        "_pong",
-        "_queue",
-        "_queued_bytes",
-        "_resume_is_owed",
-        "_silent_s",
-        "_slice_bytes",
-        "_state",
-        "_timer",
-        "_transport",
-        "_unfinished_s",
-        "_unread",
-        "_waits_for_room",
-        "_write_timer",
-        "_written_ms",
-        "client",
-        "request_id",
-    )
+    _accept: AcceptUpgrade
+    _limits: EdgeLimits
+    _connections: set[asyncio.Protocol]
+    _unread: Unread
+    # Of the upgrade; the ids of its turns begin with it.
+    request_id: str = ""
+    # The name that the client gives itself.
+    client: str = ""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _state: _State = _State.NEW
+    _parser: ServerProtocol = field(init=False)
+    _inflow: Inflow = field(init=False)
+    _listener: SocketListener = field(init=False)
+    _transport: asyncio.Transport = field(init=False)
+    _deciding: asyncio.Task[None] | None = None
+    _frames_left: float = field(init=False)
+    _frames_at: float = field(init=False)
+    # A message in fragments: one growing buffer, because a list of one-byte parts would
+    # take fifty times what they hold.
+    _partial: bytearray | None = None
+    _decoder: codecs.IncrementalDecoder | None = None
+    # What came and is not parsed yet, while reading is paused.
+    _late: bytearray | None = None
+    _is_held: bool = False
+    _slice_bytes: int = _SLICE_BYTES
+    _waits_for_room: bool = False
+    # The outbox. It holds whole frames, so that a control frame may go between any two writes.
+    _queue: list[bytes] = field(default_factory=list)
+    _blocks: int = 0
+    _queued_bytes: int = 0
+    _pong: bytes | None = None
+    _flush_is_due: bool = False
+    # When something was written at once: only the first send of a millisecond is.
+    _written_ms: int = 0
+    _resume_is_owed: bool = False
+    _is_paused: bool = False
+    _paused_bytes: int = 0
+    _silent_s: float = 0.0
+    # How long the same message has been on its way, counted in pings.
+    _unfinished_s: float = 0.0
+    # The heartbeat while OPEN, afterwards the limit of the ending.
+    _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
-    _inflow: Inflow
-    _listener: SocketListener
-    _transport: asyncio.Transport
-
-    def __init__(
-        self,
-        accept: AcceptUpgrade,
-        limits: SocketLimits,
-        connections: set[asyncio.Protocol],
-        unread: Unread,
-    ) -> None:
-        self._accept = accept
-        self._unread = unread
-        self._limits = limits
-        self._connections = connections
-        self._loop = asyncio.get_running_loop()
-        self._state = _State.NEW
+    def __post_init__(self) -> None:
+        limits = self._limits
         self._parser = ServerProtocol(
-            select_subprotocol=_select_protocol, max_size=limits.message_bytes_max, logger=_muted
+            select_subprotocol=_select_protocol, max_size=limits.body_bytes_max, logger=_muted
         )
-        self._deciding: asyncio.Task[None] | None = None
         self._frames_left = float(limits.frames_burst_max)
         self._frames_at = self._loop.time()
-        # A message in fragments: one growing buffer, because a list of one-byte parts would
-        # take fifty times what they hold.
-        self._partial: bytearray | None = None
-        self._decoder: codecs.IncrementalDecoder | None = None
-        # What came and is not parsed yet, while reading is paused.
-        self._late: bytearray | None = None
-        self._is_held = False
-        self._slice_bytes = _SLICE_BYTES
-        self._waits_for_room = False
-        # The outbox. It holds whole frames, so that a control frame may go between any two writes.
-        self._queue: list[bytes] = []
-        self._blocks = 0
-        self._queued_bytes = 0
-        self._pong: bytes | None = None
-        self._flush_is_due = False
-        # When something was written at once: only the first send of a millisecond is.
-        self._written_ms = 0
-        self._resume_is_owed = False
-        self._is_paused = False
-        self._paused_bytes = 0
-        self._silent_s = 0.0
-        # How long the same message has been on its way, counted in pings.
-        self._unfinished_s = 0.0
-        # The heartbeat while OPEN, afterwards the limit of the ending.
-        self._timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        # Of the upgrade; its turns are counted behind it.
-        self.request_id = ""
-        # The name that the client gives itself.
-        self.client = ""
 
     # What the listener calls.
 
@@ -628,8 +575,8 @@ class Socket(asyncio.Protocol):
         if self._silent_s >= self._limits.pong_s_max:
             self._cut(f"no bytes for {self._limits.pong_s_max:g} s after a ping")
             return
-        if self._unfinished_s > self._limits.message_s_max:
-            reason = f"a message was not complete after {self._limits.message_s_max:g} s"
+        if self._unfinished_s > self._limits.body_s_max:
+            reason = f"a message was not complete after {self._limits.body_s_max:g} s"
             _log.warning("WebSocket connection closed: %s", reason)
             self._refuse("late", 0, CloseCode.POLICY_VIOLATION, reason)
             return
@@ -734,7 +681,7 @@ class Socket(asyncio.Protocol):
 
 
 def socket_class(
-    accept: AcceptUpgrade, limits: SocketLimits, unread: Unread
+    accept: AcceptUpgrade, limits: EdgeLimits, unread: Unread
 ) -> type[asyncio.Protocol]:
     """The class for uvicorn's `ws=`; `accept` decides each upgrade, its path included."""
 

@@ -1,12 +1,13 @@
 """How does a stream of events leave by HTTP? As SSE, event by event, or as JSON, after the last event.
 
 Both are subscribers of a running turn and get the same events. A subscriber takes events at once and wakes its writer.
+What an event looks like on the stream is said by the API's own function (`WriteEvents`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from segue.memory.budget import UNREAD_BYTES_MIN, Unread
 from segue.turn.running import Running
@@ -18,18 +19,20 @@ SSE_HEADERS = (
     # nginx buffers a stream without this.
     (b"x-accel-buffering", b"no"),
 )
-DONE = b"data: [DONE]\n\n"
 
-
-def sse(event: Event) -> bytes:
-    """An event in SSE framing; its name equals its type (docs/protocol.md 1.3)."""
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
+# Events of a turn as an API writes them: the bytes of each, or nothing for those that its clients do not know.
+WriteEvents = Callable[[Sequence[Event]], list[bytes]]
 
 
 class SseSubscriber:
     """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
 
-    def __init__(self, bytes_max: int, unread: Unread) -> None:
+    def __init__(
+        self, write: WriteEvents, bytes_max: int, unread: Unread, last: bytes = b""
+    ) -> None:
+        """`last`: what follows the last event."""
+        self._write = write
+        self._last = last
         self._unread = unread
         # Whether everything has been taken, the end included.
         self.is_over = False
@@ -56,19 +59,20 @@ class SseSubscriber:
         return self._bytes + self._taken_bytes
 
     def deliver(self, events: Sequence[Event]) -> None:
-        chunks = [sse(event) for event in events]
+        chunks = self._write(events)
         self._bytes += sum(map(len, chunks))
         self._chunks += chunks
         if self._bytes > UNREAD_BYTES_MIN:
             self._unread.writers.add(self)
         if events[-1].is_terminal:
             self.end()
-        self._wake.set()
+        elif chunks:
+            self._wake.set()
 
     def end(self) -> None:
         """No event follows."""
         if not self._is_ended:
-            self._chunks.append(DONE)
+            self._chunks.append(self._last)
             self._is_ended = True
             self._wake.set()
 

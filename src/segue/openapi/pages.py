@@ -132,10 +132,9 @@ ERROR: Schema = {
 
 @cache
 def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
-    """The OpenAPI document of these routes, each a method and the pattern of a path."""
+    """The OpenAPI document of these routes, each a method and a path."""
     paths: dict[str, SchemaValue] = {}
-    for verb, pattern in routes:
-        path = path_of(pattern)
+    for verb, path in routes:
         operation = OPERATIONS.get(f"{verb} {path}")
         if operation is not None:
             entry = paths.setdefault(path, {})
@@ -188,11 +187,6 @@ def asyncapi() -> bytes:
             },
         }
     )
-
-
-def path_of(pattern: str) -> str:
-    """The pattern of a route as these documents write paths."""
-    return re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", pattern).replace("\\", "")
 
 
 def _info(words: str) -> Schema:

@@ -6,32 +6,47 @@ subscriber. A client that drops its request has cancelled it.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from contextlib import closing
+from collections.abc import Sequence
 
 from msgspec import UNSET, structs
 
 from segue.aio import off_loop
 from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
 from segue.ids import given_id, new_id
-from segue.listener.auth import client_name
-from segue.listener.exchange import ClientGone, Exchange, listening, subscribed
+from segue.listener.exchange import Exchange, listening
 from segue.listener.services import Services
-from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber
+from segue.listener.subscribers import LastSubscriber
+from segue.listener.turns import (
+    arrival_of,
+    open_stream,
+    receive_body,
+    run_to_end,
+    stream,
+    wait_for_end,
+    write_stream,
+)
 from segue.responses.paging import ListPage, choose_page, encode_page
 from segue.seams.history import Owner, Turn
 from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.notices import Cancel
-from segue.turn.plan import Arrival, Caller, Receipt
+from segue.turn.plan import Arrival
 from segue.turn.running import Running
-from segue.wire.codec import LARGE_BYTES, decode_create, decode_traceparent, encode
+from segue.wire.codec import LARGE_BYTES, decode_create, encode
+from segue.wire.events import Event
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
 # Naming so many items takes some milliseconds.
 MANY_ITEMS = 2_000
 # As long as `idempotency_key` in a body may be.
 KEY_CHARS_MAX = 255
+# What follows the last event of a stream.
+DONE = b"data: [DONE]\n\n"
+
+
+def write_sse(events: Sequence[Event]) -> list[bytes]:
+    """Events in SSE framing; the name of an event equals its type (docs/protocol.md 1.3)."""
+    return [b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data) for event in events]
 
 
 class ResponseRoutes:
@@ -60,75 +75,17 @@ class ResponseRoutes:
             create = structs.replace(create, idempotency_key=key)
             arrival = structs.replace(arrival, create=create)
         if create.stream:
-            await self._stream(exchange, arrival)
+            subscriber = open_stream(self._services, write_sse, DONE)
+            await stream(exchange, self._services, arrival, subscriber)
         else:
-            await self._reply(exchange, arrival)
+            running = await run_to_end(exchange, self._services, arrival)
+            # In the background it has only begun.
+            await exchange.answer(200, encode(running.visible))
 
     async def _receive(self, exchange: Exchange) -> Arrival:
-        """The request of this exchange, answered with one object."""
-        if exchange.account.is_limited:
-            await exchange.account.quota.take_request()
-        body = await exchange.text(self._services.limits.body_bytes_max)
+        body = await receive_body(exchange, self._services)
         create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
-        trace = exchange.header(b"traceparent") or decode_traceparent(create)
-        receipt = Receipt(
-            "http",
-            request_id=exchange.request_id,
-            client=client_name(exchange.header(b"user-agent")),
-            traceparent=trace,
-            bytes_received=len(body),
-        )
-        account = exchange.account
-        caller = Caller(
-            exchange.owner,
-            self._services.turns,
-            may=account.scopes,
-            quota=account.turn_quota,
-            key=account.digest,
-        )
-        return Arrival(create, caller, receipt)
-
-    async def _stream(self, exchange: Exchange, arrival: Arrival) -> None:
-        """Every event, as it comes."""
-        receipt = structs.replace(arrival.receipt, transport="sse", is_streamed=True)
-        arrival = structs.replace(arrival, receipt=receipt)
-        subscriber = SseSubscriber(
-            self._services.limits.outbox_bytes_max, self._services.memory.unread
-        )
-        running = await self._runner.begin(arrival, subscriber)
-        exchange.release()
-        exchange.response_id = running.id
-        async with subscribed(exchange, running, subscriber):
-            await self._write(exchange, subscriber)
-        if running.error is not None:
-            exchange.reason = running.error.code
-
-    async def _write(self, exchange: Exchange, subscriber: SseSubscriber) -> None:
-        with closing(subscriber):
-            while not subscriber.is_over:
-                data = await subscriber.take()
-                if subscriber.is_lost:
-                    # The client comes back for the rest, to the process that has the turn then.
-                    await exchange.cut()
-                    raise ClientGone
-                if not exchange.has_started:
-                    await exchange.start(200, SSE_HEADERS)
-                async with asyncio.timeout(self._services.limits.write_s_max):
-                    await exchange.write(data, is_last=subscriber.is_over)
-
-    async def _reply(self, exchange: Exchange, arrival: Arrival) -> None:
-        """The response at the end of its turn, or the status of its failure; in the background, as it begins."""
-        subscriber = LastSubscriber()
-        running = await self._runner.begin(arrival, subscriber)
-        exchange.release()
-        exchange.response_id = running.id
-        if running.is_background:
-            running.detach(subscriber)
-        else:
-            await _wait_for_end(exchange, running, subscriber)
-        if running.error is not None:
-            raise running.error
-        await exchange.answer(200, encode(running.visible))
+        return arrival_of(exchange, self._services, create)
 
     async def compact(self, exchange: Exchange) -> None:
         """A compaction window: from an unstored turn that writes a summary instead of an answer."""
@@ -140,7 +97,7 @@ class ResponseRoutes:
         arrival = structs.replace(arrival, create=create, compacts="window")
         plan, running = await self._runner.compact(arrival, subscriber)
         exchange.response_id = running.id
-        await _wait_for_end(exchange, running, subscriber)
+        await wait_for_end(exchange, running, subscriber)
         if running.error is not None:
             raise running.error
         resolved = plan.resolved
@@ -190,9 +147,7 @@ class ResponseRoutes:
         ended: Response | None = None
         if await self._reach(exchange) is None:
             ended = (await self._read(exchange.owner, turn_id)).response
-        subscriber = SseSubscriber(
-            self._services.limits.outbox_bytes_max, self._services.memory.unread
-        )
+        subscriber = open_stream(self._services, write_sse, DONE)
         if not await self._registry.follow(exchange.owner, turn_id, subscriber, int(after), ended):
             message = "The events of this response are not kept, or not that far back."
             raise InvalidRequest(message, code="unsupported_value", param="stream")
@@ -201,7 +156,7 @@ class ResponseRoutes:
             subscriber.end()
         try:
             async with listening(exchange):
-                await self._write(exchange, subscriber)
+                await write_stream(exchange, self._services, subscriber)
         finally:
             if running is not None:
                 running.detach(subscriber)
@@ -279,11 +234,6 @@ def _choose_page(turn: Turn, query: dict[str, str]) -> ListPage:
     # An item without an id gets one that is always the same for this item of this turn.
     names = [item.value.id or given_id(turn.id, at) for at, item in enumerate(turn.given)]
     return choose_page(names, query)
-
-
-async def _wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
-    async with subscribed(exchange, running, subscriber):
-        await subscriber.ended()
 
 
 def _stored(running: Running | None) -> Running | None:

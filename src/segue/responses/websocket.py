@@ -35,16 +35,17 @@ from segue.errors import (
     too_large,
 )
 from segue.ids import current_request
+from segue.listener.api import Session, SessionStatus
 from segue.listener.exchange import CLIENT_LEFT, answerable
+from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import MessageFault, Socket, SocketClosed
 from segue.memory.budget import sent_bytes
 from segue.memory.intake import Inflow
 from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
-from segue.responses.reconnect import LostCaches
 from segue.responses.steering import EndedResponse, EndedTurns, HeldSteer, Steering
-from segue.seams.history import Owner, Turn
+from segue.seams.history import Turn
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.turn.notices import Append, Cancel
 from segue.turn.plan import Arrival, Caller, Receipt
@@ -85,21 +86,6 @@ class PendingCreate:
 
 
 ServedTicket = Ticket[PendingCreate, Turn]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
-    """What the dashboard shows of a connection."""
-
-    # The first part of the names of its lanes, as turns carry them.
-    key: str
-    owner: Owner
-    opened_at: float
-    lanes: int
-    running: int
-    waiting: int
-    turns: int
-    state_bytes: int
 
 
 class LaneSubscriber:
@@ -156,15 +142,15 @@ class SocketSession:
         self,
         services: Services,
         account: Account,
-        sessions: set[SocketSession],
+        sessions: set[Session],
         lost: LostCaches,
-        origin: AccessLine | None = None,
+        line: AccessLine | None = None,
     ) -> None:
-        """`origin`: what all its lines in the access log have in common, if there is one."""
+        """`line`: what its lines in the access log have in common, if there is one."""
         self._services = services
         self._sessions = sessions
         self._lost = lost
-        self._origin = origin
+        self._line = line
         self.account = account
         self.owner = account.owner
         self._lanes: Lanes[PendingCreate, Turn, HeldSteer] = Lanes(
@@ -215,10 +201,9 @@ class SocketSession:
             state_bytes=self._near.bytes,
         )
 
-    async def erase(self, owner: Owner, turn_id: str) -> None:
-        """Forget a deleted turn."""
+    async def erase(self, turn_id: str) -> None:
         self._lanes.unpin(turn_id)
-        await self._near.delete(owner, turn_id)
+        await self._near.delete(self.owner, turn_id)
 
     # --- frames in ---
 
@@ -412,7 +397,7 @@ class SocketSession:
                 may=account.scopes,
                 quota=account.turn_quota,
             )
-            subscribe = LaneSubscriber if self._origin is None else LoggedSubscriber
+            subscribe = LaneSubscriber if self._line is None else LoggedSubscriber
             subscriber = subscribe(self, ticket)
             if create.background:
                 message, name = "'background' belongs to HTTP.", "background"
@@ -438,7 +423,7 @@ class SocketSession:
         self.subscribers.pop(ticket, None)
         self._appends.pop(ticket, None)
         self._turn_count += 1
-        if self._origin is not None:
+        if self._line is not None:
             error = running.error
             status, reason = (200, "") if error is None else (error.status, error.code)
             self._log_turn(subscriber, status, reason)
@@ -591,11 +576,11 @@ class SocketSession:
         self, event: str, request_id: str, status: int, began_at: float, **more: object
     ) -> None:
         """Write a line, if there is an access log."""
-        if self._origin is None or self._services.write_access is None:
+        if self._line is None or self._services.write_access is None:
             return
         more |= {"event": event, "request_id": request_id, "status": status}
         more["method"] = "response.create" if event == "turn" else "GET"
-        line = structs.replace(self._origin, took_s=perf_counter() - began_at, **more)
+        line = structs.replace(self._line, took_s=perf_counter() - began_at, **more)
         self._services.write_access(line)
 
     def _reach_age_limit(self) -> None:

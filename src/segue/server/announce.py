@@ -57,7 +57,9 @@ def _engine(app: App, model: ModelSettings) -> str:
         return "scripted engine: it plays a script and is not a model"
     built = app.runner.models[model.name]
     where = f" at {_addresses(model)}" if model.engine_url else ""
-    parts = [f"{model.engine} engine{where}" + ("" if app.met.get(model.name) else ", no answer")]
+    parts = [
+        f"{model.engine} engine{where}" + ("" if app.health.met.get(model.name) else ", no answer")
+    ]
     if tokens := built.context_tokens:
         parts.append(f"context {tokens:,} tokens")
     if slots := model.engine_parallel or built.engine.facts.slots:
@@ -70,7 +72,7 @@ def _addresses(model: ModelSettings) -> str:
 
 
 def _keys(app: App, settings: Settings) -> str:
-    if app.accounts.is_required:
+    if app.state.accounts.is_required:
         return "needed"
     if settings.auth == "off":
         return "not needed (--auth off)"
@@ -83,7 +85,7 @@ def _warnings(app: App, settings: Settings) -> Iterator[str]:
     away = [
         model
         for model in served_models(settings)
-        if model.engine_url and not app.met.get(model.name)
+        if model.engine_url and not app.health.met.get(model.name)
     ]
     if away:
         urls = ", ".join(dict.fromkeys(map(_addresses, away)))

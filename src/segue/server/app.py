@@ -8,53 +8,44 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from segue.accounts.account import Accounts
-from segue.accounts.hashes import KeyHashes, issue_key
 from segue.aio import GiveUp, in_background
-from segue.errors import ApiError
+from segue.listener.api import Api
 from segue.listener.auth import origin_policy
+from segue.listener.edge_limits import EdgeLimits
+from segue.listener.http import HttpApp
 from segue.listener.services import Services
-from segue.memory.budget import Memory, memory_for, resident_bytes
+from segue.listener.table import RouteTable, routes_of
+from segue.listener.upgrades import Upgrades
+from segue.memory.budget import memory_for, resident_bytes
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
-from segue.responses.http import HttpApp
-from segue.responses.upgrades import Upgrades
-from segue.seams.access import Keys
-from segue.seams.engine_status import EngineStatus
-from segue.seams.history import Owner
-from segue.seams.store import IdempotencyKeys, Retention, Turns
+from segue.reports.workers import CacheReports
+from segue.seams.store import IdempotencyKeys, Retention
+from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
+from segue.server.dashboard import dashboard_routes
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
+from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
-from segue.server.observers import HealthCheck, Observers, open_observers
+from segue.server.observers import Observers, open_observers
+from segue.server.pages import ServerPages
 from segue.server.reload import Reload
-from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, open_store
-from segue.settings.values import Settings
+from segue.settings.values import FIELDS, Settings
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
-from segue.turn.plan import Caller
 from segue.turn.resources import Resources
-from segue_dashboard.feed import Feed, Sources
-from segue_dashboard.fleet import FleetReports
-from segue_dashboard.keys import KeyRoutes, KeySources
-from segue_dashboard.routes import Dashboard
-from segue_dashboard.views import FULLEST, CacheUse
-
-if TYPE_CHECKING:
-    from segue.cluster.peers import Peers
 
 # A start waits so long for what the engines say of themselves, and then goes on without it.
 MEET_S_MAX = 2.0
@@ -69,15 +60,7 @@ class App:
     http: HttpApp
     upgrades: Upgrades
     runner: Runner
-    turns: Turns
-    keys: Keys
-    hashes: KeyHashes
-    accounts: Accounts
-    # None where one process serves alone.
-    peers: Peers | None
-    memory: Memory
-    # Which engines answered at the start, by the names of their models.
-    met: Mapping[str, bool]
+    state: State
     health: HealthCheck
     reload: Reload
     drains: Drains
@@ -90,11 +73,11 @@ class App:
             pid=os.getpid(),
             checks={**checks, "accepting": not self.runner.is_draining},
             models=list(self.runner.models),
-            engines=self.reload.engines(self.health.replicas(checks)),
+            engines=self.health.engines(checks),
             responses_running=self.runner.running_count,
             connections=len(self.upgrades.sessions),
-            memory_bytes=self.memory.bytes,
-            memory_bytes_max=self.memory.bytes_max,
+            memory_bytes=self.state.memory.bytes,
+            memory_bytes_max=self.state.memory.bytes_max,
             resident_bytes=resident_bytes(),
         )
 
@@ -107,7 +90,10 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, place: WorkerPlace = ALONE, give_up: GiveUp | None = None
+    settings: Settings,
+    place: WorkerPlace = ALONE,
+    give_up: GiveUp | None = None,
+    apis: Mapping[str, Api] = APIS,
 ) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
     fails without which this process cannot go on."""
@@ -121,7 +107,7 @@ async def open_app(
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up) as app:
+        async with _open_server(served, state, hosted, place, give_up, tuple(apis.values())) as app:
             yield app
 
 
@@ -132,6 +118,7 @@ async def _open_server(
     hosted: HostedTools,
     place: WorkerPlace,
     give_up: GiveUp | None,
+    apis: Sequence[Api],
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
     async with (
@@ -140,36 +127,19 @@ async def _open_server(
     ):
         observers.metrics.note_replaced(place.replaced)
         eraser = Eraser(state, runner)
-        health = HealthCheck(state, runner, observers, served)
-        reports = CacheReports(state)
-        services = build_services(state, runner, observers, eraser, health, reports)
-        upgrades = Upgrades(services)
+        health = HealthCheck(state, served, observers)
+        reports = CacheReports(state.reuse, state.peers)
+        services = build_services(state, runner, observers, eraser, reports)
+        upgrades = Upgrades(services, apis)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
-        names = list(runner.models)
-        feed = build_feed(state, runner, observers, health, upgrades, names)
-        reload = Reload(served, runner, services, names, place.engines)
-        key_routes = KeyRoutes(services, build_keys(state, observers))
-        peers = None if state.cluster is None else state.cluster.peers
-
-        def engines() -> list[EngineStatus]:
-            return reload.engines(health.replicas({}))
-
-        def load() -> tuple[int, int]:
-            return runner.running_count, len(upgrades.sessions)
-
-        totals = observers.metrics.replicas.totals
-        fleet = FleetReports(engines, totals, load, observers.history, peers)
-        pages = (Dashboard(services, feed), key_routes, reports, fleet)
-        http = HttpApp(services, [route for page in pages for route in page.routes])
-
-        async def caller_of(owner: Owner, key: str) -> Caller:
-            account = await state.accounts.find_digest(key)
-            quota = account.turn_quota
-            return Caller(owner, store.turns, may=account.scopes, quota=quota, key=key)
-
+        routes = routes_of(apis, services)
+        routes += ServerPages(services, health.check, health.write_metrics, routes).routes
+        routes += dashboard_routes(state, services, observers, health, upgrades)
+        routes += reports.routes
+        reload = Reload(served, runner, services, place.engines)
         retention = Retention(settings.retention_s, settings.events_retention_s)
-        drains = Drains(served, engines, health.check, peers)
+        drains = Drains(served, health.servers, health.check, state.peers)
         discovery = Discovery(served, reload.retire, observers.metrics.note_lookup_failure)
         with suppress(TimeoutError):
             await asyncio.wait_for(discovery.look(), MEET_S_MAX)
@@ -180,28 +150,15 @@ async def _open_server(
             in_background("memory_limit", state.memory.keep_within, give_up),
             share_routes(state.cluster, store.shared_limits, served),
             _joined(state, upgrades, give_up),
-            QueuedTurns(runner, store.maintenance, store.turns, caller_of).taken_over(),
+            QueuedTurns(runner, store.maintenance, store.turns, state.caller_of).taken_over(),
             reload.closing_retired(),
             in_background("drain_orders", drains.keep),
             open_slot_states(served, state, eraser),
             in_background("engine_discovery", discovery.keep),
             state.meter.running(),
         ):
-            keys = (store.keys, state.hashes, state.accounts)
-            yield App(
-                http,
-                upgrades,
-                runner,
-                store.turns,
-                *keys,
-                peers,
-                state.memory,
-                health.met,
-                health,
-                reload,
-                drains,
-                discovery,
-            )
+            http = HttpApp(services, RouteTable(routes, hints=HINTS))
+            yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 
 def build_runner(
@@ -260,10 +217,9 @@ def build_services(
     runner: Runner,
     observers: Observers,
     eraser: Eraser,
-    health: HealthCheck,
     reports: CacheReports,
 ) -> Services:
-    """What every transport needs."""
+    """What every API needs."""
     settings, accounts = state.settings, state.accounts
     names, origins = settings.allowed_hosts, settings.cors_origins
     policy = origin_policy(settings.host, names, origins, lambda: not accounts.is_required)
@@ -275,10 +231,8 @@ def build_services(
         conversations=state.store.conversations,
         erase=eraser.erase,
         open_cache=state.open_cache,
-        is_ready=health.check,
-        write_metrics=health.write_metrics,
         find_report=reports.find,
-        limits=settings,
+        limits=edge_limits(settings),
         memory=state.memory,
         note_refusal=observers.note_refusal,
         count_request=observers.metrics.count_request,
@@ -286,62 +240,10 @@ def build_services(
     )
 
 
-def build_feed(
-    state: State,
-    runner: Runner,
-    observers: Observers,
-    health: HealthCheck,
-    upgrades: Upgrades,
-    names: Sequence[str],
-) -> Feed:
-    """What the dashboard shows of this process and of its siblings; `names` are the models now."""
-    sources = Sources(
-        models=names,
-        sessions=lambda: (session.status() for session in tuple(upgrades.sessions)),
-        runnings=lambda: runner.registry.running.values(),
-        memory=lambda: _cache_uses(state, upgrades),
-        probe=health.check,
-        replicas=health.replicas,
-        backlog=lambda: observers.afterwards.backlog,
-        lag_ms=lambda: observers.metrics.lag_ms,
-    )
-    if state.cluster is None:
-        return Feed(observers.history, sources)
-    peers = state.cluster.peers
-    sources = replace(
-        sources,
-        ask=lambda body: peers.ask("feed", body, peers.siblings),
-        worker=peers.worker,
-        process=state.cluster.group,
-    )
-    feed = Feed(observers.history, sources)
-    peers.answer("feed", lambda worker, body: feed.answer(body))
-    return feed
-
-
-def build_keys(state: State, observers: Observers) -> KeySources:
-    """What an operator needs to manage API keys in the dashboard."""
-
-    async def confirm() -> None:
-        state.accounts.look()
-        if state.cluster is not None:
-            # A worker that cannot be reached confirms by itself.
-            with suppress(ApiError):
-                await state.cluster.bus.publish(KEYS_TOPIC, b"")
-
-    store = state.store
-    create = partial(issue_key, store.keys, state.hashes)
-    return KeySources(store.keys, store.ledger, create, confirm, observers.note_operation)
-
-
-def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:
-    settings = state.settings
-    fullest = max((session.state_bytes for session in upgrades.sessions), default=0)
-    return [
-        CacheUse("stored responses", state.store.state.bytes, settings.process_state_bytes_max),
-        CacheUse("rendered prompts", state.render_cache.bytes, settings.render_cache_bytes_max),
-        CacheUse(FULLEST, fullest, settings.connection_state_bytes_max),
-    ]
+def edge_limits(settings: Settings) -> EdgeLimits:
+    """The limits of one client: those that are settings have their names."""
+    names = {field.name for field in fields(EdgeLimits)} & FIELDS.keys()
+    return EdgeLimits(**{name: getattr(settings, name) for name in names})
 
 
 def watch_gauges(

@@ -411,8 +411,8 @@ class _Servers:
         return next(iter(self._open.values()))[1].engine
 
     def engine(self, settings: ModelSettings) -> Engine:
-        """What serves a model with these settings, once what was prepared for them has taken effect: a server and its
-        queue, or a router in front of several."""
+        """What serves a model with these settings, for which servers were prepared: a server and its queue, or a
+        router in front of several."""
         servers = [server for _, server in self._wanted.values()]
         if not _has_several(settings):
             return servers[0]
@@ -436,7 +436,8 @@ class _Servers:
 
         def change() -> Sequence[Closer]:
             removed = [one for name, one in self._open.items() if name not in wanted]
-            self._open, self._asked, self._built.found = wanted, asked, found
+            self._open = self._wanted = wanted
+            self._asked, self._built.found = asked, found
             engine, servers = self.engine(settings), [server for _, server in wanted.values()]
             if self._router is not None:
                 self._router.set_servers(servers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,6 @@ from msgspec import structs
 from segue.aio import in_background
 from segue.listener.services import Services
 from segue.process.runner import Runner
-from segue.seams.engine_status import EngineStatus
 from segue.server.control import Reloaded
 from segue.server.discovery import lookup_of
 from segue.server.models import Closer, ServedModels, build_models
@@ -84,26 +83,16 @@ class Reload:
         served: ServedModels,
         runner: Runner,
         services: Services,
-        names: list[str],
         shared: str,
     ) -> None:
-        """`names` is the list of models that the dashboard shows; `shared` as for `build_models`."""
+        """`shared` as for `build_models`."""
         self._served = served
         self._runner = runner
         self._services = services
-        self._names = names
         self._shared = shared
         self._prepared: _Prepared | None = None
         self._retired: list[_Retired] = []
         self._has_retired = asyncio.Event()
-
-    def engines(self, rows: Sequence[EngineStatus]) -> list[EngineStatus]:
-        """The servers of engines by URL, and engines that have none by their kind."""
-        return [structs.replace(row, name=self._name(row)) for row in rows]
-
-    def _name(self, row: EngineStatus) -> str:
-        built = self._served.built.get(row.model)
-        return built.settings.engine if built and row.name == row.model else row.name
 
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
@@ -140,9 +129,11 @@ class Reload:
             append_s_max=settings.append_s_max,
         )
         runner.reload(resources, settings.background_s_max)
-        limits = {name: getattr(settings, name) for name in LIMITS}
-        services.limits = structs.replace(services.limits, **limits)
-        self._names[:] = models.models
+        services.limits = replace(
+            services.limits,
+            websocket=settings.websocket,
+            connection_age_s=settings.connection_age_s,
+        )
         logging.getLogger().setLevel(settings.log_level.upper())
         self.retire(closers)
         return settings

@@ -22,12 +22,12 @@ from msgspec import structs
 from segue.aio import in_background
 from segue.errors import Misconfigured
 from segue.listener.fd_limit import fit_connections
-from segue.listener.protocol import LISTENERS, HttpLimits, http_class, set_tcp_options
-from segue.listener.socket import SocketLimits, socket_class
+from segue.listener.protocol import LISTENERS, http_class, set_tcp_options
+from segue.listener.socket import socket_class
 from segue.listener.tls import Certificate
 from segue.memory.heap import keep_trimmed, tune_heap
 from segue.server.announce import announce, count, start_lines
-from segue.server.app import ALONE, App, WorkerPlace, open_app
+from segue.server.app import ALONE, App, WorkerPlace, edge_limits, open_app
 from segue.server.control import Answer, control_path, open_control
 from segue.server.operator import Operator, ReadSettings
 from segue.settings.values import Settings
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 # The listener closes last: clients that are left then have got their close frames already.
 SERVER_STOP_S = 2
-# For health checks and 503 answers when all WebSocket connections are taken.
-SPARE_CONNECTIONS = 100
 # Connections that wait to be accepted: many clients that reconnect at once are not refused.
 BACKLOG = 2_048
 # More than the busiest socket sends in a tick; without it the kernel buffers megabytes for each stalled client.
@@ -95,28 +93,14 @@ def build_server(
     certificate: Certificate | None = None,
 ) -> UvicornServer:
     """The port in front of an app: HTTP by uvicorn, WebSocket by our own socket class."""
-    limits = SocketLimits(
-        message_bytes_max=settings.body_bytes_max,
-        outbox_bytes_max=settings.outbox_bytes_max,
-        write_s_max=settings.write_s_max,
-        close_s_max=SERVER_STOP_S / 2,
-        message_s_max=settings.body_s_max,
-        handshake_s_max=settings.handshake_s_max,
-        frames_per_s=settings.frames_per_s,
-        frames_burst_max=settings.frames_burst_max,
-    )
-    http_limits = HttpLimits(
-        head_s_max=settings.handshake_s_max,
-        write_s_max=settings.write_s_max,
-        connections_max=settings.connections_max + SPARE_CONNECTIONS,
-    )
-    http = http_class(http_limits, app.memory.unread, has_addresses=bool(settings.access_log))
+    limits = edge_limits(settings)
+    http = http_class(limits, app.state.memory.unread, has_addresses=bool(settings.access_log))
     config = uvicorn.Config(
         app.http,
         host=settings.host,
         port=settings.port,
         http=cast("type[asyncio.Protocol]", http),
-        ws=socket_class(app.upgrades.accept, limits, app.memory.unread),
+        ws=socket_class(app.upgrades.accept, limits, app.state.memory.unread),
         ssl_context_factory=(
             None if certificate is None else lambda config, usual: certificate.context
         ),

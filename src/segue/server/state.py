@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,10 @@ from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
 from segue.settings.values import Settings
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
+from segue.turn.plan import Caller
+
+if TYPE_CHECKING:
+    from segue.cluster.peers import Peers
 
 Forget = Callable[[Owner, str], Awaitable[None]]
 
@@ -47,6 +52,18 @@ class State:
     reuse: ReuseWatch
     # What all of it may hold.
     memory: Memory
+
+    @property
+    def peers(self) -> Peers | None:
+        """The other processes; None where one process serves alone."""
+        return None if self.cluster is None else self.cluster.peers
+
+    async def caller_of(self, owner: Owner, key: str) -> Caller:
+        """Who asked for a turn that outlived its process: its owner, with the key of this digest."""
+        account = await self.accounts.find_digest(key)
+        return Caller(
+            owner, self.store.turns, may=account.scopes, quota=account.turn_quota, key=key
+        )
 
     def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
         """A fresh cache for a connection, and the same cache in front of the store."""
@@ -82,12 +99,22 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     await check_ring(store.keys, hashes, settings)
     budget = Budget(settings.connections_state_bytes_max)
     store.state.dropped = budget.dropped
-    meter = Meter(store.shared_limits, None if cluster is None else cluster.peers, budget.trim)
+    peers = None if cluster is None else cluster.peers
+    meter = Meter(store.shared_limits, peers, budget.trim)
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
-    render_cache = RenderCache(settings.render_cache_bytes_max)
-    memory = Memory(settings.memory_bytes_max, settings.body_bytes_max)
-    caches = (budget, render_cache, ReuseWatch(settings.reuse_bytes_max), memory)
-    return State(settings, store, cluster, ring, hashes, accounts, meter, *caches)
+    return State(
+        settings=settings,
+        store=store,
+        cluster=cluster,
+        ring=ring,
+        hashes=hashes,
+        accounts=accounts,
+        meter=meter,
+        budget=budget,
+        render_cache=RenderCache(settings.render_cache_bytes_max),
+        reuse=ReuseWatch(settings.reuse_bytes_max),
+        memory=Memory(settings.memory_bytes_max, settings.body_bytes_max),
+    )
 
 
 class Eraser:
@@ -98,7 +125,7 @@ class Eraser:
         self._runner = runner
         # Further caches that forget erased turns.
         self.caches: list[Forget] = []
-        self._peers = None if state.cluster is None else state.cluster.peers
+        self._peers = state.peers
         if self._peers is not None:
             self._peers.answer("erased", self._erased_elsewhere)
 

@@ -18,23 +18,20 @@ from segue.seams.tools import LateOffers
 from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
 from segue.turn.plan import Given, Resolved
 from segue.wire.codec import decode_tools
-from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
+from segue.wire.effects import BRINGING, EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (
-    AdditionalTools,
     Call,
     CompactionTrigger,
     ConfigurationUpdate,
     FunctionCallOutput,
     Item,
     LocalShellCallOutput,
-    ToolSearchOutput,
 )
 from segue.wire.kinds import CALL_WORDS, KINDS, CallPairing, OutputPairing, answer_of, call_of
 from segue.wire.requests import Create, ReasoningConfig, TextConfig
 from segue.wire.tools import NO_TOOLS, Tools
 
-# Items that bring tools; items with more to check than their fields.
-BRINGING = (AdditionalTools, ToolSearchOutput)
+# Items with more to check than their fields.
 CHECKED = (ConfigurationUpdate, CompactionTrigger)
 
 

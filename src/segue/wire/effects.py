@@ -31,7 +31,9 @@ from segue.wire.tools import (
 
 T = TypeVar("T")
 
-EFFECTIVE = (AdditionalTools, ToolSearchOutput, McpListTools, ConfigurationUpdate)
+# Items that bring definitions of tools; items that change anything.
+BRINGING = (AdditionalTools, ToolSearchOutput)
+EFFECTIVE = (*BRINGING, McpListTools, ConfigurationUpdate)
 
 
 class Effects(Struct, frozen=True):

@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import Progress
 
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
-from segue_cli.backup import Manifest, Steps, back_up, restore
+from segue_cli.commands.archive import Manifest, back_up, restore
 from segue_cli.commands.flags import add_store
+from segue_cli.terminal import progress_bar
 
 POSTGRES = """\
 PostgreSQL is backed up and restored with its own tools, while servers run or not:
@@ -40,23 +36,11 @@ def run(options: argparse.Namespace) -> int:
         if settings.is_ring_stored:
             # Nothing was written: a script must notice.
             return 2
-    with _shown_steps() as steps:
+    with progress_bar() as steps:
         work = back_up if options.verb == "backup" else restore
         manifest = work(settings, file, steps, is_forced=options.force)
     print(_report(options.verb, settings, file, manifest))
     return 1 if manifest.contents is not None and manifest.contents.unreadable else 0
-
-
-@contextmanager
-def _shown_steps() -> Iterator[Steps]:
-    """Progress on the terminal: one bar, which begins again with each step."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=None)
-
-        def show(step: str, done: int, total: int) -> None:
-            progress.update(bar, description=step, completed=done, total=total)
-
-        yield show
 
 
 def _report(verb: str, settings: Settings, file: Path, manifest: Manifest) -> str:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from rich.console import Console
 
 from segue import __version__
 from segue.engines.facts import tokenized
@@ -51,8 +50,7 @@ from segue.server.storage import open_store
 from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import ModelSettings, Settings
-from segue_cli.commands.flags import add_settings
-from segue_cli.remote.talk import (
+from segue_cli.client.talk import (
     SEGUE_KEY,
     RunningServer,
     ServedModel,
@@ -60,7 +58,9 @@ from segue_cli.remote.talk import (
     client_variable,
     server_of,
 )
-from segue_cli.remote.traffic import print_traffic
+from segue_cli.client.traffic import print_traffic
+from segue_cli.commands.flags import add_settings
+from segue_cli.terminal import styled
 
 # Timeout of an engine's health check; clients would not wait longer either.
 ENGINE_S_MAX = 10.0
@@ -125,32 +125,30 @@ async def _run(
     examining: AsyncGenerator[Check, None], odd: list[Check], *, is_json: bool
 ) -> list[Check]:
     """Do all checks; each is printed when it is done, or all of them as JSON."""
-    console = Console(highlight=False, soft_wrap=True, quiet=is_json)
     checks = []
     async with aclosing(examining) as examined:
         async for check in examined:
             checks.append(check)
-            _print(console, check)
-    for check in odd:
-        _print(console, check)
+            if not is_json:
+                _print(check)
     checks += odd
+    if is_json:
+        print(printable(msgspec.json.encode(checks).decode()))
+        return checks
+    for check in odd:
+        _print(check)
     failed = sum(not check.is_ok for check in checks)
     is_running = any(check.name == SERVER for check in checks)
     well = "the server runs." if is_running else "`segue serve` would start."
-    console.print(
-        f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}"
-    )
-    if is_json:
-        print(printable(msgspec.json.encode(checks).decode()))
+    print(f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}")
     return checks
 
 
-def _print(console: Console, check: Check) -> None:
-    console.print("[green]ok[/green]      " if check.is_ok else "[red]failed[/red]  ", end="")
-    console.print(printable(check.name), style="bold", markup=False, end="  ")
-    console.print(printable(check.found), markup=False)
+def _print(check: Check) -> None:
+    verdict = styled("ok", "green") + "      " if check.is_ok else styled("failed", "red") + "  "
+    print(f"{verdict}{styled(printable(check.name), 'bold')}  {printable(check.found)}", flush=True)
     if not check.is_ok:
-        console.print(printable(f"        advice: {check.advice}"), markup=False)
+        print(printable(f"        advice: {check.advice}"))
 
 
 async def examine(

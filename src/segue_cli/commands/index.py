@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.progress import Progress
 
 from segue.server.tools import index_folder
+from segue_cli.terminal import progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Index a folder; returns the exit status."""
     folder, into = Path(options.folder), Path(options.into)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"Reading {folder}", total=None)
-
-        def note(done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
-        report = index_folder(folder, into, options.url, note)
+    with progress_bar() as show:
+        report = index_folder(folder, into, options.url, partial(show, f"Reading {folder}"))
     if options.json:
         print(msgspec.json.encode(report).decode())
         return 0

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
-from rich.cells import cell_len
 
 from segue.accounts.hashes import KeyHashes, issue_key
 from segue.accounts.scopes import API_SCOPES, SCOPES
@@ -22,6 +21,7 @@ from segue.server.storage import KEYS_TOPIC, check_ring, load_ring, open_durable
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue_cli.commands.flags import add_store, amount, existing
+from segue_cli.terminal import as_columns
 
 USUAL_SCOPES = ",".join(API_SCOPES)
 SCOPES_HELP = (
@@ -195,18 +195,6 @@ def _row(key: Key) -> tuple[str, ...]:
 def _limits(key: Key) -> str:
     limits = msgspec.structs.asdict(key.limits)
     return ", ".join(f"{LIMITS[name]} {value:,}" for name, value in limits.items() if value)
-
-
-def as_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under each other, never cut: a narrow terminal folds them."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _minute(seconds: int) -> str:

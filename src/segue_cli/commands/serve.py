@@ -56,6 +56,6 @@ def _serve(settings: Settings, read_settings: ReadSettings) -> int:
     if settings.workers == 1:
         return serve(settings, read_settings)
     # Imported here: one process needs no supervisor.
-    from segue.server.workers import serve_workers
+    from segue.workers.supervisor import serve_workers
 
     return serve_workers(settings, read_settings)

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from segue.seams.history import Owner
 from segue.seams.store import UsageTotal
@@ -37,6 +35,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode(rows).decode())
         return 0
+    # Imported here: where rich is missing, JSON is still printed.
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("day", "owner", "model", title="Usage (days in UTC)", show_footer=True)
     for name in COUNTS:
         total = sum(getattr(row, name) for row in rows)

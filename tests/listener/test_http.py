@@ -13,8 +13,11 @@ import pytest
 from segue.accounts.account import LOCAL
 from segue.errors import InvalidRequest, TooMany
 from segue.listener.exchange import text_header
+from segue.listener.http import HttpApp
+from segue.listener.table import RouteTable, routes_of
 from segue.observe.logs import TextFormatter
-from segue.responses.http import HttpApp
+from segue.server.apis import APIS, HINTS
+from segue.server.pages import ServerPages
 from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
 from tests.listener.doubles import Begun, Stage, ticks
@@ -82,7 +85,10 @@ class Server:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.app = HttpApp(stage.services)
+        services = stage.services
+        routes = routes_of(tuple(APIS.values()), services)
+        pages = ServerPages(services, stage.is_ready, stage.write_metrics, routes)
+        self.app = HttpApp(services, RouteTable([*routes, *pages.routes], hints=HINTS))
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Client:
         return await Client(self.app).ask(method, path, body, **headers)

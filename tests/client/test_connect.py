@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from segue.errors import Misconfigured
 from segue_cli.cli import main
-from segue_cli.remote.clients import CLIENTS, settings_of
-from segue_cli.remote.codex import codex_block, with_provider
-from segue_cli.remote.talk import ModelEndpoint, ServedModel, base_url_of
+from segue_cli.client.clients import CLIENTS, settings_of
+from segue_cli.client.codex import codex_block, with_provider
+from segue_cli.client.talk import ModelEndpoint, ServedModel, base_url_of
 from tests.clients.outside import NODE
 from tests.support import served_process
 

@@ -22,7 +22,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
 from segue.errors import Misconfigured
-from segue_cli.remote.talk import ModelEndpoint, say
+from segue_cli.client.talk import ModelEndpoint, say
 
 BACKUPS_MAX = 1_000
 PROVIDER = "segue"

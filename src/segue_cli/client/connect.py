@@ -11,9 +11,16 @@ import argparse
 import sys
 
 from segue.errors import Misconfigured
-from segue_cli.remote.clients import CLIENTS, UNSUPPORTED, settings_of
-from segue_cli.remote.codex import codex_block, codex_home, write_codex
-from segue_cli.remote.talk import SEGUE_KEY, add_model, add_server, find_endpoint, say, server_of
+from segue_cli.client.clients import CLIENTS, UNSUPPORTED, settings_of
+from segue_cli.client.talk import (
+    SEGUE_KEY,
+    ModelEndpoint,
+    add_model,
+    add_server,
+    find_endpoint,
+    say,
+    server_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +46,23 @@ def run(options: argparse.Namespace) -> int:
         )
     server = server_of(options)
     endpoint = find_endpoint(server, options.model)
-    if name != "codex":
+    if name == "codex":
+        status = _connect_codex(endpoint, options)
+        if status:
+            return status
+    else:
         say(settings_of(name, endpoint))
         say(CLIENTS[name].use, end="\n" if CLIENTS[name].use else "", file=sys.stderr)
-    elif options.print:
-        say(codex_block(endpoint))
-    elif status := write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes):
-        return status
     if server.key and not server.key_env:
         say(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)
     return 0
+
+
+def _connect_codex(endpoint: ModelEndpoint, options: argparse.Namespace) -> int:
+    # Imported here: only Codex's file needs tomlkit.
+    from segue_cli.client.codex import codex_block, codex_home, write_codex
+
+    if options.print:
+        say(codex_block(endpoint))
+        return 0
+    return write_codex(endpoint, codex_home() / "config.toml", is_agreed=options.yes)

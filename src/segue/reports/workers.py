@@ -6,11 +6,12 @@ import time
 
 import msgspec
 
+from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.reports.advice import Traffic, add_up, advise, unnamed
-from segue.responses.http import Route
+from segue.reports.watch import ReuseWatch
+from segue.seams.bus import OtherProcesses
 from segue.seams.history import Owner
-from segue.server.state import State
 from segue.wire.cache import CacheAdvice, CacheReport
 from segue.wire.codec import encode as encode_json
 
@@ -27,16 +28,16 @@ encode = msgspec.msgpack.encode
 class CacheReports:
     """The reports of this worker, and of the other workers of the same parent process."""
 
-    def __init__(self, state: State) -> None:
-        self._reuse = state.reuse
-        self._peers = None if state.cluster is None else state.cluster.peers
+    def __init__(self, reuse: ReuseWatch, peers: OtherProcesses | None) -> None:
+        self._reuse = reuse
+        self._peers = peers
         if self._peers is not None:
             self._peers.answer(REPORT, self._answer_report)
             self._peers.answer(TRAFFIC, self._answer_traffic)
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", r"/dashboard/advice", self._answer_advice, "dashboard"),)
+        return (Route("GET", "/dashboard/advice", self._answer_advice, "dashboard"),)
 
     async def find(self, owner: Owner, turn_id: str) -> CacheReport | None:
         """The report on this turn."""

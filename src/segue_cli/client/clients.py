@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from segue.errors import Misconfigured
-from segue_cli.remote.talk import SEGUE_KEY, ModelEndpoint
+from segue_cli.client.talk import SEGUE_KEY, ModelEndpoint
 
 # Where the server does not say its context.
 CONTEXT_TOKENS = 131_072
@@ -43,7 +43,7 @@ def settings_of(client: str, endpoint: ModelEndpoint) -> str:
 
 def snippet(client: str, endpoint: ModelEndpoint) -> str:
     """A program for this client, from `snippets/`, that runs as it is."""
-    text = (files("segue_cli.remote") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
+    text = (files("segue_cli.client") / "snippets" / f"{client}.txt").read_text().rstrip("\n")
     url = f"{endpoint.base_url}/responses"
     values = {
         "base_url": endpoint.base_url,

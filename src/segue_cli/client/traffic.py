@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from segue.wire.cache import CacheAdvice
-from segue_cli.remote.talk import say, server_of
+from segue_cli.client.talk import say, server_of
 
 CALM = "Nothing that could have been reused was read again."
 

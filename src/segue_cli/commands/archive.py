@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,15 +29,12 @@ from segue.errors import Misconfigured
 from segue.settings.values import Settings
 from segue.stores.seals import keep_name, read_ring
 from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
+from segue_cli.terminal import Steps
 
 FORMAT = 1
 MANIFEST, DATABASE, SEALS = "manifest.json", "segue.db", "segue.db.seals"
 MANIFEST_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
-
-
-# How progress is shown: the name of a step, what of it is done, and all of it.
-Steps = Callable[[str, int, int], None]
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

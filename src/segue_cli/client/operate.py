@@ -28,7 +28,7 @@ from segue.server.control import (
     find_control,
     give_order,
 )
-from segue_cli.remote.talk import (
+from segue_cli.client.talk import (
     NotReachable,
     RunningServer,
     ServerRefused,

@@ -24,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
 from segue.printable import printable
-from segue_cli.remote.talk import RunningServer, add_model, add_server, find_endpoint, server_of
+from segue_cli.client.talk import RunningServer, add_model, add_server, find_endpoint, server_of
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0

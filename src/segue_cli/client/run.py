@@ -23,9 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from segue.errors import Misconfigured
-from segue_cli.remote.clients import UNSUPPORTED, opencode, pi
-from segue_cli.remote.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
-from segue_cli.remote.talk import (
+from segue_cli.client.clients import UNSUPPORTED, opencode, pi
+from segue_cli.client.talk import (
     ModelEndpoint,
     NotReachable,
     RunningServer,
@@ -199,6 +198,9 @@ def _started(flags: list[str]) -> Iterator[str]:
 
 
 def _codex(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
+    # Imported here: only Codex's file needs tomlkit.
+    from segue_cli.client.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
+
     files = {"config.toml": codex_block(endpoint) + "\n", SMALL_PROMPT: SMALL_PROMPT_TEXT}
     return Setup(files, environment={"CODEX_HOME": str(home)})
 

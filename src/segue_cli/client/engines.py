@@ -17,8 +17,8 @@ import msgspec
 from segue.errors import Misconfigured
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import DrainOrder, FleetStatus, give_order
-from segue_cli.remote.operate import NOT_RUNNING, our_server
-from segue_cli.remote.talk import add_server, say
+from segue_cli.client.operate import NOT_RUNNING, our_server
+from segue_cli.client.talk import add_server, say
 
 # How often a replica that drains is looked at, and how long by default.
 LOOK_S = 0.5

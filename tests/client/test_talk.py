@@ -15,8 +15,8 @@ import tomllib
 import pytest
 
 from segue_cli.cli import main
-from segue_cli.remote.clients import CLIENTS
-from segue_cli.remote.talk import RunningServer, ServerRefused
+from segue_cli.client.clients import CLIENTS
+from segue_cli.client.talk import RunningServer, ServerRefused
 from tests.support import WAIT_S
 
 Said = tuple[int, str, str]

@@ -4,8 +4,7 @@
     worker    a whole server, as a single process is, on a socket of its own with the same port number
     engine    the embedded models, loaded once; workers use them over a Unix socket
 
-A process reads its instructions from standard input, so that no secret shows in the process list; when standard input
-ends, the parent is gone, and the process shuts down as after a signal. A process that dies is started again, after a
+A process that dies is started again, after a
 pause that grows; so is a worker whose event loop stands still, which is killed first. Signals go to the parent, which
 passes them on: the first drains, the second ends the grace period.
 
@@ -22,31 +21,24 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import uvloop
-from msgspec import Struct
 
 from segue.aio import in_background
 from segue.cluster.hub import Hub
-from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
-from segue.observe.logs import set_up_logging
 from segue.server.announce import announce, count
-from segue.server.app import WorkerPlace
 from segue.server.control import give_order
-from segue.server.models import shared_engines
 from segue.server.operator import Member, Operator, ReadSettings
-from segue.server.serve import BACKLOG, listen, operated, serve_on, url_of
+from segue.server.serve import BACKLOG, listen, operated, url_of
 from segue.server.served import has_engines_inside
 from segue.settings.values import Settings
+from segue.workers.worker import PIPE_BYTES, Orders
 
 log = logging.getLogger(__name__)
 
@@ -56,30 +48,8 @@ PAUSE_MAX_S = 5.0
 LIVED_S = 30.0
 # After the grace period: what a worker may take to end itself.
 END_S_MAX = 15.0
-# How often a worker reports that its event loop turns, and how often the parent looks.
-TURN_S = 0.25
+# How often the parent looks whether the event loops of its workers turn.
 LOOK_S = 1.0
-# What a pipe takes as a whole, and the byte that says that the loop turns.
-PIPE_BYTES = 4_096
-TURN = b"\0"
-# The exit status for wrong settings.
-MISCONFIGURED = 2
-
-
-class Orders(Struct, frozen=True):
-    """The instructions for a process."""
-
-    role: Literal["worker", "engine"]
-    settings: Settings
-    group: str
-    hub: str
-    engines: str
-    control: str
-    # The file descriptors of its port, and of the pipe where it reports that it is ready and that its loop turns.
-    port: int
-    ready: int
-    # How often the worker in this place has been replaced because it hung.
-    replaced: int
 
 
 def is_spread() -> bool:
@@ -190,7 +160,7 @@ class Child:
         descriptors = [writable, *([self._port.fileno()] if self._port is not None else [])]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "segue.server.workers"),
+                *(sys.executable, "-m", "segue.workers.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=descriptors,
                 # Ctrl-C is for the parent, which passes it on: from the terminal as well it would count twice.
@@ -393,68 +363,3 @@ def serve_workers(settings: Settings, read_settings: ReadSettings) -> int:
     status = asyncio.run(_supervise(settings, read_settings))
     log.info("stopped")
     return status
-
-
-# --- in a process of its own ---
-
-
-def main() -> int:
-    """Follow the instructions of the parent."""
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
-    settings = orders.settings
-    set_up_logging(settings.log_level, settings.log_format, workers=settings.workers)
-    threading.Thread(target=_stop_without_parent, daemon=True).start()
-    try:
-        return uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))
-    except (Misconfigured, ApiError) as error:
-        print(f"segue: {error}", file=sys.stderr)
-        return MISCONFIGURED
-
-
-def _stop_without_parent() -> None:
-    """When the parent is gone, shut down as after a signal."""
-    # Not through `sys.stdin`, whose lock the end of the interpreter would wait for.
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _report_ready(descriptor: int) -> None:
-    with suppress(OSError):
-        os.write(descriptor, TURN)
-    os.close(descriptor)
-
-
-def _report_turns(descriptor: int, lines: bytes = TURN) -> None:
-    """Report that this worker is ready, with what it says of itself, and from now on that its event loop turns."""
-    os.set_blocking(descriptor, False)
-    # The pipe is full if the parent stands still.
-    with suppress(OSError):
-        os.write(descriptor, lines[:PIPE_BYTES])
-    asyncio.get_running_loop().call_later(TURN_S, _report_turns, descriptor)
-
-
-async def _run_worker(orders: Orders) -> int:
-    place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.control, orders.replaced)
-    with socket.socket(fileno=orders.port) as port:
-        return await serve_on(
-            port,
-            orders.settings,
-            lambda url, lines: _report_turns(orders.ready, "\n".join(lines).encode()),
-            place,
-        )
-
-
-async def _run_engines(orders: Orders) -> int:
-    """Share the embedded engines with the workers until a signal comes."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with shared_engines(orders.settings, orders.engines):
-        _report_ready(orders.ready)
-        await stopping.wait()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

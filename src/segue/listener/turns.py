@@ -1,0 +1,107 @@
+"""How does a request by HTTP become a turn, and how do the turn's events reach its client?
+
+What every API does in the same way, whatever its requests and events look like: the body within the limits of the key,
+who asks and how it was received, then either the end of the turn or a stream that goes at the client's pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+from msgspec import structs
+
+from segue.listener.auth import client_name
+from segue.listener.exchange import ClientGone, Exchange, subscribed
+from segue.listener.services import Services
+from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
+from segue.turn.plan import Arrival, Caller, Receipt
+from segue.turn.running import Running
+from segue.wire.codec import decode_traceparent
+from segue.wire.requests import Create
+
+
+async def receive_body(exchange: Exchange, services: Services) -> bytes | bytearray:
+    """The body of a request for a turn, which counts against the limits of its key."""
+    if exchange.account.is_limited:
+        await exchange.account.quota.take_request()
+    return await exchange.text(services.limits.body_bytes_max)
+
+
+def arrival_of(exchange: Exchange, services: Services, create: Create) -> Arrival:
+    """What this exchange asks for, by whom, and how it was received."""
+    account = exchange.account
+    caller = Caller(
+        exchange.owner,
+        services.turns,
+        may=account.scopes,
+        quota=account.turn_quota,
+        key=account.digest,
+    )
+    receipt = Receipt(
+        exchange.label + "http",
+        request_id=exchange.request_id,
+        client=client_name(exchange.header(b"user-agent")),
+        traceparent=exchange.header(b"traceparent") or decode_traceparent(create),
+        bytes_received=exchange.body_bytes,
+    )
+    return Arrival(create, caller, receipt)
+
+
+async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -> Running:
+    """A turn that has ended, or that runs in the background; its failure is raised."""
+    subscriber = LastSubscriber()
+    running = await services.runner.begin(arrival, subscriber)
+    exchange.release()
+    exchange.response_id = running.id
+    if running.is_background:
+        running.detach(subscriber)
+    else:
+        await wait_for_end(exchange, running, subscriber)
+    if running.error is not None:
+        raise running.error
+    return running
+
+
+async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
+    """Wait for the end of a turn; a client that leaves earlier has cancelled it."""
+    async with subscribed(exchange, running, subscriber):
+        await subscriber.ended()
+
+
+def open_stream(services: Services, write: WriteEvents, last: bytes = b"") -> SseSubscriber:
+    """A subscriber for a stream of server-sent events, within the limits of a client."""
+    return SseSubscriber(write, services.limits.outbox_bytes_max, services.memory.unread, last)
+
+
+async def stream(
+    exchange: Exchange, services: Services, arrival: Arrival, subscriber: SseSubscriber
+) -> None:
+    """Every event of a turn, as it comes. A turn that fails before anything was written is answered with a status."""
+    receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
+    running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
+    exchange.release()
+    exchange.response_id = running.id
+    async with subscribed(exchange, running, subscriber):
+        await write_stream(exchange, services, subscriber)
+    if running.error is not None:
+        exchange.reason = running.error.code
+        if not exchange.has_started:
+            raise running.error
+
+
+async def write_stream(exchange: Exchange, services: Services, subscriber: SseSubscriber) -> None:
+    """Write what the subscriber gets until its turn has ended, at the pace of the client."""
+    with closing(subscriber):
+        while not subscriber.is_over:
+            data = await subscriber.take()
+            if subscriber.is_lost:
+                # The client comes back for the rest, to the process that has the turn then.
+                await exchange.cut()
+                raise ClientGone
+            if not exchange.has_started:
+                if not data:
+                    continue
+                await exchange.start(200, SSE_HEADERS)
+            async with asyncio.timeout(services.limits.write_s_max):
+                await exchange.write(data, is_last=subscriber.is_over)

@@ -1,0 +1,156 @@
+"""Which WebSocket upgrades are accepted? Knows every WebSocket session of the process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Sequence
+
+from msgspec import structs
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+
+from segue.accounts.account import Account
+from segue.errors import ApiError, Refused, Unavailable
+from segue.ids import new_id
+from segue.listener.api import Api, Session, Upgrade
+from segue.listener.auth import bearer, client_name, offered
+from segue.listener.exchange import LOGGED_CHARS_MAX
+from segue.listener.reconnect import LostCaches
+from segue.listener.services import Services
+from segue.listener.socket import Socket
+from segue.process.afterwards import AccessLine
+from segue.seams.history import Owner
+
+# Refused clients are told to retry over this many seconds, not all at once (docs/hazards.md T15).
+RETRY_S = 4.0
+
+
+class Upgrades:
+    """Accepts upgrades: every session of the process begins here."""
+
+    def __init__(self, services: Services, apis: Sequence[Api]) -> None:
+        self._services = services
+        # By path, as a client may send it.
+        self._paths = {
+            path + end: api.upgrade
+            for api in apis
+            if api.upgrade is not None
+            for path in api.spellings(api.upgrade.path)
+            for end in ("", "/")
+        }
+        self.sessions: set[Session] = set()
+        self.lost = LostCaches(services.limits.reconnect_s)
+
+    def accept(
+        self, request: Request, socket: Socket
+    ) -> Session | ApiError | Awaitable[Session | ApiError]:
+        """A session for this upgrade, or the error that refuses it; at once where the key is cached and has a place for
+        one more connection."""
+        path, headers = request.path.partition("?")[0], request.headers
+        line = None
+        if self._services.write_access is not None:
+            line = _access_line(path, headers, socket.address)
+        socket.client = client_name(_header(headers, "User-Agent"))
+        try:
+            upgrade = self._find(path, headers)
+            secret = _secret_in(headers)
+            account = self._services.accounts.known(secret)
+            if account is None or not account.quota.can_connect:
+                return self._look_up(upgrade, secret, line)
+            return self._open(upgrade, account, line)
+        except ApiError as error:
+            return self._refuse(error, path, line)
+
+    def _find(self, path: str, headers: Headers) -> Upgrade:
+        """The upgrade that this path stands for; everything is checked that can be without the key."""
+        limits = self._services.limits
+        self._services.origin_policy.check(_header(headers, "Host"), _header(headers, "Origin"))
+        upgrade = self._paths.get(path)
+        if upgrade is None:
+            raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
+        if not limits.websocket:
+            message = "WebSocket mode is switched off here; use HTTP."
+            raise Refused(message, status=426, code="upgrade_required")
+        if self._services.runner.is_draining:
+            raise Unavailable("The server is shutting down. Please retry.")
+        if len(self.sessions) >= limits.connections_max:
+            wait_s = 1 + RETRY_S * random.random()
+            raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
+        return upgrade
+
+    async def _look_up(
+        self, upgrade: Upgrade, secret: str | None, line: AccessLine | None
+    ) -> Session | ApiError:
+        try:
+            account = await self._services.accounts.find(secret)
+            account.check_scope(upgrade.scope)
+            await account.quota.check_connections()
+            return self._open(upgrade, account, line)
+        except ApiError as error:
+            return self._refuse(error, upgrade.path, line)
+
+    def _open(self, upgrade: Upgrade, account: Account, line: AccessLine | None) -> Session:
+        account.check_scope(upgrade.scope)
+        if line is not None:
+            line = structs.replace(line, owner=account.owner, key=account.key_name)
+        return upgrade.open(self._services, account, self.sessions, self.lost, line)
+
+    def _refuse(self, error: ApiError, path: str, line: AccessLine | None) -> ApiError:
+        services, request_id = self._services, new_id("req")
+        error.request_id = request_id
+        services.note_refusal("websocket", error.code, request_id)
+        upgrade = self._paths.get(path)
+        route = "" if upgrade is None else upgrade.path
+        services.count_request("GET", route, error.status)
+        if line is not None and services.write_access is not None:
+            more = {"request_id": request_id, "status": error.status, "reason": error.code}
+            services.write_access(structs.replace(line, **more))
+        return error
+
+    def dismiss(self, account: Account) -> None:
+        """The key of this account was revoked: its sessions end."""
+        for session in tuple(self.sessions):
+            if session.account is account:
+                session.dismiss()
+
+    async def erase(self, owner: Owner, turn_id: str) -> None:
+        """Make every connection of its owner forget a deleted turn."""
+        for session in tuple(self.sessions):
+            if session.account.owner == owner:
+                await session.erase(turn_id)
+        await self.lost.erase(owner, turn_id)
+
+    def leave_idle(self) -> None:
+        """Close the idle sockets; the others close right after their last turn."""
+        for session in tuple(self.sessions):
+            session.leave_if_idle()
+
+    def leave(self) -> None:
+        """Close all sockets: the process is stopping."""
+        for session in tuple(self.sessions):
+            session.leave()
+
+
+def _header(headers: Headers, name: str) -> str:
+    """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
+    return ", ".join(headers.get_all(name))
+
+
+def _secret_in(headers: Headers) -> str | None:
+    """The API key of an upgrade: in its Authorization header or, from a browser, among its subprotocols."""
+    secret = bearer(_header(headers, "Authorization"))
+    return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
+
+
+def _access_line(path: str, headers: Headers, address: str) -> AccessLine:
+    """What all lines of a connection in the access log have in common."""
+    return AccessLine(
+        event="request",
+        request_id="",
+        method="GET",
+        path=path.encode("ascii", "backslashreplace").decode()[:LOGGED_CHARS_MAX],
+        status=0,
+        took_s=0.0,
+        address=address,
+        forwarded_for=_header(headers, "X-Forwarded-For")[:LOGGED_CHARS_MAX],
+    )

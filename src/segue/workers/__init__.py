@@ -1,0 +1,1 @@
+"""How do several processes serve one port? Not loaded where one does."""
