@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"turn", "process", "memory", "accounts"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
-    "observe": INNER | {"turn", "process"},
+    "observe": INNER | {"turn", "process", "listener"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
