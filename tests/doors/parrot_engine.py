@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from segue.seams.model import Dialect, EngineFacts, Finish, Ids, Job, JobStarted, Piece
 from segue.server.models import BUILDERS, Built, Maker
-from segue.settings.values import ModelSettings
+from segue.settings.values import EngineName, ModelSettings
 from segue.turn.plan import Model
 from segue.wire.codec import as_item
 from segue.wire.items import InputText, Message, OutputText
@@ -44,9 +44,14 @@ def _last_words(job: Job) -> str:
     return "".join(part.text for part in content if isinstance(part, InputText))
 
 
+# The row that a made-up engine takes: tests cannot add a name to the settings (`EngineName`).
+ROW: EngineName = "scripted"
+_scripted = BUILDERS[ROW]
+
+
 def parrot(settings: ModelSettings, shared: str, built: Built) -> Maker:
     """The row: a model with the vocabulary and dialect of the scripted one, and this engine."""
-    make = BUILDERS["scripted"](settings, shared, built)
+    make = _scripted(settings, shared, built)
 
     def make_parrot(settings: ModelSettings) -> Model:
         model = make(settings)

@@ -28,10 +28,10 @@ from segue.errors import (
     too_large,
 )
 from segue.ids import new_id
+from segue.listener.access_line import AccessLine
 from segue.listener.inflate import inflate
 from segue.memory.budget import Memory
 from segue.memory.intake import Inflow
-from segue.process.afterwards import AccessLine
 from segue.seams.history import Owner
 from segue.turn.notices import Cancel
 from segue.turn.running import Running, Subscriber

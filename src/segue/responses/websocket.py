@@ -35,6 +35,7 @@ from segue.errors import (
     too_large,
 )
 from segue.ids import current_request
+from segue.listener.access_line import AccessLine
 from segue.listener.api import Session, SessionStatus
 from segue.listener.exchange import CLIENT_LEFT, answerable
 from segue.listener.reconnect import LostCaches
@@ -42,7 +43,6 @@ from segue.listener.services import Services
 from segue.listener.socket import MessageFault, Socket, SocketClosed
 from segue.memory.budget import sent_bytes
 from segue.memory.intake import Inflow
-from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
 from segue.responses.steering import EndedResponse, EndedTurns, HeldSteer, Steering
 from segue.seams.history import Turn
