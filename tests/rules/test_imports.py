@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
-    "tools": INNER | {"turn", "documents", "web", "mcp"},
+    "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts"},
