@@ -63,6 +63,7 @@ from segue.errors import (
 )
 from segue.seams.model import EngineFacts, Finish, Grammar, Ids, Job, JobStarted, TokenLogprob
 from segue.seams.prompt import Tokens, id_array
+from segue.vocabularies.gguf import GgufValue, trained_tokens
 from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 log = logging.getLogger(__name__)
@@ -514,15 +515,9 @@ def tell_memory(
         )
 
 
-def context_for(head: Mapping[str, object]) -> int:
+def context_for(head: Mapping[str, GgufValue]) -> int:
     """The context of a model where the operator has not said."""
     return min(trained_tokens(head), CONTEXT_TOKENS)
-
-
-def trained_tokens(head: Mapping[str, object]) -> int:
-    """The context that the model was trained with, from its file."""
-    length = head.get(f"{head.get('general.architecture')}.context_length")
-    return length if isinstance(length, int) else 4_096
 
 
 def token_bytes(head: Mapping[str, object]) -> int:

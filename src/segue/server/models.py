@@ -43,7 +43,7 @@ from segue.stores.seals import RingSeals
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
 from segue.vocabularies.gguf import read_gguf
-from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.load import load_vocabulary
 from segue.vocabularies.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -513,16 +513,6 @@ def unread_call_mark(dialect: Dialect) -> str | None:
 def lacks_tools(dialect: Dialect) -> bool:
     """Whether the model's own chat template has no place for tools."""
     return isinstance(dialect, TokenDialect) and dialect.lacks_tools
-
-
-def load_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
-    if not path.exists():
-        raise Misconfigured(
-            f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
-            "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
-        )
-    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 
 def _model(

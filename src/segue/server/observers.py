@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from segue.aio import in_background
 from segue.errors import need_package
+from segue.listener.access_line import AccessLine
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics
-from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
+from segue.process.afterwards import Afterwards, EndedTurn, Observer
 from segue.seams.history import Owner
 from segue.server.state import State
 
