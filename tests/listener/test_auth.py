@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.errors import Forbidden
-from segue.listener.auth import offered, origin_policy
+from segue.listener.auth import bearer_key, offered, origin_policy
 from tests.support import MODEL, fetch, serving, wire
 
 PAGE = "https://app.example"
