@@ -73,9 +73,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
+    # Where the operator asks for them.
+    "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
+    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
     | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
     # How do several processes serve one port?
