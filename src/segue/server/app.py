@@ -82,9 +82,9 @@ class App:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
-        self.upgrades.leave_idle()
+        self.upgrades.close_idle()
         await self.runner.drain(grace_s)
-        self.upgrades.leave()
+        self.upgrades.close_all()
 
 
 @asynccontextmanager
