@@ -143,7 +143,7 @@ async def begin(
     )
     ear = Ear()
     running.attach(ear)
-    return Played(TurnLoop(plan, running, turns, resources), running, ear, plan)
+    return Played(TurnLoop(plan, running, turns.save, resources), running, ear, plan)
 
 
 def _hosted(plan: Plan) -> Any:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
+from segue.aio import spawn
 from segue.errors import ApiError, Conflict, Unavailable
 from segue.process.registry import TurnRegistry
 from segue.seams.history import Owner
@@ -41,20 +42,21 @@ REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
 UNSTORED_S_MAX = 0.5
 
 
-# Starts a task that the process keeps until it is done.
-Spawn = Callable[[Coroutine[None, None, None]], None]
-
-
 class Repeats:
     """The requests of this process that have idempotency keys."""
 
     def __init__(
-        self, keys: IdempotencyKeys, log: EventLog, registry: TurnRegistry, spawn: Spawn
+        self,
+        keys: IdempotencyKeys,
+        log: EventLog,
+        registry: TurnRegistry,
+        tasks: set[asyncio.Task[None]],
     ) -> None:
+        """`tasks`: what a stop of the process waits for."""
         self._keys = keys
         self._log = log
         self._registry = registry
-        self._spawn = spawn
+        self._tasks = tasks
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
 
@@ -69,15 +71,11 @@ class Repeats:
         claim = claim_of(arrival.create, caller.owner, self._registry.new_id())
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
-            for _ in range(CLAIMS_MAX):
-                held = await self._take(claim)
-                if held.turn_id == claim.turn_id:
-                    break
+            held = await self._claim_settled(claim)
+            if held.turn_id != claim.turn_id:
                 repeated = await self._repeat(held, claim, caller.turns, subscriber)
                 if repeated is not None:
                     return repeated
-            else:
-                raise _contended()
             try:
                 return await start(claim.turn_id)
             except BaseException:
@@ -104,7 +102,7 @@ class Repeats:
 
     # --- claiming ---
 
-    async def _take(self, claim: Claim) -> Claim:
+    async def _claim_settled(self, claim: Claim) -> Claim:
         """The claim that holds the key, once that is settled: a request that is still being prepared may be refused,
         and then the key is free again."""
         for _ in range(CLAIMS_MAX):
@@ -119,12 +117,12 @@ class Repeats:
 
     async def _claim(self, claim: Claim) -> Claim:
         """Ask for the key. A client that leaves meanwhile must not keep it."""
-        asking = asyncio.create_task(_claimed(self._keys, claim))
+        asking = asyncio.create_task(self._keys.claim(claim))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
             is_settled = self._preparing[claim.turn_id] = asyncio.Event()
-            self._spawn(self._unclaim(asking, claim, is_settled))
+            spawn(self._unclaim(asking, claim, is_settled), self._tasks)
             raise
 
     async def _unclaim(
@@ -204,10 +202,6 @@ class Repeats:
         running = Running(held.owner, over, is_stored=True, turn=turn)
         running.publish(logged)
         return running
-
-
-async def _claimed(keys: IdempotencyKeys, claim: Claim) -> Claim:
-    return await keys.claim(claim)
 
 
 async def _has_ended(held: Claim, turns: Turns) -> bool:
