@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from segue.aio import in_background
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
+from segue.observe.lines import open_lines
 from segue.observe.metrics import Metrics
-from segue.observe.traces import Traces
+from segue.observe.traces import open_traces
 from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
 from segue.seams.history import Owner
 from segue.server.state import State
@@ -77,18 +78,19 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_background("loop_lag", metrics.watch_loop))
         if settings.otel_endpoint:
-            traces = Traces(settings.otel_endpoint, settings.otel_headers)
+            traces = open_traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
         audit = None
         if settings.audit_log:
-            audit = await stack.enter_async_context(Audit(settings.audit_log))
+            lines = open_lines("audit_log", settings.audit_log)
+            audit = Audit(await stack.enter_async_context(lines))
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
-            place, log_format = settings.access_log, settings.log_format
-            log_file = AccessLog(place, log_format, workers=settings.workers)
-            access = await stack.enter_async_context(log_file)
+            lines = open_lines("access_log", settings.access_log)
+            add_line = await stack.enter_async_context(lines)
+            access = AccessLog(add_line, settings.log_format, workers=settings.workers)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, history, afterwards, refusals, write_access, audit)
