@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
+from segue.seams.history import ancestors
 from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
 from segue.turn.plan import Arrival, Model, Plan, Resolved, Tally
@@ -83,7 +84,7 @@ def admit(
 
 def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
     """A stored compaction would keep the words of everything it stands for: nothing of that may be unstored."""
-    past = resolved.parent.lineage() if resolved.parent and is_stored else []
+    past = ancestors(resolved.parent) if resolved.parent and is_stored else []
     return all(turn.is_stored for turn in past)
 
 

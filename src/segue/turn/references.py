@@ -15,7 +15,7 @@ from segue.aio import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound
 from segue.ids import given_id, turn_of
 from segue.seams.access import Seals
-from segue.seams.history import Owner, Round, Turn
+from segue.seams.history import Owner, Round, Turn, ancestors
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.plan import MANY_ITEMS, Caller, Given
 from segue.wire.items import (
@@ -76,7 +76,7 @@ async def resolve_references(
 async def _items_in_history(parent: Turn | None, *, is_stored: bool) -> dict[str, Item]:
     """The items of this history by their ids."""
     known: dict[str, Item] = {}
-    for turn in parent.lineage() if parent else ():
+    for turn in ancestors(parent) if parent else ():
         if turn.is_stored or not is_stored:
             known |= _items_with_ids(turn)
             await asyncio.sleep(0)
