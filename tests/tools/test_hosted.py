@@ -156,7 +156,6 @@ def plan_of(fields: dict[str, Any]) -> Plan:
     given = tuple(decode_item(raw, "input[0]") for raw in create.input)
     return Plan(
         id="resp_1",
-        owner="ada",
         arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
         resolved=resolve(create, Given(given), None, has_web=True),
         model=cast(Any, None),

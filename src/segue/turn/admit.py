@@ -62,7 +62,6 @@ def admit(
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
         id=turn_id,
-        owner=caller.owner,
         arrival=arrival,
         resolved=resolved,
         model=model,
@@ -74,10 +73,8 @@ def admit(
         generates=generates,
         is_rollout=is_rollout,
         can_be_steered=generates and is_plain,
-        key=create.idempotency_key or "",
         compacts=compacts,
         threshold=_threshold(resolved, model, is_stored=is_stored),
-        append_s_max=resources.append_s_max,
         guards=resources.guards.get(caller.owner, model.guards),
     )
 

@@ -186,7 +186,7 @@ class TurnLoop:
             await self._wait(required)
             decision = decide(self.finish, running.inbox, is_waiting=True)
         if isinstance(decision, Await):
-            return End("failed", error=append_timeout(plan.append_s_max))
+            return End("failed", error=append_timeout(self.resources.append_s_max))
         return decision
 
     async def _round(self) -> ApiError | None:
@@ -470,7 +470,7 @@ class TurnLoop:
         running.publish([self.assembler.wait_for(required)])
         with suppress(Interrupted):
             async with running.interruptible():
-                await asyncio.sleep(self.plan.append_s_max)
+                await asyncio.sleep(self.resources.append_s_max)
                 if not running.is_waiting:
                     # The append has come, and waits for a slot.
                     await asyncio.Event().wait()
