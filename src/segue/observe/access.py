@@ -12,9 +12,9 @@ import re
 
 import msgspec
 
+from segue.listener.access_line import AccessLine
 from segue.observe.lines import AddLine
 from segue.observe.logs import LogFormat, make_formatter
-from segue.process.afterwards import AccessLine
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
 log = logging.getLogger("segue.access")

@@ -47,7 +47,7 @@ from segue.turn.prepare import prepare
 from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
 from segue.wire.codec import check_item_ids
-from segue.wire.items import Item
+from segue.wire.items import Item, contains_media
 from segue.wire.requests import Create
 from segue.wire.response import NO_USAGE, Response
 
@@ -174,7 +174,7 @@ class Runner:
         try:
             hosted = self.resources.hosted
             if plan.resolved.is_hosted and hosted is not None:
-                plan = await hosted.read_files(plan)
+                plan = await hosted.load().read_files(plan)
             return await count(plan, self.resources.prompt_cache)
         finally:
             self._give_up(plan)
@@ -227,7 +227,9 @@ class Runner:
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
         hosted = self.resources.hosted
-        return items if hosted is None else await hosted.fetch(items)
+        if hosted is None or not contains_media(items):
+            return items
+        return await hosted.load().fetch(items)
 
     @property
     def background_room(self) -> int:
@@ -487,15 +489,16 @@ def _refuse_if(is_draining: bool) -> None:
 
 async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
     pause_s = RETRY_S
-    while True:
+    is_owed = True
+    while is_owed:
         await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
         try:
             await write()
-            return
-        except Fenced:
-            return
-        except ApiError:
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
+            is_owed = False
+        except ApiError as error:
+            # Others have written the end of a turn that this process had to give away.
+            is_owed = not isinstance(error, Fenced)
 
 
 def _check_later(model: Model, is_joined: bool, items: Sequence[Item]) -> int:

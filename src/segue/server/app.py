@@ -30,14 +30,13 @@ from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
-from segue.server.dashboard import dashboard_routes
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import Observers, open_observers
-from segue.server.pages import ServerPages
+from segue.server.pages import ServerPages, has_dashboard
 from segue.server.reload import Reload
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
@@ -134,8 +133,15 @@ async def _open_server(
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         routes = routes_of(apis, services)
-        routes += ServerPages(services, health.check, health.write_metrics, routes).routes
-        routes += dashboard_routes(state, services, observers, health, upgrades)
+        pages = ServerPages(services, health.check, health.write_metrics, routes)
+        routes += pages.routes
+        if has_dashboard():
+            # Imported here: it may be left out of an installation.
+            from segue.server.dashboard import dashboard_routes
+
+            routes += dashboard_routes(state, services, observers, health, upgrades)
+        else:
+            routes.append(pages.welcome)
         routes += reports.routes
         reload = Reload(served, runner, services, place.engines)
         retention = Retention(settings.retention_s, settings.events_retention_s)
@@ -179,7 +185,6 @@ def build_runner(
         seals=RingSeals(state.ring),
         prompt_cache=state.render_cache,
         hosted=hosted,
-        has_web=hosted.has_web,
         open_gate=served.open_gate,
         guards=served.owners,
         append_s_max=settings.append_s_max,
