@@ -6,17 +6,18 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from segue.aio import in_background
 from segue.errors import need_package
 from segue.listener.access_line import AccessLine
-from segue.observe.access import AccessLog
-from segue.observe.audit import Audit
-from segue.observe.lines import open_lines
 from segue.observe.metrics import Metrics
 from segue.process.afterwards import Afterwards, EndedTurn, Observer
 from segue.seams.history import Owner
 from segue.server.state import State
+
+if TYPE_CHECKING:
+    from segue.exports.audit import Audit
 
 log = logging.getLogger(__name__)
 
@@ -85,24 +86,28 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     refusals: list[NoteRefusal] = [metrics.note_refusal]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_background("loop_lag", metrics.watch_loop))
+        # What follows is imported where it is asked for.
         if settings.otel_endpoint:
             need_package("otel_endpoint", "aiohttp", "web")
-            # Imported here: most servers export no traces.
-            from segue.observe.traces import open_traces
+            from segue.exports.traces import open_traces
 
             traces = open_traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
         audit = None
         if settings.audit_log:
-            lines = open_lines("audit_log", settings.audit_log)
-            audit = Audit(await stack.enter_async_context(lines))
+            from segue.exports.audit import open_audit
+
+            audit = await stack.enter_async_context(open_audit(settings.audit_log))
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
-            lines = open_lines("access_log", settings.access_log)
-            add_line = await stack.enter_async_context(lines)
-            access = AccessLog(add_line, settings.log_format, workers=settings.workers)
+            from segue.exports.access import open_access_log
+
+            opened = open_access_log(
+                settings.access_log, settings.log_format, workers=settings.workers
+            )
+            access = await stack.enter_async_context(opened)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, observers, refusals, afterwards, write_access, audit)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
-from segue.observe.lines import AddLine
+from segue.exports.lines import AddLine, open_lines
 from segue.process.afterwards import EndedTurn
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
@@ -94,3 +96,10 @@ class Audit:
             return
         extra = {"fields": msgspec.to_builtins(line), "request_id": line.request_id or ""}
         log.info("%s", data.decode(), extra=extra)
+
+
+@asynccontextmanager
+async def open_audit(place: str) -> AsyncIterator[Audit]:
+    """The audit log at this place while inside; what is left is written on the way out."""
+    async with open_lines("audit_log", place) as add_line:
+        yield Audit(add_line)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from segue.errors import Misconfigured
-from segue.observe.batches import Batches
+from segue.exports.batches import Batches
 
 log = logging.getLogger(__name__)
 

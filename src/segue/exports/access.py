@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
+from segue.exports.lines import AddLine, open_lines
 from segue.listener.access_line import AccessLine
-from segue.observe.lines import AddLine
 from segue.observe.logs import LogFormat, make_formatter
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
@@ -46,6 +48,15 @@ class AccessLog:
             log.handle(record)
         else:
             self._add_line(self._format(record).encode())
+
+
+@asynccontextmanager
+async def open_access_log(
+    place: str, log_format: LogFormat, *, workers: int = 1
+) -> AsyncIterator[AccessLog]:
+    """The access log at this place while inside; what is left is written on the way out."""
+    async with open_lines("access_log", place) as add_line:
+        yield AccessLog(add_line, log_format, workers=workers)
 
 
 def text_of(line: AccessLine) -> str:
