@@ -207,7 +207,8 @@ def run_reconnect(clients: int, cause: DisconnectCause, *flags: str) -> Reconnec
     """Disconnect many clients, and let all of them come back at once, each to its stored turn."""
     options = stream_server(0, 0, flags)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, ExitStack() as stack:
-        folder, first = Path(name), stack.enter_context(ExitStack())
+        folder = Path(name)
+        first = stack.enter_context(ExitStack())
         process = first.enter_context(serve_in(folder, options))
         with apart(process):
             herd = stack.enter_context(crowd(process.port, "herd", clients))
@@ -275,7 +276,10 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{in_words(machine)}.", style="dim")
     if options.json:
         write_json(options.json, CrowdReport(machine, runs, returns))
-    return int(any(map(drops, runs)) or any(one.herd.served < one.guests for one in returns))
+    return int(
+        any(map(drops, runs))
+        or any(reconnect.herd.served < reconnect.guests for reconnect in returns)
+    )
 
 
 def drops(run: CrowdRun) -> int:

@@ -101,7 +101,7 @@ def sum_up(case: BenchCase, loops: Sequence[MeasuredLoop]) -> BenchRun:
         piece_cache=case.caches.pieces,
         repetitions=len(loops),
         total_s_each=[_r(loop.total_s) for loop in loops],
-        ttft_ms_each=[_r(statistics.median(t.ttft_s * 1e3 for t in one.turns)) for one in loops],
+        ttft_ms_each=[_r(statistics.median(t.ttft_s * 1e3 for t in loop.turns)) for loop in loops],
         turn_ms_along=[
             _r(statistics.median(loop.turns[n].turn_s * 1e3 for loop in loops))
             for n in range(case.turns)
@@ -149,7 +149,9 @@ def _stages_ms(loops: Sequence[MeasuredLoop]) -> dict[str, float]:
     counted = [(loop.counted, loop.case.turns) for loop in loops if loop.counted is not None]
     found = {"client": _r(client)}
     for stage in STAGES if counted else ():
-        spent = statistics.mean(one.stage_s[stage] * 1e3 / turns for one, turns in counted)
+        spent = statistics.mean(
+            counters.stage_s[stage] * 1e3 / turns for counters, turns in counted
+        )
         found[stage] = _r(spent)
     found["rest"] = _r(max(0.0, whole - sum(found.values())))
     return found

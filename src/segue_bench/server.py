@@ -143,7 +143,8 @@ def apart(process: ServerProcess) -> Iterator[None]:
     if len(cores()) < 2:
         yield
         return
-    first, before = min(cores()), os.sched_getaffinity(0)
+    first = min(cores())
+    before = os.sched_getaffinity(0)
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         # A thread may end meanwhile.
         with suppress(ProcessLookupError):
@@ -269,7 +270,8 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Serv
 
 def make_certificate(folder: Path) -> Path:
     """A self-signed certificate for localhost, key and certificate in one file, valid for a day."""
-    path, key = folder / "certificate.pem", folder / "key.pem"
+    path = folder / "certificate.pem"
+    key = folder / "key.pem"
     command = [*shlex.split(CERTIFICATE), "-keyout", str(key), "-out", str(path)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=START_S_MAX)

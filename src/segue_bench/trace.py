@@ -239,7 +239,8 @@ class Replay:
         """Send it, and read its turn."""
         parent = step.parent
         self._chains[step.number] = step.number if parent is None else self._chains[parent]
-        request, is_restarted = self._request(step, is_chained=self._is_chained), False
+        request = self._request(step, is_chained=self._is_chained)
+        is_restarted = False
         chain = self._chains[step.number]
         try:
             timing = self._client.ask(chain, request)
@@ -247,7 +248,8 @@ class Replay:
             if not self._is_chained or step.parent is None or LOST not in str(error):
                 raise
             # As clients do (docs/protocol.md).
-            request, is_restarted = self._request(step, is_chained=False), True
+            request = self._request(step, is_chained=False)
+            is_restarted = True
             timing = self._client.ask(chain, request)
         response = timing.last.response
         if response is None or response.usage is None:
@@ -464,4 +466,5 @@ class _Counting:
             time.sleep(0.002)
             now = self._server.counters()
         self._run.totals[self._kind].add_counted(now.since(self._before))
-        self._before, self._turns = now, 0
+        self._before = now
+        self._turns = 0

@@ -43,7 +43,8 @@ class RecentTurns:
         """Add a turn that ended."""
         self.count += 1
         self._ring.append((self.count, turn))
-        entry, tally = turn.entry, turn.tally
+        entry = turn.entry
+        tally = turn.tally
         counted = [self.totals]
         if entry.owner in self._owners or len(self._owners) < OWNERS_MAX:
             counted.append(self._owners.setdefault(entry.owner, Totals()))

@@ -112,7 +112,8 @@ class KeyRoutes:
 
     @property
     def routes(self) -> Sequence[Route]:
-        keys, key = "/dashboard/keys", "/dashboard/keys/{id}"
+        keys = "/dashboard/keys"
+        key = "/dashboard/keys/{id}"
         return (
             Route("GET", keys, self._list, "operator"),
             Route("POST", keys, self._create, "operator"),
@@ -180,7 +181,8 @@ class KeyRoutes:
         await exchange.answer(200, encode({"id": key_id, "revoked": True}))
 
     def _check_origin(self, exchange: Exchange) -> None:
-        host, origin = exchange.header(b"host"), exchange.header(b"origin")
+        host = exchange.header(b"host")
+        origin = exchange.header(b"origin")
         self._services.origin_policy.check_own(host, origin)
 
     async def _note(self, exchange: Exchange, event: str, key_id: str) -> None:

@@ -76,7 +76,8 @@ class BlockCache:
     def found(self, digests: Sequence[int]) -> int:
         """How many blocks of this prompt's beginning are here."""
         # A block is dropped before those that it stands on: the first that is missing ends the beginning.
-        low, high = 0, len(digests)
+        low = 0
+        high = len(digests)
         while low < high:
             middle = (low + high) // 2
             if digests[middle] in self._blocks:

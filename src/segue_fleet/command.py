@@ -46,7 +46,8 @@ class FleetRecord(Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shape, replica = FleetShape(), ReplicaShape()
+    shape = FleetShape()
+    replica = ReplicaShape()
     parser.add_argument(
         "action", choices=ACTIONS, help="up: start, and run until Ctrl-C; status; down: end it"
     )
@@ -167,7 +168,7 @@ def _welcome(fleet: Fleet) -> str:
     lines = [
         "",
         f"API            {url}/v1   (HAProxy, in turns to {len(machines)} machines)",
-        *(f"dashboard      {one}/" for one in machines),
+        *(f"dashboard      {machine}/" for machine in machines),
         f"replicas       {' '.join(fleet.members[name].url for name in fleet.replicas)}",
         f"Prometheus     {fleet.members['prometheus'].url}"
         if fleet.has_prometheus
@@ -228,7 +229,7 @@ def _running(folder: Path) -> FleetRecord:
 
 def _status(folder: Path, *, is_json: bool) -> int:
     record = _running(folder)
-    rows = [_row(one) for one in record.members]
+    rows = [_row(member) for member in record.members]
     if is_json:
         print(json.dumps({"pid": record.pid, "folder": str(folder), "members": rows}, indent=2))
         return 0

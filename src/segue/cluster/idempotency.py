@@ -90,7 +90,8 @@ class SharedIdempotencyKeys:
     ) -> None:
         self._keys = idempotency_keys
         self._peers = peers
-        self._own, self._foreign = PeerClaims(clock), PeerClaims(clock)
+        self._own = PeerClaims(clock)
+        self._foreign = PeerClaims(clock)
         # Questions that wait for answers, and the turns whose keys were released meanwhile: an answer may still name
         # one of them.
         self._asking = 0

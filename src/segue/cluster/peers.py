@@ -216,14 +216,16 @@ class Peers:
 
     async def _handle(self, message: PeerMessage) -> None:
         """Answer a question, or take a message."""
-        call, body = self._handlers.get(message.subject), None
+        call = self._handlers.get(message.subject)
+        body = None
         try:
             if call is not None and message.body is not None:
                 body = await call(message.worker, message.body)
         except Exception:
             log.exception("handler for cluster message %s failed", message.subject)
         if message.kind == "ask":
-            number, subject = message.number, message.subject
+            number = message.number
+            subject = message.subject
             answer = self._message("answer", number=number, subject=subject, body=body)
             await self._publish(_topic(message.worker), answer)
 

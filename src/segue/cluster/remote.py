@@ -134,7 +134,9 @@ class EventForwarder:
         while self._waiting:
             if not self._waiting[-1].is_terminal:
                 await asyncio.sleep(GATHER_S)
-            batch, self._waiting, self._bytes = self._waiting, [], 0
+            batch = self._waiting
+            self._waiting = []
+            self._bytes = 0
             try:
                 await self._bus.publish(self._topic, _pack(batch))
             except ApiError:
@@ -217,7 +219,8 @@ class RemoteTurns:
         # Finds a turn that runs in this worker.
         self._find = find
         # Where the end of a turn is read when its worker is gone.
-        self._turns, self._log = turns, events
+        self._turns = turns
+        self._log = events
         self._silence_s = silence_s
         self._remote: dict[str, RemoteTurn] = {}
         self._reaching: dict[TurnRef, asyncio.Lock] = {}
@@ -418,7 +421,8 @@ class RemoteTurns:
         forwarder = self._forwarders.get(body.decode())
         if forwarder is None:
             return
-        running, forwarder.is_held = forwarder.running, subject == "hold"
+        running = forwarder.running
+        forwarder.is_held = subject == "hold"
         if subject == "go_on":
             running.wake()
         elif subject != "hold":

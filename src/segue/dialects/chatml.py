@@ -29,11 +29,16 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
-START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
 BLOCK = Mark(START)
-CALL, CALLED = "<tool_call>", "</tool_call>"
-RESPONSE, RESPONDED = "<tool_response>", "</tool_response>"
-THINK, THOUGHT = HERMES.think, HERMES.thought
+CALL = "<tool_call>"
+CALLED = "</tool_call>"
+RESPONSE = "<tool_response>"
+RESPONDED = "</tool_response>"
+THINK = HERMES.think
+THOUGHT = HERMES.thought
 # After a block stands a newline of its own.
 BLOCK_END = Mark(END, "\n")
 # A change of this file that changes what kept ids mean needs a new number.

@@ -110,7 +110,8 @@ class TokenDialect:
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""
-        family, head = self._family, scene.head
+        family = self._family
+        head = scene.head
         rendered = family.render(self._bound, scene)
         chunks: Chunks = ()
         schema = None
@@ -131,7 +132,8 @@ class TokenDialect:
         return self._family.write(self._bound.vocabulary, items)
 
     def reader(self, scene: Scene) -> _Reader:
-        family, bound = self._family, self._bound
+        family = self._family
+        bound = self._bound
         is_free = scene.head.tool_choice in ("auto", "none")
         found = None if is_free else grammar_offer(scene)
         if found is None:

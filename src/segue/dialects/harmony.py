@@ -68,8 +68,13 @@ from segue.wire.kinds import is_model_written
 from segue.wire.requests import TextFormat
 from segue.wire.tools import Offer
 
-START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
-CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+START = "<|start|>"
+END = "<|end|>"
+MESSAGE = "<|message|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "harmony2"
 CUE = Mark(START, "assistant")
@@ -351,7 +356,8 @@ def _property(name: str, schema: object, indent: str) -> str:
     if not isinstance(schema, dict):
         return f"{indent}{name}: any,\n"
     out = ""
-    title, description = _text(schema, "title"), _text(schema, "description")
+    title = _text(schema, "title")
+    description = _text(schema, "description")
     if title is not None:
         out += f"{indent}// {title}\n{indent}//\n"
     variants = schema.get("oneOf")
@@ -368,7 +374,8 @@ def _property(name: str, schema: object, indent: str) -> str:
 
 
 def _variants(name: str, schema: dict[str, object], variants: Sequence[object], indent: str) -> str:
-    description, default = _text(schema, "description"), _default(schema)
+    description = _text(schema, "description")
+    default = _default(schema)
     first = _text(variants[0], "description") if variants else None
     out = "" if description in (None, first) else f"{indent}// {description}\n"
     out += "" if default is None else f"{indent}// {default}\n"
@@ -531,13 +538,16 @@ class HarmonyReader:
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
-            self._body, rest = ItemOpened("message"), stray + rest
+            self._body = ItemOpened("message")
+            rest = stray + rest
         if self._body is not None:
             self._write_text(rest)
         items.end_arguments()
         items.close(is_cut=is_cut)
-        self._header, self._section = {"": ""}, ""
-        self._body, self._is_passing = None, False
+        self._header = {"": ""}
+        self._section = ""
+        self._body = None
+        self._is_passing = False
 
 
 # --- forced answers -------------------------------------------------------------------------------

@@ -32,12 +32,17 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
-BEGIN, HEADER, HEADED = "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"
-END, TAG = "<|eot_id|>", "<|python_tag|>"
+BEGIN = "<|begin_of_text|>"
+HEADER = "<|start_header_id|>"
+HEADED = "<|end_header_id|>"
+END = "<|eot_id|>"
+TAG = "<|python_tag|>"
 OTHER_ENDS = ("<|eom_id|>", "<|end_of_text|>")
 CALLS = replace(formats.LLAMA3, is_mended=True)
-THINK, THOUGHT = CALLS.think, CALLS.thought
-AFTER_ROLE, BLOCK_END = Mark(HEADED), Mark(END)
+THINK = CALLS.think
+THOUGHT = CALLS.thought
+AFTER_ROLE = Mark(HEADED)
+BLOCK_END = Mark(END)
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "llama1"
 

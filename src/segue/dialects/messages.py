@@ -132,7 +132,8 @@ class MessagesDialect:
 
     def form_for(self, scene: Scene) -> MessageForm:
         """The form in which this scene is written."""
-        form, respelled = self.form, self._names_of(scene).respelled
+        form = self.form
+        respelled = self._names_of(scene).respelled
         sees_images = scene.sees_images and form.sees_images
         if sees_images == form.sees_images and not respelled:
             return form
@@ -143,7 +144,9 @@ class MessagesDialect:
         return self._names_of(scene).name
 
     def _names_of(self, scene: Scene) -> PlainNames:
-        tools, effects, known = scene.head.tools, scene.effects, self._names
+        tools = scene.head.tools
+        effects = scene.effects
+        known = self._names
         if known is None or known[0] is not tools or known[1] is not effects:
             known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
         return known[2]
@@ -151,15 +154,15 @@ class MessagesDialect:
     def render_as(self, scene: Scene, form: MessageForm) -> Rendered:
         """The messages in this form."""
         warm, rounds = self._last_warm(scene, form)
-        rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
+        rows = [row for round_ in rounds for row in (round_.given, round_.wrote)] + [scene.given]
         given = (item.value for row in rows for item in row)
         answered = {call_id_of(value) for value in given if is_output(value)}
         names = self._names_of(scene)
-        messages = [one for row in rows for one in _messages(row, form, answered, names)]
+        messages = [message for row in rows for message in _messages(row, form, answered, names)]
         if warm is None and scene.head.instructions is not None:
             messages.insert(0, _message("system", scene.head.instructions))
         # More instructions may follow at the beginning, and belong into the same message.
-        is_begun = warm is not None or any(one["role"] != "system" for one in messages)
+        is_begun = warm is not None or any(message["role"] != "system" for message in messages)
         placed = place(messages, form.roles, is_beginning=warm is None)
         context = warm or NO_MESSAGES
         tokens = sum(map(_tokens, placed))
@@ -446,9 +449,11 @@ class MessagesReader:
 
     def _talk(self, text: str, logprobs: tuple[wire.Logprob, ...]) -> None:
         if not self._is_open("message"):
-            text, logprobs = self._blank + text, self._blank_logprobs + logprobs
+            text = self._blank + text
+            logprobs = self._blank_logprobs + logprobs
             if not text.strip():
-                self._blank, self._blank_logprobs = text, logprobs
+                self._blank = text
+                self._blank_logprobs = logprobs
                 return
             # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
@@ -482,7 +487,8 @@ class MessagesReader:
             self._items.begin(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
-        self._blank, self._blank_logprobs = "", ()
+        self._blank = ""
+        self._blank_logprobs = ()
         if self._items.open is None:
             return
         self._items.end_arguments()

@@ -56,8 +56,13 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
-BEGIN, END = "<s>", "</s>"
-THINK, THOUGHT, CALL, CALL_ID, ARGS = "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+BEGIN = "<s>"
+END = "</s>"
+THINK = "[THINK]"
+THOUGHT = "[/THINK]"
+CALL = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
+ARGS = "[ARGS]"
 # What stands around a part, by its kind.
 AROUND = {
     "system": ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
@@ -277,7 +282,8 @@ class MistralReader:
         """There is no name after the mark of a call."""
         ids = self._items.ids[self._name_from :]
         self._items.ids = self._items.ids[: self._name_from]
-        self._state, self._held = "", ""
+        self._state = ""
+        self._held = ""
         self._decode.reset()
         self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
 
@@ -308,7 +314,8 @@ class MistralReader:
             self._was_text()
             return
         self._decode.reset()
-        self._held, self._arguments = "", []
+        self._held = ""
+        self._arguments = []
         self._state = ARGS
         self._is_streamed = True if opened.kind == "custom" else None
         self._items.begin(opened)
@@ -339,7 +346,8 @@ class MistralReader:
             self._items.end_arguments()
             is_cut = is_cut and not is_object(arguments.strip())
         self._items.close(is_cut=is_cut)
-        self._state, self._held = "", ""
+        self._state = ""
+        self._held = ""
 
     def _unsent(self, arguments: str, *, is_cut: bool) -> str:
         """What is left to send of the arguments when they are whole, unless they were sent as they came."""

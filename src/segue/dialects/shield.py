@@ -13,7 +13,9 @@ from segue.dialects.images import IMAGE
 from segue.vocabularies.vocabulary import Chunk, Mark, Own
 
 # Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
-SHIELD, PLACE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"
+SHIELD = "\ufdd0"
+PLACE = "\ufdd1"
+ESCAPE = "\ufdd2"
 # The mark of an image is ours already.
 OURS = re.compile(f"(?!{IMAGE})[\ufdd0-\ufdd3]")
 ESCAPED = re.compile(f"{ESCAPE}([0-3])")
@@ -67,9 +69,9 @@ class Shield:
             case str():
                 return value if value in STRUCTURE else self.text(value)
             case list():
-                return [self.value(one) for one in value]
+                return [self.value(entry) for entry in value]
             case dict():
-                return {self.value(name): self.value(one) for name, one in value.items()}
+                return {self.value(name): self.value(entry) for name, entry in value.items()}
             case _:
                 return value
 

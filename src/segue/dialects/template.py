@@ -280,7 +280,7 @@ class _TemplatePrompts:
     def _common(self, text: str, other: str) -> str:
         """The pieces with which both texts begin."""
         pairs = zip(self._split(text), self._split(other), strict=False)
-        return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return "".join(piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _without_half_mark(self, same: str, whole: str) -> str:
         for found in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
@@ -386,11 +386,14 @@ class _TemplatePrompts:
         ids = array("I")
         made = 0
         done = base.chars
-        at, missed, outputs = base.walk.at, base.walk.missed, base.walk.outputs
+        at = base.walk.at
+        missed = base.walk.missed
+        outputs = base.walk.outputs
         begins = [found.start() for found in self._begin.finditer(context, at)]
         for step in steps[base.walk.steps :]:
             first = bisect_left(begins, at) + missed
-            sampled, found = NO_IDS, None
+            sampled = NO_IDS
+            found = None
             if step.kept is not None:
                 sampled = _sampled(bound, step.kept)
                 window = begins[first : first + 1 + outputs]
@@ -449,7 +452,8 @@ class _TemplatePrompts:
     ) -> tuple[TemplatePrompt, blake2b]:
         """The longest kept prompt with whose text this prompt begins, and the digest to go on with."""
         digest = blake2b(digest_size=16)
-        base, base_digest = NO_PROMPT, digest.copy()
+        base = NO_PROMPT
+        base_digest = digest.copy()
         done = 0
         for node in reversed([*_kept_prompts(bound, scene)]):
             if node.chars > len(context):
@@ -465,7 +469,8 @@ class _TemplatePrompts:
             if is_same and (
                 is_end or self._is_cut_at(tail, context[done : done + SPECIAL_CHARS_MAX])
             ):
-                base, base_digest = node, digest.copy()
+                base = node
+                base_digest = digest.copy()
         return base, base_digest
 
 
@@ -476,7 +481,7 @@ _Run = Callable[..., str]
 def _same(text: str, other: str) -> str:
     """The letters with which both begin."""
     pairs = zip(text, other, strict=False)
-    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _end_of(text: str, context: str, start: int) -> int | None:
@@ -487,7 +492,8 @@ def _end_of(text: str, context: str, start: int) -> int | None:
     part = context[start : start + 2 * len(text) + SPECIAL_CHARS_MAX]
     if not IGNORED.sub("", part).startswith(solid):
         return None
-    left, end = len(solid), 0
+    left = len(solid)
+    end = 0
     for found in SOLID.finditer(part):
         if left <= 0:
             break

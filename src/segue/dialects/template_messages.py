@@ -117,7 +117,8 @@ class TemplateMessages:
     def chat(self, scene: Scene, rounds: Sequence[Said]) -> tuple[Chat, object]:
         """The whole conversation with its head, in an order that the template takes; and the tools."""
         chat = [message for said in rounds for message in (*said.given, *said.wrote)]
-        head, tools = scene.head, None
+        head = scene.head
+        tools = None
         if head.tools.offers and self._has_tools:
             tools = [self._shield.value(definition_of(offer)) for offer in head.tools.offers]
         elif head.tools.offers:
@@ -127,7 +128,7 @@ class TemplateMessages:
         if head.instructions is not None:
             chat.insert(0, self._message("system", head.instructions))
         rule = self.taken.rule
-        first = next((one for one in chat if one["role"] != "system"), None)
+        first = next((message for message in chat if message["role"] != "system"), None)
         if rule.alternates and first is not None and first["role"] != "user":
             # The model must not be the first to speak.
             chat.insert(chat.index(first), {"role": "user", "content": ""})
@@ -283,7 +284,8 @@ def _answered(id: str) -> dict[str, object]:
     return {"role": "tool", "tool_call_id": id, "name": f"tool_{id}", "content": f"output {id}"}
 
 
-ONE, TWO = "callnum01", "callnum02"
+ONE = "callnum01"
+TWO = "callnum02"
 ARGUMENTS = {"q": "argument-47"}
 TOOL = {
     "name": "look",
@@ -331,8 +333,10 @@ class _Probe:
         return taken
 
     def _rule(self) -> RoleRule:
-        first, later = _said("system", "instruction-47"), _said("system", "correction-47")
-        answer, again = _said("assistant", "answer-47"), _said("user", "another-47")
+        first = _said("system", "instruction-47")
+        later = _said("system", "correction-47")
+        answer = _said("assistant", "answer-47")
+        again = _said("user", "another-47")
         is_alternating = not self._takes([ASKED, again], "question-47", "another-47")
         goes_on = [first, ASKED, answer, again]
         if not self._takes(goes_on, "instruction-47", "question-47", "answer-47", "another-47"):

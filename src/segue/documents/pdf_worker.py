@@ -80,8 +80,8 @@ def _drawn_bytes(page: PageObject, enough: int) -> int:
     todo: list[DictionaryObject] = [page]
     while todo and size <= enough:
         forms = _inside(_inside(todo.pop(), "/Resources"), "/XObject")
-        for one in forms.values():
-            form = one.get_object()
+        for entry in forms.values():
+            form = entry.get_object()
             is_form = isinstance(form, StreamObject) and form.get("/Subtype") == "/Form"
             if is_form and id(form) not in seen and size <= enough:
                 seen.add(id(form))
@@ -98,7 +98,8 @@ def _inside(holder: DictionaryObject, name: str) -> DictionaryObject:
 
 def main() -> None:
     """Read one file, within limits that hold even if the parent process is gone."""
-    chars_max, seconds = int(sys.argv[1]), int(sys.argv[2])
+    chars_max = int(sys.argv[1])
+    seconds = int(sys.argv[2])
     os.nice(NICENESS)
     logging.disable()
     for what, limit in ((resource.RLIMIT_AS, MEMORY_BYTES_MAX), (resource.RLIMIT_CPU, seconds)):

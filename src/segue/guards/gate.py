@@ -103,7 +103,8 @@ class GuardGate:
     # --- the input ---
 
     def ask(self, scene: Scene, *, is_first: bool) -> None:
-        guards, resolved = self._guards, self._plan.resolved
+        guards = self._guards
+        resolved = self._plan.resolved
         if not guards.inputs:
             return
         items = self._unseen(scene, is_first=is_first)
@@ -193,7 +194,7 @@ class GuardGate:
 
     def _hold(self, parsed: Sequence[Parsed]) -> None:
         self._held.extend(parsed)
-        self._held_chars += sum(len(one.text) for one in parsed if isinstance(one, ItemText))
+        self._held_chars += sum(len(part.text) for part in parsed if isinstance(part, ItemText))
 
     async def _let_through(self) -> None:
         """Move what is held through the window, in order; each step is whole before the next wait."""
@@ -275,7 +276,8 @@ class GuardGate:
 
     def _take(self) -> list[Parsed]:
         """What may leave, once; of a gate that is shut, with an end to what has begun."""
-        passed, self._passed = self._passed, []
+        passed = self._passed
+        self._passed = []
         if self.is_shut:
             self._held.clear()
             self._window.clear()

@@ -58,7 +58,7 @@ def new_items(scene: Scene, names: Sequence[str]) -> list[Item]:
     """What the model sees in this scene and these guards have not let pass before: as a rule what is given now."""
     is_known = scene.past is not None and has_passed(scene.past, names)
     rounds: Iterable[Round] = scene.rounds if is_known else scene.history()
-    return [*(item for one in rounds for item in (*one.given, *one.wrote)), *scene.given]
+    return [*(item for round_ in rounds for item in (*round_.given, *round_.wrote)), *scene.given]
 
 
 def has_passed(turn: Past, names: Sequence[str]) -> bool:

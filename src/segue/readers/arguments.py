@@ -123,7 +123,8 @@ class TaggedArguments:
 
     def _begun(self, found: re.Match[str]) -> str:
         said = found.groupdict()
-        key, kind = said["key"].strip(), said.get("type")
+        key = said["key"].strip()
+        kind = said.get("type")
         if kind is None:
             self._types = self._schema.types(properties_of(self._schema.root).get(key))
         else:
@@ -131,7 +132,8 @@ class TaggedArguments:
         self._value = []
         self._closing = self._tags.closing.replace("%tag%", key)
         self._ends = (self._closing, *self._tags.missed)
-        before, self._before = self._before, ", "
+        before = self._before
+        self._before = ", "
         return f"{before}{_quoted(key)}: " + ('"' if self._is_string else "")
 
     @property
@@ -314,7 +316,8 @@ class NotedArguments:
 
     def _string(self, text: str, parsed: list[str]) -> int:
         """How much of an open string was used."""
-        quote, has_escapes = self._quote, self._notation.has_escapes
+        quote = self._quote
+        has_escapes = self._notation.has_escapes
         found = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
         if found is None:
             end = len(text) if len(quote) == 1 else len(text) - held_back(text, (quote,))

@@ -183,7 +183,8 @@ class InputReader:
 
     def _unescaped(self, text: str) -> str:
         parsed: list[str] = []
-        at, self._held = 0, ""
+        at = 0
+        self._held = ""
         while at < len(text):
             if plain := PLAIN.match(text, at):
                 parsed.append(plain[0])

@@ -30,7 +30,8 @@ from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.tools import Offer, grammar_of
 
 # Around the input of a custom tool, inside the arguments.
-QUOTE, UNQUOTE = '{"input": "', '"}'
+QUOTE = '{"input": "'
+UNQUOTE = '"}'
 
 Chunks = tuple[Chunk, ...]
 Forced = tuple[Chunks, bytes | Grammar | None]

@@ -53,7 +53,8 @@ class PendingLogprobs:
 
     def take(self, id: int, logprobs: TokenLogprob | None, chars: int) -> None:
         """This token was decoded to `chars` characters. Special tokens are never text."""
-        begin, self._end = self._end, self._end + chars
+        begin = self._end
+        self._end = self._end + chars
         if logprobs is not None and self._vocabulary.bytes_of(id):
             logprob = logprob_of(self._vocabulary, id, logprobs)
             self._waiting.append((begin, self._end, logprob))

@@ -67,7 +67,8 @@ def added_by(item: Item) -> tuple[Offer, ...]:
 def callable_offers(scene: Scene) -> tuple[Offer, ...]:
     """The tools of the request, then what items have brought, then deferred tools: of two with the same name the
     first is called."""
-    tools, effects = scene.head.tools, scene.effects
+    tools = scene.head.tools
+    effects = scene.effects
     # A tool of a remote server that a search has loaded is a copy: the original is called.
     remote = tuple(offer for offer in tools.deferred if offer.builtin == "mcp")
     return tools.offers + remote + effects.offers + tools.deferred + effects.deferred

@@ -69,10 +69,13 @@ class PlainNames:
 
 def _digest_name(qualified_name: str, taken: Container[str]) -> str:
     """A plain name that no other tool has."""
-    plain, digest = _plain(qualified_name), blake2b(qualified_name.encode(), digest_size=4)
-    begin, end = plain, ""
+    plain = _plain(qualified_name)
+    digest = blake2b(qualified_name.encode(), digest_size=4)
+    begin = plain
+    end = ""
     if len(plain) > PLAIN_NAME_MAX - 9:
-        begin, end = plain[:10], f"_{plain[-(PLAIN_NAME_MAX - 20) :]}"
+        begin = plain[:10]
+        end = f"_{plain[-(PLAIN_NAME_MAX - 20) :]}"
     while (name := f"{begin}_{digest.hexdigest()}{end}") in taken:
         digest.update(b"again")
     return name

@@ -53,7 +53,8 @@ BLANKS = " \t\r\n"
 # Around calls in a list, and between calls.
 LISTED = BLANKS + "[,;"
 # The end of a list. A brace too many is a common slip of small models and means nothing.
-SLACK, LIST_SLACK = re.compile(r"\A[\s}]*}"), re.compile(r"\A[\s}\]]*[}\]]")
+SLACK = re.compile(r"\A[\s}]*}")
+LIST_SLACK = re.compile(r"\A[\s}\]]*[}\]]")
 # An answer that may be calls without marks: a fence or none, then objects.
 GUESSED = re.compile(
     r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*|(?:```(?:json|tool_call)?\s*)?(?P<object>\{.*))", re.DOTALL
@@ -100,7 +101,8 @@ class TextReader:
         self._scene = scene
         self._spelt = spelt = spelt_format(format, bound.vocabulary)
         self._format = spelt.format
-        head, effects = scene.head, scene.effects
+        head = scene.head
+        effects = scene.effects
         is_forced = head.tool_choice not in ("auto", "none") and bool(forced(scene))
         self._mends = format.is_mended and is_forced and scene.can_constrain
         # Which marks mean something in this scene: without tools, none.
@@ -205,12 +207,14 @@ class TextReader:
             return bare[len(mark) :]
         # Newlines after a mark belong to the mark; at the very beginning they are the model's own.
         own = text.lstrip("\n") if self._is_after_mark else text
-        is_guessing, self._is_guessing = self._is_guessing, False
+        is_guessing = self._is_guessing
+        self._is_guessing = False
         if mark is not None or is_bare:
             # The mark of a bare object is empty.
             return self._suspect(mark or "", own[: len(own) - len(bare)], bare)
         if is_guessing and bare[0] in "{`":
-            self._call, self._state = _Call("", is_certain=False), self._guessing
+            self._call = _Call("", is_certain=False)
+            self._state = self._guessing
             return own
         self._items.begin_message(len(own))
         self._is_fenced = False
@@ -370,7 +374,8 @@ class TextReader:
         return text[end:]
 
     def _ending(self, text: str) -> str | None:
-        call, format = self._call, self._format
+        call = self._call
+        format = self._format
         slack = LIST_SLACK if format.is_listed else SLACK
         rest = slack.sub("", text)
         bare = rest.lstrip()
@@ -391,7 +396,8 @@ class TextReader:
         if self._items.is_over:
             return None
         if not end and call.is_certain and self._is_next(bare):
-            self._call, self._state = _Call("", is_certain=True), self._heading
+            self._call = _Call("", is_certain=True)
+            self._state = self._heading
         return bare[len(end) :] if end else rest
 
     def _is_next(self, text: str) -> bool:
@@ -400,17 +406,19 @@ class TextReader:
             return True
         headers = (header(shape.header, shape.ahead) for shape in self._format.shapes
                    if not shape.header.lstrip().startswith("%"))  # fmt: skip
-        return any(one.may_begin(text) or one.whole.match(text) for one in headers)
+        return any(shape.may_begin(text) or shape.whole.match(text) for shape in headers)
 
     # Calls without marks.
 
     def _guessing(self, text: str) -> str | None:
-        found, call = GUESSED.fullmatch(text), self._call
+        found = GUESSED.fullmatch(text)
+        call = self._call
         if found is None or (found["object"] and not may_begin_call(found["object"])):
             return self._was_text(text)
         if not call.is_closed:
             end = call.braces.end_in(text, call.scanned) if found["object"] else None
-            call.is_closed, call.scanned = end is not None, len(text) if end is None else end
+            call.is_closed = end is not None
+            call.scanned = len(text) if end is None else end
         if call.is_closed and text[call.scanned :].lstrip(BLANKS + "};")[:1] not in (
             "",
             "{",
@@ -450,16 +458,19 @@ class TextReader:
             items.pending.add(len(rest))
         self._read(rest)
         if self._state == self._guessing:
-            held, self._held = self._held, ""
+            held = self._held
+            self._held = ""
             self._end_guess(held)
         while self._state == self._heading:
-            held, self._held = self._held, ""
+            held = self._held
+            self._held = ""
             shown = (self._call.gap + self._call.mark + held).translate(self._spelt.hidden)
             if items.open is None and not shown.strip(self._skipped):
                 self._state = self._between
                 break
             self._read(self._was_text(held))
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._state == self._arguing:
             items.write_arguments("" if is_cut else self._arguments.close())
             items.end_arguments()

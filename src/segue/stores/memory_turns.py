@@ -41,7 +41,8 @@ TurnKey = tuple[Owner, str]
 SLOT_BYTES = 600
 # Once a limit is reached, a little more is dropped: that costs as much as there are caches or owners, and must not be
 # done for each save. Not much more, because dropping takes time too.
-SLACK_PART, SLACK_BYTES_MAX = 128, 4 * 1024 * 1024
+SLACK_PART = 128
+SLACK_BYTES_MAX = 4 * 1024 * 1024
 # So few owners are looked at in no time.
 OWNERS_FEW = 16
 # Deletions that are remembered; only turns that ran while one happened can still refer to it.
@@ -319,7 +320,8 @@ class DroppedTurns:
 
     def leave(self, turn: Turn) -> None:
         """One cache less holds this turn; without any it counts until nothing uses it."""
-        key, size = id(turn), turn.bytes
+        key = id(turn)
+        size = turn.bytes
         left = self._caches.pop(key, 0) - 1
         if left > 0:
             self._caches[key] = left
@@ -361,7 +363,8 @@ class Budget:
 
     def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
-        cache.budget, cache.dropped = self, self.dropped
+        cache.budget = self
+        cache.dropped = self.dropped
         self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
 
     def leave(self, cache: MemoryTurns) -> None:
@@ -427,7 +430,8 @@ class Budget:
             self._count(share, share.cache.bytes)
 
     def _count(self, share: _Share, size: int) -> None:
-        change, share.bytes = size - share.bytes, size
+        change = size - share.bytes
+        share.bytes = size
         self.bytes += change
         self._by_key[share.key] += change
         if not self._by_key[share.key]:

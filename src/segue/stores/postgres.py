@@ -125,7 +125,8 @@ class _Turns:
     def writer(self, turn: Turn) -> PostgresWork[None]:
         """What a connection does to save this turn."""
         assert turn.is_stored, "an unstored turn has reached the database"
-        record, entry = records.pack(turn), records.usage_of(turn)
+        record = records.pack(turn)
+        entry = records.usage_of(turn)
         names = [field and field.digest for field in (record.instructions, record.tools)]
         worker = self._database.worker
         # The turn and its owner are in the row already.
@@ -151,7 +152,8 @@ class _Turns:
         sent."""
         named = [field for field in (record.instructions, record.tools) if field is not None]
         new = [field for field in named if (owner, field.digest) not in self._known]
-        digests, bodies = [field.digest for field in new], [field.body for field in new]
+        digests = [field.digest for field in new]
+        bodies = [field.body for field in new]
         try:
             if not await connection.fetch(QUERIES["save"], *columns, digests, bodies, *fence):
                 raise Fenced
@@ -200,7 +202,8 @@ class _EventLog:
         """One row for all of them; none if their turn was deleted, or ended by another worker."""
         if events:
             body = await asyncio.to_thread(records.pack_events, events)
-            first, last = events[0].number, events[-1].number
+            first = events[0].number
+            last = events[-1].number
             columns = (owner, turn_id, first, last, body, self.database.worker)
             await self.database.execute("append", *columns)
 
@@ -222,7 +225,8 @@ class _IdempotencyKeys:
 
     async def claim(self, claim: Claim) -> Claim:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
-        key, worker = records.digest_key(claim.key), self.database.worker
+        key = records.digest_key(claim.key)
+        worker = self.database.worker
         columns = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
         rows = await self.database.fetch("claim", as_row, *columns)
         if not rows:
@@ -264,9 +268,11 @@ class _Conversations:
         turn: Turn | None = None,
     ) -> bool:
         with border():
-            ids, bodies = [item.id for item in added], [records.pack_added(item) for item in added]
+            ids = [item.id for item in added]
+            bodies = [records.pack_added(item) for item in added]
             write_turn = None if turn is None else self.turns.writer(turn)
-        tries, worker = count(), self.database.worker
+        tries = count()
+        worker = self.database.worker
 
         async def write(connection: PostgresConnection) -> bool:
             if next(tries) and await _has_added(connection, conversation, ids):
@@ -334,7 +340,8 @@ class _Maintenance:
         self._taking: set[_TurnKey] = set()
 
     async def recover(self) -> int:
-        count, me = 0, self._database.worker
+        count = 0
+        me = self._database.worker
         for worker in await self._database.fetch("dead", str, me, LEASE_S):
             if await self._database.execute("claim_worker", worker, me, LEASE_S):
                 is_more = True
@@ -348,7 +355,8 @@ class _Maintenance:
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
         if count_max <= 0:
             return []
-        me, taking = self._database.worker, self._taking
+        me = self._database.worker
+        taking = self._taking
         work = partial(_take_some, me=me, count_max=count_max, taking=taking)
         taken = await self._database.run(work)
         taking.clear()
@@ -448,8 +456,8 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
 def _read_level(
     now: float, version: int, connections: int, lanes: int, *level: float | None
 ) -> tuple[Level | None, HeldPlaces, float, int]:
-    known = [one for one in level if one is not None]
-    return Level(*known) if known else None, HeldPlaces(connections, lanes), now, version
+    columns = [column for column in level if column is not None]
+    return Level(*columns) if columns else None, HeldPlaces(connections, lanes), now, version
 
 
 # --- maintenance -------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ class _Turns:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
         was deleted meanwhile leaves its usage only."""
         with border():
-            worker, is_long = self.database.lease.worker, turn.bytes > records.LONG_TURN_BYTES
+            worker = self.database.lease.worker
+            is_long = turn.bytes > records.LONG_TURN_BYTES
             work = await off_loop(is_long, _turn_writer, turn, worker)
         await self.database.write(work)
 
@@ -308,7 +309,8 @@ class _Maintenance:
 def _turn_writer(turn: Turn, worker: str) -> SqliteWork[None]:
     """What the writing thread does to save this turn, which runs in this process or has ended."""
     assert turn.is_stored, "an unstored turn has reached the database"
-    record, entry = records.pack(turn), records.usage_of(turn)
+    record = records.pack(turn)
+    entry = records.usage_of(turn)
     owner = turn.owner
     row = record._asdict() | {
         "owner": owner,

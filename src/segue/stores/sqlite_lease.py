@@ -22,7 +22,8 @@ import msgspec
 from segue.stores.sql_files import Abilities
 
 # How often a lease is checked that would keep a process from starting, and the pause after each.
-CHECKS, CHECK_S = 5, 0.01
+CHECKS = 5
+CHECK_S = 0.01
 
 # What a process without a word knows: less than any database needs that this version has opened.
 UNKNOWN = Abilities(0, 0)

@@ -107,7 +107,8 @@ def _template_in_folder(path: Path) -> ChatTemplate:
         named = {entry.get("name", ""): entry.get("template", "") for entry in text}
         plain = named.get("default", "")
         text = named.get("tool_use") or plain
-    begin, end = _text(config.bos_token), _text(config.eos_token)
+    begin = _text(config.bos_token)
+    end = _text(config.eos_token)
     ends = ended if isinstance(ended, list) else [] if ended is None else [ended]
     answers = config.response_template
     return ChatTemplate(text or "", begin, end, plain, tuple(ends), answers=answers)
@@ -178,7 +179,7 @@ class TemplateRunner:
             "add_generation_prompt": is_cued,
             "strftime_now": _clock_at(root_at),
         }
-        is_plain = not tools and not any("tool_calls" in one for one in messages)
+        is_plain = not tools and not any("tool_calls" in message for message in messages)
         return self._written(self._run_plain if is_plain else self._run, told)
 
     def _accepted(self, told: dict[str, object]) -> dict[str, object]:

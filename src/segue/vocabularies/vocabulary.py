@@ -181,7 +181,8 @@ class Vocabulary:
         is_short = len(spelt) <= CUT_CHARS
         cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
         # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
-        known, ids = self._pieces, array("I")
+        known = self._pieces
+        ids = array("I")
         for piece in cut:
             found = known.get(piece)
             if found is None:
@@ -198,7 +199,7 @@ class Vocabulary:
         if self._spells_ascii and text.isascii():
             return text
         slices = (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
-        return "".join(self._unspellable.sub(REPLACEMENT, one) for one in slices)
+        return "".join(self._unspellable.sub(REPLACEMENT, text) for text in slices)
 
     def _tokenize(self, text: str) -> Sequence[int]:
         if len(text) < BESIDE_CHARS_MIN:
@@ -283,7 +284,8 @@ class Vocabulary:
 
 def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> Iterator[str]:
     """What `cut.findall` finds, slice by slice: one call for a long text would hold up every other thread."""
-    at, width = 0, slice_chars
+    at = 0
+    width = slice_chars
     while at + width < len(text):
         # What stands at the end of a slice may look otherwise in the whole, and begins the next.
         whole = cut.findall(text, at, at + width)[:-BROKEN_PIECES]

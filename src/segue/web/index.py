@@ -36,7 +36,8 @@ WORDS_MAX = 32
 # Looked at for each hit that is wanted, where some may be of domains that are not.
 SPARE = 20
 # Where a word stands in a title it counts for more.
-IN_TITLE, IN_TEXT = 4.0, 1.0
+IN_TITLE = 4.0
+IN_TEXT = 1.0
 SNIPPET_WORDS = 48
 
 # Words by their stems; accents and case do not count.
@@ -155,7 +156,8 @@ def _take_in(
     """Bring one file up to date. `known`: time, size and digest of the document as the index has it."""
     try:
         state = path.stat()
-        mtime_ns, size = state.st_mtime_ns, state.st_size
+        mtime_ns = state.st_mtime_ns
+        size = state.st_size
         if known is not None and known[:2] == (mtime_ns, size):
             return "same"
         data = path.read_bytes() if size <= FILE_BYTES_MAX else b""

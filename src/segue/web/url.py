@@ -171,11 +171,11 @@ def _address(text: str) -> Address | None:
 def is_public(address: Address) -> bool:
     """Whether this is an address of the public internet, and does not stand for another address."""
     if isinstance(address, IPv4Address):
-        return address.is_global and not any(address in one for one in PRIVATE_V4)
+        return address.is_global and not any(address in network for network in PRIVATE_V4)
     if address.scope_id or address not in GLOBAL_V6 or not address.is_global:
         return False
     has_v4_inside = (int(address) >> 32) & 0xFFFFFFFF in _ISATAP
-    return not has_v4_inside and not any(address in one for one in PRIVATE_V6)
+    return not has_v4_inside and not any(address in network for network in PRIVATE_V6)
 
 
 def is_public_name(host: str) -> bool:
@@ -185,5 +185,5 @@ def is_public_name(host: str) -> bool:
 
 def is_within(host: str, domains: Iterable[str]) -> bool:
     """Whether the host is one of these domains or below one of them."""
-    bare = [one.lower().strip().removeprefix("*.").strip(".") for one in domains]
-    return any(host == one or (one and host.endswith("." + one)) for one in bare)
+    bare = [domain.lower().strip().removeprefix("*.").strip(".") for domain in domains]
+    return any(host == domain or (domain and host.endswith("." + domain)) for domain in bare)
