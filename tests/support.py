@@ -22,6 +22,8 @@ from typing import Any
 
 import websockets.asyncio.client
 
+from segue.listener.api import Api
+from segue.server.apis import APIS
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.serve import build_server
 from segue.settings.checks import load_settings
@@ -64,12 +66,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(place: WorkerPlace = ALONE, **flags: object) -> AsyncIterator[Served]:
+async def serving(
+    place: WorkerPlace = ALONE, apis: Mapping[str, Api] = APIS, **flags: object
+) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
     )
-    async with open_app(settings, place) as app:
+    async with open_app(settings, place, apis=apis) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
         task = asyncio.create_task(server.serve())

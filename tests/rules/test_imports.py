@@ -76,15 +76,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
-<<<<<<< HEAD
-    | {"mcp", "memory", "observe", "process", "replicas", "reports", "responses", "session"}
-    | {"settings", "stores", "tools", "turn", "vocabularies", "web"},
-    # How do several processes serve one port?
-    "workers": INNER | {"cluster", "observe", "server", "settings"},
-=======
     | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
->>>>>>> main
+    # How do several processes serve one port?
+    "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
 
 # Values in, values out: a room, or one module of a room.

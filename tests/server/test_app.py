@@ -16,6 +16,7 @@ UNUSED = (
     "segue.cluster",
     "segue.guards",
     "segue.tools",
+    "segue.openapi",
     "segue.workers.supervisor",
     "segue_cli.client.chat",
     "segue_cli.client.connect",

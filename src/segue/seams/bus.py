@@ -27,6 +27,10 @@ class OtherProcesses(Protocol):
     def others(self) -> Sequence[str]:
         """Their names."""
 
+    @property
+    def siblings(self) -> Sequence[str]:
+        """Those of them that serve the same port."""
+
     def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
         """From now on `call` handles questions and messages about this subject."""
 

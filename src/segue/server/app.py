@@ -25,6 +25,7 @@ from segue.memory.budget import memory_for, resident_bytes
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
+from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
@@ -38,7 +39,6 @@ from segue.server.models import ServedModels, build_models
 from segue.server.observers import Observers, open_observers
 from segue.server.pages import ServerPages
 from segue.server.reload import Reload
-from segue.server.reports import CacheReports
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, open_store
@@ -128,7 +128,7 @@ async def _open_server(
         observers.metrics.note_replaced(place.replaced)
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
-        reports = CacheReports(state)
+        reports = CacheReports(state.reuse, state.peers)
         services = build_services(state, runner, observers, eraser, reports)
         upgrades = Upgrades(services, apis)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]

@@ -9,8 +9,9 @@ import msgspec
 from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.reports.advice import Traffic, add_up, advise, unnamed
+from segue.reports.watch import ReuseWatch
+from segue.seams.bus import OtherProcesses
 from segue.seams.history import Owner
-from segue.server.state import State
 from segue.wire.cache import CacheAdvice, CacheReport
 from segue.wire.codec import encode as encode_json
 
@@ -27,9 +28,9 @@ encode = msgspec.msgpack.encode
 class CacheReports:
     """The reports of this worker, and of the other workers of the same parent process."""
 
-    def __init__(self, state: State) -> None:
-        self._reuse = state.reuse
-        self._peers = state.peers
+    def __init__(self, reuse: ReuseWatch, peers: OtherProcesses | None) -> None:
+        self._reuse = reuse
+        self._peers = peers
         if self._peers is not None:
             self._peers.answer(REPORT, self._answer_report)
             self._peers.answer(TRAFFIC, self._answer_traffic)
