@@ -224,9 +224,9 @@ class Peers:
         except Exception:
             log.exception("handler for cluster message %s failed", message.subject)
         if message.kind == "ask":
-            number = message.number
-            subject = message.subject
-            answer = self._message("answer", number=number, subject=subject, body=body)
+            answer = self._message(
+                "answer", number=message.number, subject=message.subject, body=body
+            )
             await self._publish(_topic(message.worker), answer)
 
 
