@@ -256,9 +256,9 @@ class ReturningClients:
 
     async def connect(self) -> None:
         """Open all connections, each with a turn."""
-        await _each(len(self._clients), self._begin)
+        await _each(len(self._clients), self._open_with_turn)
 
-    async def _begin(self, number: int) -> None:
+    async def _open_with_turn(self, number: int) -> None:
         await self._clients[number].open()
         await self._clients[number].turn()
 

@@ -100,7 +100,7 @@ class HealthProbe:
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._probe_forever, daemon=True)
         self.peak_bytes = 0
         self.health_ms_max = 0.0
 
@@ -112,7 +112,7 @@ class HealthProbe:
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _probe_forever(self) -> None:
         while not self._is_over.wait(WATCH_S):
             began = time.perf_counter()
             try:

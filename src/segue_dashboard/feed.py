@@ -182,7 +182,7 @@ class Feed:
 
     def picture(self, viewer: Viewer) -> Picture:
         """The present, as far as this worker knows it."""
-        self._keep_probing()
+        self._start_probe()
         sources = self._sources
         history = self.history
         may = viewer.is_operator
@@ -227,7 +227,7 @@ class Feed:
             self._seen[viewer] = shown
         return self._seen[viewer]
 
-    def _keep_probing(self) -> None:
+    def _start_probe(self) -> None:
         """Check the engines now and then, beside the stream: an engine that does not answer must not delay it."""
         now = time.perf_counter()
         if now < self._probe_at or (self._probing is not None and not self._probing.done()):

@@ -121,16 +121,16 @@ class FleetReports:
         self._peers = peers
         self._started_at = time.time()
         if peers is not None:
-            peers.answer(SUBJECT, self._answer_peer)
+            peers.on_message(SUBJECT, self._on_peer_request)
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", r"/dashboard/fleet", self._answer, "operator"),)
+        return (Route("GET", r"/dashboard/fleet", self._serve, "operator"),)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
         await exchange.answer(200, encode_json(await self.view(exchange.owner)))
 
-    async def _answer_peer(self, worker: str, body: bytes) -> bytes:
+    async def _on_peer_request(self, worker: str, body: bytes) -> bytes:
         return msgspec.msgpack.encode(self._own(body.decode()))
 
     async def view(self, owner: Owner) -> FleetView:

@@ -86,7 +86,7 @@ class BlockCache:
                 high = middle
         return low
 
-    def take(self, other: BlockCache) -> None:
+    def merge(self, other: BlockCache) -> None:
         """Its blocks are here too, as recently used as they were there."""
         self.use(list(reversed(other._blocks)))
 

@@ -102,11 +102,11 @@ def _up(folder: Path, options: argparse.Namespace) -> int:
         fleet.start(lambda line: print(f"  {line}", flush=True))
         _record(fleet)
         print(_welcome(fleet), flush=True)
-        _watch(fleet)
+        _restart_forever(fleet)
     except KeyboardInterrupt:
         print("\nending the fleet", flush=True)
     finally:
-        # A second Ctrl-C would leave processes behind.
+        # A second Ctrl-C would leave processes running.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         fleet.stop()
         remove_folder(folder)
@@ -186,7 +186,7 @@ def _welcome(fleet: Fleet) -> str:
     return "\n".join(lines)
 
 
-def _watch(fleet: Fleet) -> None:
+def _restart_forever(fleet: Fleet) -> None:
     """Until Ctrl-C: a process that ended is started again."""
     back_at: dict[str, float] = {}
     while True:

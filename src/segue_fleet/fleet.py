@@ -97,7 +97,7 @@ class FleetShape(Struct, frozen=True):
     seed: int = 1
     port: int = 0
     with_prometheus: bool = True
-    # Whether the machines see one engine behind a balancer that knows only its load, and not the replicas themselves.
+    # Whether the machines see one engine, a load balancer that knows only the load, and not the replicas themselves.
     is_by_load: bool = False
     serve_flags: tuple[str, ...] = ()
 
@@ -158,7 +158,7 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """The API, behind HAProxy."""
+        """The URL of the API, which is HAProxy's."""
         return self.members["haproxy"].url
 
     @property

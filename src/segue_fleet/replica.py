@@ -136,10 +136,10 @@ class Replica:
         """How long it is until then in real time."""
         return max(0.0, (at_s - self.now_s()) / self._factor)
 
-    def take(self, asked: _Asked) -> tuple[Served, list[int]]:
+    def serve(self, asked: _Asked) -> tuple[Served, list[int]]:
         """Count a job; its times, and its answer."""
         prompt = asked.token_ids or asked.prompt
-        answer = self._answer(prompt, asked)
+        answer = self._random_answer(prompt, asked)
         digests = block_digests([*prompt, *answer], asked.cache_salt, self.shape.block_tokens)
         served = self._counted.serve(self.now_s(), len(prompt), len(answer), digests)
         self._served.append(served)
@@ -156,7 +156,7 @@ class Replica:
         )
         return served, answer
 
-    def _answer(self, prompt: Sequence[int], asked: _Asked) -> list[int]:
+    def _random_answer(self, prompt: Sequence[int], asked: _Asked) -> list[int]:
         tail = msgspec.json.encode([self._seed, len(prompt), list(prompt[-64:])])
         draw = random.Random(blake2b(tail, digest_size=8).digest())
         limit = asked.sampling_params.max_tokens or asked.max_tokens
@@ -294,7 +294,7 @@ class ReplicaConnection(asyncio.Protocol):
     async def _stream(self, path: str, asked: _Asked) -> None:
         """Wait, read the prompt, and write the answer, all by the simulated clock."""
         replica = self._replica
-        served, answer = replica.take(asked)
+        served, answer = replica.serve(asked)
         await asyncio.sleep(replica.real_s(served.first_at_s))
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

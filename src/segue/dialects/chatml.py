@@ -68,7 +68,7 @@ JOINS = MODEL_TURN | {("response", "response")}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     default_system: str | None,
     call_shown: str,
     vocabulary: Vocabulary,
@@ -84,7 +84,7 @@ def _begin(
     chunks: list[Chunk] = [] if system is None else [system]
     if head.tools.offers:
         chunks += ["\n\n"] if chunks else []
-        chunks += _told(definitions_of(head.tools.offers), call_shown)
+        chunks += _tools_section(definitions_of(head.tools.offers), call_shown)
     ids = array("I")
     if chunks:
         ids = vocabulary.ids(BLOCK, "system\n", *chunks, BLOCK_END)
@@ -118,7 +118,7 @@ def content_of(parts: Sequence[Part]) -> list[Chunk]:
             case "response":
                 content += [Own(f"{RESPONSE}\n"), part.text, Own(f"\n{RESPONDED}")]
             case "tools":
-                content += _told(part.text, CALL_SHOWN)
+                content += _tools_section(part.text, CALL_SHOWN)
             case _:
                 content.append(part.text)
     return content
@@ -134,7 +134,7 @@ def definitions_of(tools: Iterable[Offer]) -> str:
     return "\n".join(dumps(definition_of(tool)) for tool in tools)
 
 
-def _told(definitions: str, call_shown: str) -> tuple[Chunk, ...]:
+def _tools_section(definitions: str, call_shown: str) -> tuple[Chunk, ...]:
     return Own(TOOLS_BEFORE), definitions, Own(f"{TOOLS_AFTER}{call_shown}\n{CALLED}")
 
 
@@ -206,7 +206,7 @@ def _family(
         seal=(BLOCK_END,),
         cue=(Mark(START, "assistant\n"),),
         render=Writing(
-            begin=partial(_begin, default_system, call_shown),
+            begin=partial(_write_head, default_system, call_shown),
             given=_given,
             wrote=partial(_write, BLOCK_END),
             turning=_last_question if thinks else None,

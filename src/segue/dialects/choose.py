@@ -62,7 +62,7 @@ def dialect_for(
     values: Mapping[str, object] = NO_VALUES,
 ) -> TokenDialect:
     """The dialect with this name, for the model in this GGUF or tokenizer folder; `text` is a template instead of the
-    model's own, `values` what templates are told."""
+    model's own, `values` what templates get besides the messages."""
     match name:
         case "auto":
             return choose(path, vocabulary, text, values)
@@ -73,7 +73,7 @@ def dialect_for(
                     f"dialect: there is no chat template in {path}. Name a file with --template, "
                     "or another --dialect."
                 )
-            return _told(template_dialect(vocabulary, template), template)
+            return _noting_tools(template_dialect(vocabulary, template), template)
         case _ if text:
             raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
         case _ if name in TEMPLATES:
@@ -97,7 +97,7 @@ def choose(
     if known and not text:
         return TokenDialect(known[0], vocabulary)
     if template is not None:
-        return _told(_by_template(template, candidates, vocabulary), template)
+        return _noting_tools(_by_template(template, candidates, vocabulary), template)
     if (name := name_of(path)) is not None:
         return deepseek_dialect(name, path, vocabulary, values)
     if candidates and candidates[0].is_format_known(path):
@@ -114,7 +114,7 @@ def choose(
     )
 
 
-def _told(dialect: TokenDialect, template: ChatTemplate) -> TokenDialect:
+def _noting_tools(dialect: TokenDialect, template: ChatTemplate) -> TokenDialect:
     dialect.lacks_tools = "tools" not in template.text
     return dialect
 

@@ -102,7 +102,7 @@ PEOPLE = {"assistant", "user", "all"}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     vocabulary: Vocabulary,
     head: Head,
     items: Sequence[wire.Item],
@@ -457,7 +457,7 @@ class HarmonyReader:
             items.ids.append(self._vocabulary.special(CALL if is_call else END))
         return [*items.parsed, TurnClosed(items.ids)]
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
+    def _feed_token(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         if self._is_done():
             return
         mark = self._marks.get(id)
@@ -475,7 +475,7 @@ class HarmonyReader:
         if mark == END:
             self._end()
         elif self._body is not None:
-            self._take_text(id, logprobs)
+            self._feed_text(id, logprobs)
         elif mark == MESSAGE:
             self._open_body()
         elif mark in (CHANNEL, CONSTRAIN):
@@ -487,13 +487,13 @@ class HarmonyReader:
     def _is_done(self) -> bool:
         return self._is_stopped or self._items.is_over
 
-    def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
+    def _feed_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._bound.plain_tokens:
             self._bound.plain_tokens[id] = plain_token(data)
         text = self._decode.decode(data)
         if self._items.pending is not None:
-            self._items.pending.take(id, logprobs, len(text))
+            self._items.pending.add_token(id, logprobs, len(text))
         self._write_text(text)
         self._is_passing = (
             self._items.open is not None
@@ -509,12 +509,12 @@ class HarmonyReader:
         is_called = found is not None and found[1] not in PEOPLE
         self._body = call_in(self._scene, name) if is_called else None
         if self._body is not None:
-            self._items.begin(self._body)
+            self._items.open_item(self._body)
             return
         is_thought = channel.split()[:1] == ["analysis"]
         self._body = ItemOpened("reasoning" if is_thought else "message")
         if self._items.pending is not None:
-            self._items.pending.begin(0)
+            self._items.pending.start_text(0)
 
     def _write_text(self, text: str) -> None:
         assert self._body is not None
@@ -522,7 +522,7 @@ class HarmonyReader:
         if not text:
             return
         if items.open is None:
-            items.begin(self._body)
+            items.open_item(self._body)
         if self._body.is_call:
             items.write_arguments(text)
         else:
@@ -534,7 +534,7 @@ class HarmonyReader:
         self._decode.reset()
         items = self._items
         if items.pending is not None:
-            items.pending.add(len(rest))
+            items.pending.add_chars(len(rest))
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
@@ -598,7 +598,7 @@ HARMONY = Family(
     seal=(Mark(CALL),),
     cue=(CUE,),
     render=Writing(
-        begin=_begin,
+        begin=_write_head,
         given=_given,
         wrote=_wrote,
         is_alike=_is_alike,

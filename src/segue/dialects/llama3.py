@@ -69,7 +69,7 @@ ROLES = {
 }  # fmt: skip
 
 
-def _begin(
+def _write_head(
     fixed_day: str,
     vocabulary: Vocabulary,
     head: Head,
@@ -166,7 +166,7 @@ def _family(fixed_day: str = "") -> Family:
         marks=(THINK, THOUGHT),
         seal=(BLOCK_END,),
         cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
-        render=Writing(begin=partial(_begin, fixed_day), given=_given, wrote=_write).render,
+        render=Writing(begin=partial(_write_head, fixed_day), given=_given, wrote=_write).render,
         write=_write,
         reader=partial(TextReader, format=CALLS),
         call=CallForm(

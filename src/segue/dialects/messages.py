@@ -2,8 +2,8 @@
 
 For engines that render and parse themselves. A prompt is a row of JSON messages, each serialized once and chained: the
 next turn adds what the model wrote and what is given now, and nothing before that is touched. Instructions and what
-developers say before anybody else are the first message; only if they change is everything written again. Tools are not
-part of it: the engine has a field for them.
+developers say before the first user message are the first message; only if they change is everything written again.
+Tools are not part of it: the engine has a field for them.
 
 A model turn is one assistant message: reasoning, text and calls together. Calls and their outputs are paired by
 `call_id`; a call or an output without an id is written as text, because endpoints refuse either without the other.
@@ -440,7 +440,7 @@ class MessagesReader:
         if not self._is_open("reasoning"):
             if not text.strip():
                 return
-            self._begin(ItemOpened("reasoning"))
+            self._open(ItemOpened("reasoning"))
             if self.is_over:
                 return
             self._has_thought = True
@@ -457,7 +457,7 @@ class MessagesReader:
                 return
             # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
-            self._begin(ItemOpened("message"))
+            self._open(ItemOpened("message"))
             if self.is_over:
                 return
         self._items.parsed.append(ItemText(text, logprobs))
@@ -471,7 +471,7 @@ class MessagesReader:
             opened = call_of(self._scene, self._names.offer(name), name)
             if opened is None:
                 raise EngineFailed("The engine called a tool that it was not allowed to call.")
-            self._begin(opened)
+            self._open(opened)
             if self.is_over:
                 return
             self._index = index
@@ -481,10 +481,10 @@ class MessagesReader:
     def _is_open(self, kind: str) -> bool:
         return self._items.open is not None and self._items.open.kind == kind
 
-    def _begin(self, opened: ItemOpened) -> None:
+    def _open(self, opened: ItemOpened) -> None:
         self._close()
         if not self.is_over:
-            self._items.begin(opened)
+            self._items.open_item(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
         self._blank = ""

@@ -85,7 +85,7 @@ JOINS = MODEL_TURN | {("talk", "talk"), ("user", "user")}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     default_system: str,
     vocabulary: Vocabulary,
     head: Head,
@@ -210,7 +210,7 @@ class MistralReader:
             return items.parsed
         for n, id in enumerate(piece.ids):
             if not (self._is_stopped or items.is_over):
-                self._take(id, piece.logprobs[n : n + 1])
+                self._feed_token(id, piece.logprobs[n : n + 1])
         return items.parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
@@ -219,7 +219,7 @@ class MistralReader:
         self._finish(is_cut=is_cut and not (self._is_stopped or items.is_over))
         return [*items.parsed, TurnClosed(items.ids + self._bound.seal)]
 
-    def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
+    def _feed_token(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
             self._name_logprobs.extend(logprobs or [None])
@@ -231,7 +231,7 @@ class MistralReader:
             self._state = CALL_ID
         elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
             self._items.ids.append(id)
-            self._begin_call_or_text(self._held.strip())
+            self._open_call_or_text(self._held.strip())
         elif mark == THOUGHT and self._state == THINK:
             self._items.ids.append(id)
             self._finish()
@@ -247,9 +247,9 @@ class MistralReader:
             self._talk(Ids([id], logprobs))
         else:
             self._items.ids.append(id)
-            self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
+            self._feed_text(self._decode.decode(self._vocabulary.bytes_of(id)))
 
-    def _take_text(self, text: str) -> None:
+    def _feed_text(self, text: str) -> None:
         if self._state == THINK:
             self._think(text)
         elif self._state == CALL:
@@ -292,7 +292,7 @@ class MistralReader:
     def _think(self, text: str) -> None:
         self._held += text
         if self._items.open is None and self._held.strip():
-            self._items.begin(ItemOpened("reasoning"))
+            self._items.open_item(ItemOpened("reasoning"))
         if self._items.open is not None:
             self._items.write(self._held)
             self._held = ""
@@ -304,11 +304,11 @@ class MistralReader:
             self._was_text()
         elif brace and offer_in(self._scene, name.strip()) is not None:
             # The mark before the arguments is missing.
-            self._begin_call_or_text(name.strip())
+            self._open_call_or_text(name.strip())
             if self._items.open is not None and self._state == ARGS:
                 self._argue(brace + rest)
 
-    def _begin_call_or_text(self, name: str) -> None:
+    def _open_call_or_text(self, name: str) -> None:
         opened = call_in(self._scene, name)
         if opened is None:
             self._was_text()
@@ -318,7 +318,7 @@ class MistralReader:
         self._arguments = []
         self._state = ARGS
         self._is_streamed = True if opened.kind == "custom" else None
-        self._items.begin(opened)
+        self._items.open_item(opened)
 
     def _argue(self, text: str) -> None:
         self._arguments.append(text)
@@ -339,7 +339,7 @@ class MistralReader:
             self._text = None
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
-        self._take_text(rest)
+        self._feed_text(rest)
         if self._state == ARGS:
             arguments = "".join(self._arguments)
             self._items.write(self._unsent(arguments, is_cut=is_cut))
@@ -391,7 +391,9 @@ def _family(default_system: str = "") -> Family:
         stops=(END,),
         seal=(Mark(END),),
         cue=(),
-        render=Writing(begin=partial(_begin, default_system), given=_given, wrote=_write).render,
+        render=Writing(
+            begin=partial(_write_head, default_system), given=_given, wrote=_write
+        ).render,
         write=_write,
         reader=MistralReader,
         call=CallForm(

@@ -1,8 +1,8 @@
 """Where may a system message stand, and who may speak after whom? What templates and endpoints differ in. Pure.
 
-In: messages as chat templates and chat endpoints take them, with `system` for whoever gives instructions. Out: the same
-words in an order that this model accepts. Nothing is lost: what cannot be said as system is said as user, with words
-around it that tell who speaks.
+In: messages as chat templates and chat endpoints take them, with `system` for instructions. Out: the same texts in an
+order that this model accepts. Nothing is lost: what cannot be said as system is said as user, with words around it that
+name the speaker.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class _Step:
     # How many of them are the model's, and how many are outputs of tools.
     answers: int
     outputs: int = 0
-    # What was sampled for them, where it was kept; the messages as they are told.
+    # What was sampled for them, where it was kept; the messages as the template gets them.
     kept: Round | None = None
     said: Sequence[dict[str, object]] = ()
 
@@ -109,7 +109,7 @@ class _Cue:
 
     # The whole small conversation, up to where the model speaks.
     whole: str
-    # What the template adds to make the model speak; None if that cannot be told apart.
+    # What the template adds to make the model speak; None if that cannot be separated.
     text: str | None
     # What stands right before an answer, from a special token on.
     anchor: str
@@ -198,7 +198,7 @@ class _TemplatePrompts:
         return TextReader(bound, scene, format=self.format, is_thinking=is_thinking)
 
     def write(self, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-        written = self._answer(None, self._messages.wrote(items, {}))
+        written = self._written_answer(None, self._messages.wrote(items, {}))
         if written is not None:
             return self._encode(written) + vocabulary.ids(Mark(self.ends[0]))
         chunks = content_of(parts_of(items))
@@ -214,7 +214,7 @@ class _TemplatePrompts:
         chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
         if IMAGE_BEFORE in cue:
-            # The cue of this template is more than that, and images belong to the context: then they are told in words.
+            # Images belong to the context, and this template writes one into its cue: then they are described in words.
             return self.render(bound, replace(scene, sees_images=False))
         steps = _steps(bound, scene, rounds)
         trails = _trails(steps)
@@ -353,7 +353,9 @@ class _TemplatePrompts:
             at = marks[-1] if marks else len(same)
         return _Cue(whole, text, whole[at:], same[at:])
 
-    def _answer(self, effort: Effort | None, said: Sequence[dict[str, object]]) -> str | None:
+    def _written_answer(
+        self, effort: Effort | None, said: Sequence[dict[str, object]]
+    ) -> str | None:
         """What the template writes for these messages of the model after a question, up to the end of the turn; None if
         it does not begin with the cue of this effort."""
         cue, *_ = self._cues(effort) or (None,)
@@ -437,7 +439,7 @@ class _TemplatePrompts:
         thinking = (self.format.think, self.format.thought)
         is_thinking = any(mark in anchor for mark in thinking for anchor in anchors)
         for effort in EFFORTS:
-            written = self._answer(effort, said)
+            written = self._written_answer(effort, said)
             if written is None or (is_thinking and not _has_alike(thinking, written, text)):
                 continue
             for begin in begins:

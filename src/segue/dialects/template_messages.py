@@ -74,7 +74,7 @@ class Said(NamedTuple):
     wrote: Chat
 
 
-class _Told(NamedTuple):
+class _WrittenCall(NamedTuple):
     """A call as it is given to the template."""
 
     name: str
@@ -82,7 +82,7 @@ class _Told(NamedTuple):
 
 
 # By the id that a client knows.
-_Calls = dict[str, _Told]
+_Calls = dict[str, _WrittenCall]
 
 
 class TemplateMessages:
@@ -176,7 +176,7 @@ class TemplateMessages:
         return {"role": role, "content": self._shield.text(text)}
 
     def _output(self, part: Part, calls: _Calls) -> dict[str, object]:
-        call = calls.get(part.call_id) or _Told("", part.call_id)
+        call = calls.get(part.call_id) or _WrittenCall("", part.call_id)
         named = {"name": self._shield.text(call.name)} if call.name else {}
         id = self._shield.text(call.id)
         return {**self._message("tool", part.text), "tool_call_id": id, **named}
@@ -218,9 +218,9 @@ class TemplateMessages:
     def _remember(self, calls: _Calls, parts: Sequence[Part]) -> None:
         for part in parts:
             if part.kind == "call":
-                calls[part.call_id] = _Told(part.name, self._told_id(part, len(calls)))
+                calls[part.call_id] = _WrittenCall(part.name, self._written_id(part, len(calls)))
 
-    def _told_id(self, part: Part, count: int) -> str:
+    def _written_id(self, part: Part, count: int) -> str:
         if self._is_counting:
             return f"functions.{part.name}:{count}"
         if not self.has_short_ids or SHORT_ID.fullmatch(part.call_id):

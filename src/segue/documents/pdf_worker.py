@@ -49,7 +49,7 @@ class _Effort:
             raise _Exhausted
 
 
-def take_apart(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
+def extract(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
     """The title, then the text of each page in turn, then whether all of it could be read."""
     effort = _Effort()
     is_broken = False
@@ -106,7 +106,7 @@ def main() -> None:
         # Not every system has both.
         with suppress(ValueError, OSError):
             resource.setrlimit(what, (limit, limit))
-    for line in take_apart(sys.stdin.buffer.read(), chars_max):
+    for line in extract(sys.stdin.buffer.read(), chars_max):
         # JSON can express a lone surrogate, UTF-8 cannot.
         text = line.encode(errors="replace").decode() if isinstance(line, str) else line
         print(json.dumps(text), flush=True)

@@ -144,14 +144,14 @@ class TaggedArguments:
         found = any_of(self._ends).search(text)
         if found is None:
             end = len(text) - held_back(text, self._ends)
-            self._take(text[:end], parsed)
+            self._add_value(text[:end], parsed)
             self._held = text[end:]
             return None
         self._end_value(text[: found.start()], parsed)
         # A missing end is not used up.
         return text[found.end() if found[0] == self._closing else found.start() :]
 
-    def _take(self, text: str, parsed: list[str]) -> None:
+    def _add_value(self, text: str, parsed: list[str]) -> None:
         if not self._value and self._tags.is_wrapped:
             text = text.removeprefix("\n")
         if text:
@@ -161,7 +161,7 @@ class TaggedArguments:
     def _end_value(self, last: str, parsed: list[str]) -> None:
         if self._tags.is_wrapped:
             last = last.removesuffix("\n")
-        self._take(last, parsed)
+        self._add_value(last, parsed)
         assert self._types is not None
         if self._is_string:
             parsed.append('"')

@@ -142,7 +142,7 @@ class GrammarReader:
             self._is_stopped = self._is_stopped or id in self._bound.stops
             if self._is_stopped:
                 break
-            self._take(id, parsed)
+            self._feed_token(id, parsed)
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
@@ -157,7 +157,7 @@ class GrammarReader:
         parsed.append(TurnClosed(self._closing + self._bound.seal))
         return parsed
 
-    def _take(self, id: int, parsed: list[Parsed]) -> None:
+    def _feed_token(self, id: int, parsed: list[Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
             if text := self._decode.decode(self._bound.vocabulary.bytes_of(id)):

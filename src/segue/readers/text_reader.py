@@ -142,7 +142,7 @@ class TextReader:
         parsed = items.parsed = []
         items.joined_from = 0
         is_cut = is_cut and self._stop is None and not items.is_over
-        self._release(is_cut=is_cut)
+        self._flush(is_cut=is_cut)
         is_whole_call = self._state in (self._trailing, self._ending)
         items.close(is_cut=is_cut and not is_whole_call)
         ids = items.ids
@@ -156,7 +156,7 @@ class TextReader:
         self._state = _closed
         return parsed
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
+    def _feed_token(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         """One token on the slow way."""
         items = self._items
         if self._stop is not None or items.is_over:
@@ -175,7 +175,7 @@ class TextReader:
         text = self._decode.decode(data, final=bool(letter)) + letter
         self._fresh = len(text)
         if items.pending is not None:
-            items.pending.take(id, logprobs, len(text))
+            items.pending.add_token(id, logprobs, len(text))
         items.joined_from = len(items.parsed)
         self._read(text)
         self._is_passing = (
@@ -216,7 +216,7 @@ class TextReader:
             self._call = _Call("", is_certain=False)
             self._state = self._guessing
             return own
-        self._items.begin_message(len(own))
+        self._items.open_message(len(own))
         self._is_fenced = False
         self._state = self._talking
         return own
@@ -272,7 +272,7 @@ class TextReader:
             held = held_back(text, self._thought_ends)
         own = text[: len(text) - held]
         if items.open is None and own.strip():
-            items.begin(ItemOpened("reasoning"))
+            items.open_item(ItemOpened("reasoning"))
             own = own.lstrip("\n")
         if items.open is not None:
             items.write(own)
@@ -309,7 +309,7 @@ class TextReader:
 
     def _named(self, shape: CallShape, found: re.Match[str], text: str) -> str:
         name = re.sub(shape.noise, "", found["name"]) if shape.noise else found["name"]
-        if not self._begin_call(name):
+        if not self._open_call(name):
             return self._was_text(text)
         self._call.shape = shape
         if name not in self._schemas:
@@ -328,27 +328,27 @@ class TextReader:
             self._held = text
             return None
         found = whole_call(text[text.find("{") : end])
-        if found is None or not self._begin_call(found.name):
+        if found is None or not self._open_call(found.name):
             return self._was_text(text)
         self._items.write_arguments(found.arguments_text())
         self._items.end_arguments()
         self._state = self._ending
         return text[end:]
 
-    def _begin_call(self, name: str) -> bool:
+    def _open_call(self, name: str) -> bool:
         """Begin a call of this tool, if it is a call and allowed."""
         opened = call_in(self._scene, name, is_known=self._call.is_known)
         if opened is not None:
             # A message before it ends where the call was first suspected.
             self._items.close(self._items.held_from)
-            self._items.begin(opened)
+            self._items.open_item(opened)
         return opened is not None
 
     def _was_text(self, text: str) -> str:
         items = self._items
         before = self._call.gap + self._call.mark
         if items.open is None:
-            items.begin_message(len(before) + len(text))
+            items.open_message(len(before) + len(text))
             self._is_fenced = False
         items.write(before)
         items.held_from = len(items.ids)
@@ -438,7 +438,7 @@ class TextReader:
             return
         for call, item in zip(calls, opened, strict=True):
             if item is not None and not items.is_over:
-                items.begin(item)
+                items.open_item(item)
                 items.write_arguments(call.arguments_text())
                 items.end_arguments()
                 items.close()
@@ -450,12 +450,12 @@ class TextReader:
         self._is_after_mark = True
         self._state = self._between
 
-    def _release(self, *, is_cut: bool = False) -> None:
+    def _flush(self, *, is_cut: bool = False) -> None:
         """At the end nothing can become a mark any more, and unless it is cut, no character whole."""
         items = self._items
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         if items.pending is not None:
-            items.pending.add(len(rest))
+            items.pending.add_chars(len(rest))
         self._read(rest)
         if self._state == self._guessing:
             held = self._held
@@ -483,8 +483,8 @@ class TextReader:
             is_thought = self._state == self._thinking
             held = held.lstrip("\n") if is_thought or self._is_after_mark else held
             if is_thought:
-                items.begin(ItemOpened("reasoning"))
+                items.open_item(ItemOpened("reasoning"))
             else:
-                items.begin_message(len(held))
+                items.open_message(len(held))
         if items.open is not None:
             items.write(held)

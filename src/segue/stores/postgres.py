@@ -349,7 +349,7 @@ class _Maintenance:
                     work = partial(_end_some, worker=worker, me=me)
                     ended, is_more = await self._database.run(work)
                     count += ended
-                await self._database.run(partial(_release, worker=worker))
+                await self._database.run(partial(_release_all, worker=worker))
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
@@ -357,7 +357,7 @@ class _Maintenance:
             return []
         me = self._database.worker
         taking = self._taking
-        work = partial(_take_some, me=me, count_max=count_max, taking=taking)
+        work = partial(_take_over_some, me=me, count_max=count_max, taking=taking)
         taken = await self._database.run(work)
         taking.clear()
         return taken
@@ -441,8 +441,8 @@ async def _write_conversation(
 
 
 async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> Grant:
-    """Read what is left and what others hold, write what is left then; nothing is locked between the two, and whoever
-    finds that another was faster tries again."""
+    """Read what is left and what others hold, write what is left then; nothing is locked between the two, and a
+    process that finds that another was faster tries again."""
     ((level, others, now, version),) = await fetch(
         connection, "level", _read_level, draw.key_id, worker
     )
@@ -465,7 +465,7 @@ def _read_level(
 
 async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> tuple[int, bool]:
     """End as failed some of the turns that this dead process left, in one transaction; how many, and whether there are
-    more. Those that it has not begun are left to whoever takes them over."""
+    more. Those that it has not begun are left to the process that takes them over."""
     async with connection.transaction():
         left = await fetch(connection, "abandoned", _left_turn, worker, BATCH)
         named = [(owner, digest) for owner, _, row in left for digest in _named([row])]
@@ -488,7 +488,7 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
     return len(ends) + len(unreadable), bool(left)
 
 
-async def _take_some(
+async def _take_over_some(
     connection: PostgresConnection, *, me: str, count_max: int, taking: set[_TurnKey]
 ) -> Sequence[_TurnKey]:
     """Take over some queued turns that no process owns; those that another process takes now are skipped."""
@@ -558,7 +558,7 @@ def _columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]
     return [[row[at] for row in rows] for at in range(width)]
 
 
-async def _release(connection: PostgresConnection, *, worker: str) -> None:
+async def _release_all(connection: PostgresConnection, *, worker: str) -> None:
     """A dead process holds nothing any more: its idempotency keys, conversations and slots are free again."""
     async with connection.transaction():
         for name in (

@@ -277,13 +277,15 @@ class _Maintenance:
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
-        # Read first: mostly there are none, and reading waits for nobody.
+        # Read first: mostly there are none, and reading needs no lock.
         if count_max <= 0 or not await self._database.fetch(
             "left", lambda *row: row, {"count_max": 1}
         ):
             return []
         worker = self._database.lease.worker
-        return await self._database.write(partial(_take_some, worker=worker, count_max=count_max))
+        return await self._database.write(
+            partial(_take_over_some, worker=worker, count_max=count_max)
+        )
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         now = int(time.time())
@@ -449,7 +451,7 @@ def _end_turn(
     return True
 
 
-def _take_some(
+def _take_over_some(
     writer: sqlite3.Connection, worker: str, count_max: int
 ) -> Sequence[tuple[Owner, str]]:
     """Take over some queued turns that no process owns: one process writes at a time, so each is taken once."""

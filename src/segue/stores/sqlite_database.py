@@ -220,7 +220,7 @@ class SqliteDatabase:
             reader.close()
         # The last to close empties and removes the log.
         self._writer.close()
-        self.lease.end()
+        self.lease.release()
 
     def _read(self, work: SqliteWork[T]) -> T:
         with border():
@@ -327,7 +327,7 @@ def _open_writer(path: Path, durability: str) -> tuple[sqlite3.Connection, Lease
     known = Abilities.of_this_version("sqlite")
     with border():
         _make_private(path)
-        lease = Lease.take(path, new_id("worker"), known)
+        lease = Lease.acquire(path, new_id("worker"), known)
         try:
             connection = _connect(path, durability)
             try:
@@ -336,7 +336,7 @@ def _open_writer(path: Path, durability: str) -> tuple[sqlite3.Connection, Lease
                 connection.close()
                 raise
         except BaseException:
-            lease.end()
+            lease.release()
             raise
         return connection, lease
 

@@ -38,8 +38,8 @@ class Lease:
     descriptor: int
 
     @classmethod
-    def take(cls, database: Path, worker: str, known: Abilities) -> Self:
-        # It gets its name when it is locked and whole: nobody sees half a lease.
+    def acquire(cls, database: Path, worker: str, known: Abilities) -> Self:
+        # It gets its name when it is locked and whole: no process sees half a lease.
         path = database.with_name(f"{database.name}-taking-{worker}")
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,7 +47,7 @@ class Lease:
         os.replace(path, lease_path(database, worker))
         return cls(database, worker, descriptor)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """This process no longer uses the database."""
         with suppress(OSError):
             lease_path(self.database, self.worker).unlink()

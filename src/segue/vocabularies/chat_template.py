@@ -42,7 +42,7 @@ class ChatTemplate:
     plain: str = ""
     # The ids with which the model ends its turn, by its other files.
     ends: tuple[int, ...] = ()
-    # What it is told besides the conversation, whatever a request says.
+    # The values it gets besides the conversation, the same for every request.
     values: Mapping[str, object] = field(default_factory=dict)
     # How the model declares its answers, in the form of transformers' `response_template`.
     answers: object = None

@@ -127,10 +127,10 @@ class Vocabulary:
             if id in spelt.ids:
                 raise ServerFault(f"In this vocabulary, text that reads {text} becomes a mark.")
         if self._hasten is not None:
-            self._hasten(tokenizer, self._spelt, self._take_over)
+            self._hasten(tokenizer, self._spelt, self._use_quick)
         return tokenizer
 
-    def _take_over(self, quick: Encode) -> None:
+    def _use_quick(self, quick: Encode) -> None:
         self._quick = quick
 
     @cached_property

@@ -177,7 +177,7 @@ class _TextReader(HTMLParser):
         if self._skipping:
             return
         if tag == "a" and self._href:
-            self._keep_link(self._href)
+            self._add_link(self._href)
             self._href = None
         if tag in _BLOCKS:
             self._add("\n")
@@ -195,7 +195,7 @@ class _TextReader(HTMLParser):
         self._pieces.append(text)
         self.length += len(text)
 
-    def _keep_link(self, href: str) -> None:
+    def _add_link(self, href: str) -> None:
         words = " ".join("".join(self._link_words).split())[:TITLE_CHARS_MAX]
         if not words or len(self.links) >= LINKS_MAX or len(href) > 2_000:
             return

@@ -120,7 +120,7 @@ def build(
             known = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
             for number, path in enumerate(files, 1):
                 url = prefix.rstrip("/") + "/" + quote(path.relative_to(folder).as_posix())
-                outcomes[_take_in(database, path, url, prefix, known.pop(url, None))] += 1
+                outcomes[_update_file(database, path, url, prefix, known.pop(url, None))] += 1
                 if number % BATCH == 0:
                     database.commit()
                 if note is not None:
@@ -146,7 +146,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _take_in(
+def _update_file(
     database: sqlite3.Connection,
     path: Path,
     url: str,
