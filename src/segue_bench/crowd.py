@@ -128,8 +128,8 @@ class HealthProbe:
 def read_gauge(process: ServerProcess, name: str) -> float:
     """A value of the server's `/metrics`; 0 where it is not there."""
     _, page = get(local(process.port), "/metrics")
-    found = re.search(rf"^{re.escape(name)} (\S+)$", page.decode(), re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    value = re.search(rf"^{re.escape(name)} (\S+)$", page.decode(), re.MULTILINE)
+    return float(value[1]) if value else 0.0
 
 
 def connected(process: ServerProcess) -> int:

@@ -84,8 +84,8 @@ def parse_counters(text: str) -> ServerCounters:
     """Read a page of metrics; a counter that is not there is 0."""
 
     def total(name: str, labels: str = "[^}]*") -> float:
-        found = re.findall(rf"^{re.escape(name)}(?:{{{labels}}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        values = re.findall(rf"^{re.escape(name)}(?:{{{labels}}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values))
 
     return ServerCounters(
         total("segue_tokens_tokenized_total"),
@@ -248,13 +248,13 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Serv
         try:
             is_up = select.select([child.stdout], [], [], START_S_MAX)[0]
             line = child.stdout.readline() if is_up else b""
-            found = re.search(announced, line.decode("utf-8", "replace"))
-            if found is None:
+            announcement = re.search(announced, line.decode("utf-8", "replace"))
+            if announcement is None:
                 errors.seek(0)
                 tail = errors.read().decode("utf-8", "replace").strip()[-LOG_TAIL:]
                 name = " ".join(command[:2])
                 raise ServerNotStarted(f"{name} did not start: {tail or 'no error output'}")
-            yield ServerProcess(int(found[1]), child.pid, child.stdout)
+            yield ServerProcess(int(announcement[1]), child.pid, child.stdout)
         finally:
             child.send_signal(signal.SIGTERM)
             try:

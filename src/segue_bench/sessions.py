@@ -102,7 +102,7 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
     continued: set[int] = set()
     for number, turn in enumerate(turns):
         source = f"{session.id} {number}"
-        given = max(SAID_TOKENS_MIN, turn.input // tokens_per)
+        prompt_tokens = max(SAID_TOKENS_MIN, turn.input // tokens_per)
         output = _output_tokens(turns, number, tokens_per)
         parent = steps[turn.parent] if turn.parent >= 0 else None
         kind: StepKind = "reset"
@@ -110,7 +110,9 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
         history: tuple[Part, ...] = ()
         if parent is None:
             kind = "root"
-            head = Said(source, min((session.tools + session.system) // tokens_per, given * 4 // 5))
+            head = Said(
+                source, min((session.tools + session.system) // tokens_per, prompt_tokens * 4 // 5)
+            )
         elif turns[turn.parent].input - turn.shared <= BLOCK:
             kind = "fork" if parent.number in continued else "continuation"
             continued.add(parent.number)
@@ -120,7 +122,7 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
         else:
             head, history = _kept(parent, turn.shared // tokens_per, source)
             at = _ancestor(steps, parent, head, history)
-        said = given - head.tokens - sum(part.tokens + MESSAGE_TOKENS for part in history)
+        said = prompt_tokens - head.tokens - sum(part.tokens + MESSAGE_TOKENS for part in history)
         new = Said(source, max(SAID_TOKENS_MIN, said - MESSAGE_TOKENS))
         before = 0 if at is None else len(steps[at].history) + 1
         steps.append(

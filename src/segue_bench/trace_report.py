@@ -136,10 +136,12 @@ def along(run: TraceRun) -> TraceAlong:
     groups = []
     for place, first in enumerate(GROUPS):
         end = GROUPS[place + 1] if place + 1 < len(GROUPS) else float("inf")
-        found = [point for point in run.along if first <= point[0] < end]
-        if found:
-            tokens = round(statistics.median(point[1] for point in found))
-            groups.append(TtftGroup(first, len(found), tokens, _ms([point[2] for point in found])))
+        points = [point for point in run.along if first <= point[0] < end]
+        if points:
+            tokens = round(statistics.median(point[1] for point in points))
+            groups.append(
+                TtftGroup(first, len(points), tokens, _ms([point[2] for point in points]))
+            )
     return TraceAlong(run.server, run.way, groups)
 
 

@@ -136,10 +136,10 @@ class FleetReports:
     async def view(self, owner: Owner) -> FleetView:
         """All replicas and processes, and the conversations of this owner."""
         parts = [self._own(owner)]
-        known = 1
+        processes_known = 1
         if self._peers is not None:
             others = self._peers.others
-            known += len(others)
+            processes_known += len(others)
             answers = await self._peers.ask(SUBJECT, owner.encode(), others)
             parts += map(_part, answers.values())
         processes = [part.process for part in parts]
@@ -148,7 +148,7 @@ class FleetReports:
             replicas=joined_rows(row for part in parts for row in part.replicas),
             conversations=joined_visits(part.visits for part in parts)[:CONVERSATIONS_MAX],
             processes=processes,
-            processes_known=known,
+            processes_known=processes_known,
         )
 
     def _own(self, owner: Owner) -> FleetPart:
@@ -158,12 +158,12 @@ class FleetReports:
         )
 
     def _visits(self, owner: Owner) -> Visits:
-        found: Visits = {}
+        visits: Visits = {}
         for _, turn in self._history.after(0, owner):
             if replica := turn.tally.started.route:
                 began_ms = self._history.wall_ms + turn.receipt.received_at * 1000
-                found.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
-        return dict(islice(found.items(), CONVERSATIONS_MAX))
+                visits.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
+        return dict(islice(visits.items(), CONVERSATIONS_MAX))
 
     def _row(self, engine: EngineStatus) -> ReplicaRow:
         totals = self._totals.get((engine.model, engine.name)) or ReplicaTotals()

@@ -61,8 +61,8 @@ def _merged(rows: Iterable[T], key: Callable[[T], object], merge: Callable[[T, T
     """One row for each key, from the rows of all workers."""
     merged: dict[object, T] = {}
     for row in rows:
-        known = merged.get(key(row))
-        merged[key(row)] = row if known is None else merge(known, row)
+        before = merged.get(key(row))
+        merged[key(row)] = row if before is None else merge(before, row)
     return list(merged.values())
 
 

@@ -138,6 +138,6 @@ class CountedReplica:
         size = self.shape.block_tokens
         # The last token of a prompt is always computed: the first of the answer comes from it.
         whole = max(0, prompt_tokens - 1) // size
-        found = self.cache.found(digests[:whole])
+        found_blocks = self.cache.found(digests[:whole])
         self.cache.use(digests)
-        return self.clock.serve(now, prompt_tokens, found * size, answer_tokens)
+        return self.clock.serve(now, prompt_tokens, found_blocks * size, answer_tokens)

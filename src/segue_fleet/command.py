@@ -295,8 +295,8 @@ def _kill_left(record: FleetRecord) -> None:
     """Processes of a fleet whose own process was killed: those that still are what they were."""
     for member in record.members:
         try:
-            words = Path(f"/proc/{member.pid}/cmdline").read_bytes()
+            command = Path(f"/proc/{member.pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"segue" in words:
+        if b"segue" in command:
             kill_session(member.pid)

@@ -68,8 +68,8 @@ class PeerClaims:
 
     def remove(self, claim: PeerClaim) -> None:
         """Forget the claim of this turn."""
-        known = self.get(claim.hashed_key)
-        if known is not None and known.turn_id == claim.turn_id:
+        held = self.get(claim.hashed_key)
+        if held is not None and held.turn_id == claim.turn_id:
             del self._claims[claim.hashed_key]
 
     def remove_worker(self, worker: str) -> None:

@@ -271,8 +271,8 @@ class RemoteTurns:
         lock = self._reaching.setdefault(ref, asyncio.Lock())
         try:
             async with lock:
-                if (known := self.find(owner, turn_id)) is not None:
-                    return known
+                if (running := self.find(owner, turn_id)) is not None:
+                    return running
                 started: asyncio.Future[Running | None] = asyncio.Future()
                 spawn(self._follow(ref, started, is_known=is_known), self._tasks)
                 return await started

@@ -93,9 +93,9 @@ def choose(
     vocabulary = vocabulary.protecting(template.text if template else "")
     has_all = vocabulary.specials.issuperset
     candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
-    known = [family for family in candidates if family.is_known_by_tokens]
-    if known and not text:
-        return TokenDialect(known[0], vocabulary)
+    by_tokens = [family for family in candidates if family.is_known_by_tokens]
+    if by_tokens and not text:
+        return TokenDialect(by_tokens[0], vocabulary)
     if template is not None:
         return _noting_tools(_by_template(template, candidates, vocabulary), template)
     if (name := name_of(path)) is not None:

@@ -504,9 +504,9 @@ class HarmonyReader:
     def _open_body(self) -> None:
         """The header is whole: it says what follows."""
         channel = self._header.get(CHANNEL, "")
-        found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
-        name = "" if found is None else found[1].removeprefix(f"{FUNCTIONS}.")
-        is_called = found is not None and found[1] not in PEOPLE
+        recipient = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
+        name = "" if recipient is None else recipient[1].removeprefix(f"{FUNCTIONS}.")
+        is_called = recipient is not None and recipient[1] not in PEOPLE
         self._body = call_in(self._scene, name) if is_called else None
         if self._body is not None:
             self._items.open_item(self._body)

@@ -153,8 +153,8 @@ def _day(at: int) -> str:
 
 
 def _with_prompt(prompt: str) -> Family:
-    found = DAY.search(prompt)
-    return _family(found[1] if found else "")
+    day = DAY.search(prompt)
+    return _family(day[1] if day else "")
 
 
 def _family(fixed_day: str = "") -> Family:

@@ -146,17 +146,17 @@ class MessagesDialect:
     def _names_of(self, scene: Scene) -> PlainNames:
         tools = scene.head.tools
         effects = scene.effects
-        known = self._names
-        if known is None or known[0] is not tools or known[1] is not effects:
-            known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
-        return known[2]
+        cached = self._names
+        if cached is None or cached[0] is not tools or cached[1] is not effects:
+            cached = self._names = (tools, effects, PlainNames(callable_offers(scene)))
+        return cached[2]
 
     def render_as(self, scene: Scene, form: MessageForm) -> Rendered:
         """The messages in this form."""
         warm, rounds = self._last_warm(scene, form)
         rows = [row for round_ in rounds for row in (round_.given, round_.wrote)] + [scene.given]
-        given = (item.value for row in rows for item in row)
-        answered = {call_id_of(value) for value in given if is_output(value)}
+        values = (item.value for row in rows for item in row)
+        answered = {call_id_of(value) for value in values if is_output(value)}
         names = self._names_of(scene)
         messages = [message for row in rows for message in _messages(row, form, answered, names)]
         if warm is None and scene.head.instructions is not None:

@@ -379,8 +379,8 @@ def _is_format_known(path: Path) -> bool:
 
 
 def _with_prompt(prompt: str) -> Family:
-    found = SYSTEM.search(prompt)
-    return _family(found[1] if found else "")
+    system = SYSTEM.search(prompt)
+    return _family(system[1] if system else "")
 
 
 def _family(default_system: str = "") -> Family:

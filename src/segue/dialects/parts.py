@@ -147,8 +147,8 @@ def _output(item: Item, show: Show | None) -> str:
         case items.ShellCallOutput(output=outputs):
             return dumps([_printed(output) for output in outputs])
         case items.ToolSearchOutput():
-            found = [dumps(definition_of(offer)) for offer in added_by(item)]
-            return "\n".join(found) or NOTHING_FOUND
+            definitions = [dumps(definition_of(offer)) for offer in added_by(item)]
+            return "\n".join(definitions) or NOTHING_FOUND
         case items.McpApprovalResponse(reason=reason):
             return f"{DECLINED} {reason}" if reason else DECLINED
         case _:

@@ -44,11 +44,11 @@ class Shield:
         """The same text with every mark in it broken, and with letters escaped that mean something here."""
         clean = text
         if not text.isascii():
-            clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
+            clean = OURS.sub(lambda mark: f"{ESCAPE}{ord(mark[0]) - 0xFDD0}", text)
         if any(letter in clean for letter in self._first_letters):
             # Breaking a mark may leave another that began inside of it.
             while self._mark.search(clean):
-                clean = self._mark.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+                clean = self._mark.sub(lambda mark: mark[0][0] + SHIELD + mark[0][1:], clean)
         return self._apart(clean)
 
     def _apart(self, text: str) -> str:
@@ -84,4 +84,4 @@ class Shield:
 
 def mended(text: str) -> str:
     """The text as it was before it was shielded."""
-    return ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), text.replace(SHIELD, ""))
+    return ESCAPED.sub(lambda mark: chr(0xFDD0 + int(mark[1])), text.replace(SHIELD, ""))

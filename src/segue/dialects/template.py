@@ -120,8 +120,8 @@ class _Cue:
 def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
     # What the template has no place for is written with these marks.
-    words = template.text + template.plain + "".join(PLAIN.marks)
-    vocabulary = vocabulary.protecting(words)
+    text = template.text + template.plain + "".join(PLAIN.marks)
+    vocabulary = vocabulary.protecting(text)
     prompts = _TemplatePrompts(vocabulary, template)
     ends = prompts.ends
     if not ends:
@@ -237,8 +237,8 @@ class _TemplatePrompts:
             return False
         chat, tools = self._messages.chat(scene, self._messages.rounds(scene, None))
         context, cue = self._texts(scene, chat, tools)
-        found = self._decode(rendered.context.flat() + rendered.cue)
-        return "".join(found.split()) != "".join(mended(context + cue).split())
+        decoded = self._decode(rendered.context.flat() + rendered.cue)
+        return "".join(decoded.split()) != "".join(mended(context + cue).split())
 
     # --- text ---
 
@@ -271,7 +271,7 @@ class _TemplatePrompts:
         """A template may refuse to begin without a question. Then the context is all that it writes before one, as a
         warm-up needs it, and the cue has an empty question."""
         before = run([*chat, {"role": "user", "content": PLACE}], is_cued=True).partition(PLACE)[0]
-        marks = [found.start() for found in self._special.finditer(before)]
+        marks = [mark.start() for mark in self._special.finditer(before)]
         context = before[: marks[-1]] if marks else ""
         cued = run([*chat, {"role": "user", "content": ""}], is_cued=True)
         same = len(self._common(context, cued))
@@ -283,9 +283,9 @@ class _TemplatePrompts:
         return "".join(piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _without_half_mark(self, same: str, whole: str) -> str:
-        for found in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
-            if found.start() < len(same) < found.end():
-                return whole[: found.start()]
+        for mark in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
+            if mark.start() < len(same) < mark.end():
+                return whole[: mark.start()]
         return same
 
     def _is_cut_at(self, before: str, after: str) -> bool:
@@ -325,11 +325,11 @@ class _TemplatePrompts:
 
     def _cues(self, effort: Effort | None) -> tuple[_Cue, ...]:
         """How an answer begins after a user and after a tool, with this effort."""
-        found = self._known_cues.get(effort)
-        if found is None:
+        cues = self._known_cues.get(effort)
+        if cues is None:
             made = (self._cue(chat, effort) for chat in (QUESTION, self._messages.looked()))
-            found = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
-        return found
+            cues = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
+        return cues
 
     def _cue(self, chat: Chat, effort: Effort | None) -> _Cue | None:
         run = partial(self._runner.run, tools=None, root_at=0, effort=effort)
@@ -349,7 +349,7 @@ class _TemplatePrompts:
         same = self._without_half_mark(same, whole)
         at = len(whole) - len(text or "")
         if not self._special.search(same, at):
-            marks = [found.start() for found in self._special.finditer(same)]
+            marks = [mark.start() for mark in self._special.finditer(same)]
             at = marks[-1] if marks else len(same)
         return _Cue(whole, text, whole[at:], same[at:])
 
@@ -391,22 +391,22 @@ class _TemplatePrompts:
         at = base.walk.at
         missed = base.walk.missed
         outputs = base.walk.outputs
-        begins = [found.start() for found in self._begin.finditer(context, at)]
+        begins = [mark.start() for mark in self._begin.finditer(context, at)]
         for step in steps[base.walk.steps :]:
             first = bisect_left(begins, at) + missed
             sampled = NO_IDS
-            found = None
+            place = None
             if step.kept is not None:
                 sampled = _sampled(bound, step.kept)
                 window = begins[first : first + 1 + outputs]
-                found = self._place_of(context, window, sampled, step.said)
-            if found is None or found[0] < done:
+                place = self._place_of(context, window, sampled, step.said)
+            if place is None or place[0] < done:
                 missed += step.answers
             else:
-                text = self._encode(context[done : found[0]], images, len(ids))
+                text = self._encode(context[done : place[0]], images, len(ids))
                 made += len(text)
                 ids += text + sampled
-                done = at = found[1]
+                done = at = place[1]
                 missed = 0
             outputs = step.outputs
         text = self._encode(context[done:], images, len(ids))

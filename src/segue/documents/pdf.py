@@ -83,8 +83,10 @@ async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
 
 def _environment() -> dict[str, str]:
     """It finds the modules that this process finds, and gets no secrets."""
-    known = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**known, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class PdfTexts:

@@ -91,8 +91,8 @@ def _drawn_bytes(page: PageObject, enough: int) -> int:
 
 
 def _inside(holder: DictionaryObject, name: str) -> DictionaryObject:
-    found = holder.get(name)
-    inner = found.get_object() if found is not None else None
+    entry = holder.get(name)
+    inner = entry.get_object() if entry is not None else None
     return inner if isinstance(inner, DictionaryObject) else DictionaryObject()
 
 

@@ -108,13 +108,13 @@ class GuardGate:
         if not guards.inputs:
             return
         items = self._unseen(scene, is_first=is_first)
-        words: list[str] = []
+        texts: list[str] = []
         if is_first and not self._is_head_shown:
             self._is_head_shown = True
             parent = resolved.parent
-            known = parent if parent is not None and has_passed(parent, guards.names) else None
-            words = texts_of_head(resolved.head, self._plan.response, known)
-        self._asking = asyncio.create_task(self._check(words, items))
+            passed = parent if parent is not None and has_passed(parent, guards.names) else None
+            texts = texts_of_head(resolved.head, self._plan.response, passed)
+        self._asking = asyncio.create_task(self._check(texts, items))
 
     async def clear(self, scene: Scene, *, is_first: bool) -> bool:
         """The guards check these items now; the round that follows shows them the rest."""
@@ -134,12 +134,12 @@ class GuardGate:
         items = new_items(scene, self._guards.names) if is_first else scene.given
         return [item for item in items if id(item) not in self._shown]
 
-    async def _check(self, words: list[str], items: Sequence[Item]) -> None:
+    async def _check(self, head_texts: list[str], items: Sequence[Item]) -> None:
         try:
             if sum(len(item.raw) for item in items) <= INLINE_BYTES:
-                texts = words + texts_of(items)
+                texts = head_texts + texts_of(items)
             else:
-                texts = words + await asyncio.to_thread(texts_of, items)
+                texts = head_texts + await asyncio.to_thread(texts_of, items)
             self._tally.guard_chars_checked += sum(map(len, texts))
             reason = await _first_objection(
                 [guard.check(texts) for guard in self._guards.inputs if texts]

@@ -43,15 +43,15 @@ def texts_of(items: Iterable[Item]) -> list[str]:
 def texts_of_head(head: Head, response: Response, parent: Turn | None) -> list[str]:
     """The texts of instructions, tools and format, as far as they are not the parent's."""
     before = None if parent is None else parent.response
-    found: list[str] = []
+    texts: list[str] = []
     if head.instructions and (before is None or response.instructions != before.instructions):
-        found.append(head.instructions)
+        texts.append(head.instructions)
     if before is None or response.tools != before.tools:
-        found.extend(_of_tools((*head.tools.offers, *head.tools.deferred)))
+        texts.extend(_of_tools((*head.tools.offers, *head.tools.deferred)))
     wanted = head.text.format
     if wanted is not None and (before is None or response.text != before.text):
-        found.extend(_of_format(wanted))
-    return found
+        texts.extend(_of_format(wanted))
+    return texts
 
 
 def new_items(scene: Scene, names: Sequence[str]) -> list[Item]:

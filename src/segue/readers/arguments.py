@@ -102,14 +102,14 @@ class TaggedArguments:
         while rest is not None:
             if self._types is None:
                 bare = rest.lstrip()
-                found = self._opening.whole.match(bare)
-                if found is None and self._opening.may_begin(bare):
+                opening = self._opening.whole.match(bare)
+                if opening is None and self._opening.may_begin(bare):
                     self._held = rest
                     break
-                if found is None:
+                if opening is None:
                     return "".join(parsed) + self._ended(), rest
-                parsed.append(self._begun(found))
-                rest = bare[found.end() :]
+                parsed.append(self._begun(opening))
+                rest = bare[opening.end() :]
             else:
                 rest = self._more(rest, parsed)
         return "".join(parsed), None
@@ -121,8 +121,8 @@ class TaggedArguments:
         self._end_value(self._held, parsed)
         return "".join(parsed) + self._ended()
 
-    def _begun(self, found: re.Match[str]) -> str:
-        said = found.groupdict()
+    def _begun(self, opening: re.Match[str]) -> str:
+        said = opening.groupdict()
         key = said["key"].strip()
         kind = said.get("type")
         if kind is None:
@@ -141,15 +141,15 @@ class TaggedArguments:
         return self._types == TEXT
 
     def _more(self, text: str, parsed: list[str]) -> str | None:
-        found = any_of(self._ends).search(text)
-        if found is None:
+        end_mark = any_of(self._ends).search(text)
+        if end_mark is None:
             end = len(text) - held_back(text, self._ends)
             self._add_value(text[:end], parsed)
             self._held = text[end:]
             return None
-        self._end_value(text[: found.start()], parsed)
+        self._end_value(text[: end_mark.start()], parsed)
         # A missing end is not used up.
-        return text[found.end() if found[0] == self._closing else found.start() :]
+        return text[end_mark.end() if end_mark[0] == self._closing else end_mark.start() :]
 
     def _add_value(self, text: str, parsed: list[str]) -> None:
         if not self._value and self._tags.is_wrapped:
@@ -281,9 +281,9 @@ class NotedArguments:
                 return len(quote)
             if quote.startswith(text):
                 return 0
-        found = TOKEN.match(text)
-        assert found is not None
-        token = found[0]
+        token_match = TOKEN.match(text)
+        assert token_match is not None
+        token = token_match[0]
         if token in ("{", "[", "("):
             self._open.append("}" if token == "{" else "]")
             self._is_key = token == "{"
@@ -297,7 +297,7 @@ class NotedArguments:
             self._is_key = False
             parsed.append(": ")
         elif not token.isspace():
-            if found.end() == len(text):
+            if token_match.end() == len(text):
                 return 0
             self._word(token, parsed)
         return len(token)
@@ -318,16 +318,16 @@ class NotedArguments:
         """How much of an open string was used."""
         quote = self._quote
         has_escapes = self._notation.has_escapes
-        found = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
-        if found is None:
+        mark = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
+        if mark is None:
             end = len(text) if len(quote) == 1 else len(text) - held_back(text, (quote,))
             parsed.append(_quoted(text[:end])[1:-1])
             return end
-        at = found.start()
+        at = mark.start()
         if at:
             parsed.append(_quoted(text[:at])[1:-1])
             return at
-        if found[0] == quote:
+        if mark[0] == quote:
             self._quote = ""
             parsed.append('"')
             return len(quote)

@@ -71,8 +71,8 @@ def lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
 
 
 def _lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
-    if (found := grammar_offer(scene)) is not None:
-        return (*form.named(found[0].qualified_name), form.around_input[0]), found[1]
+    if (offered := grammar_offer(scene)) is not None:
+        return (*form.named(offered[0].qualified_name), form.around_input[0]), offered[1]
     tagged = form.tagged(scene, vocabulary) if scene.can_follow_tags else None
     if tagged is not None:
         return tagged
@@ -111,10 +111,10 @@ def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
     """
     if not scene.can_constrain or len(offers := forced(scene)) != 1:
         return None
-    found = grammar_of(offers[0])
-    if found is None:
+    grammar = grammar_of(offers[0])
+    if grammar is None:
         return None
-    syntax, definition = found
+    syntax, definition = grammar
     return offers[0], Grammar("regex" if syntax == "regex" else "lark", definition)
 
 

@@ -373,5 +373,5 @@ def unread_marks(template: str) -> str | None:
     """A mark of calls in this template that no reader knows."""
     if format_of(template) is not None:
         return None
-    found = CALL_MARK.search(template)
-    return found and found[0]
+    mark = CALL_MARK.search(template)
+    return mark and mark[0]

@@ -75,10 +75,10 @@ class PendingLogprobs:
     def pop_sent(self, chars: int) -> tuple[Logprob, ...]:
         """The tokens that begin in the next `chars` characters, which are sent now."""
         self._sent += chars
-        found = []
+        sent = []
         while self._waiting and self._waiting[0][0] < self._sent:
-            found.append(self._waiting.popleft()[2])
-        return tuple(found)
+            sent.append(self._waiting.popleft()[2])
+        return tuple(sent)
 
 
 class ItemWriter:

@@ -48,8 +48,8 @@ def parameters_of(offer: Offer) -> object:
         return msgspec.json.decode(tool.parameters) if isinstance(tool.parameters, Raw) else None
     shape: dict[str, object] = {"type": "string"}
     if isinstance(tool.format, Raw):
-        given = msgspec.json.encode(msgspec.json.decode(tool.format)).decode()
-        shape["description"] = f"Its format: {given}"
+        format_json = msgspec.json.encode(msgspec.json.decode(tool.format)).decode()
+        shape["description"] = f"Its format: {format_json}"
     return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
 
 

@@ -56,9 +56,9 @@ class PlainNames:
 
     def name(self, qualified_name: str) -> str:
         """What this tool is called, which may be one of the history that is not offered any more."""
-        known = self._names.get(qualified_name)
-        if known is not None:
-            return known
+        offered = self._names.get(qualified_name)
+        if offered is not None:
+            return offered
         plain = plain_name(qualified_name)
         return plain if plain not in self._offers else _digest_name(qualified_name, self._offers)
 

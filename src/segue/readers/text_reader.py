@@ -249,11 +249,11 @@ class TextReader:
     def _next_mark(self, text: str) -> tuple[int, str]:
         """The next mark that is not quoted in a fence, and where it stands; or else nothing, at the end."""
         if self._marks:
-            for found in marks_and_fences(self._marks).finditer(text):
-                if found[0][0] != "`":
-                    if not self._is_fenced or is_special(found[0]):
-                        return found.start(), found[0]
-                elif found.end() < len(text):
+            for mark in marks_and_fences(self._marks).finditer(text):
+                if mark[0][0] != "`":
+                    if not self._is_fenced or is_special(mark[0]):
+                        return mark.start(), mark[0]
+                elif mark.end() < len(text):
                     self._is_fenced = not self._is_fenced
         return len(text), ""
 
@@ -265,10 +265,10 @@ class TextReader:
 
     def _thinking(self, text: str) -> str | None:
         items = self._items
-        found = any_of(self._thought_ends).search(text)
-        at = len(text) if found is None else found.start()
+        end_mark = any_of(self._thought_ends).search(text)
+        at = len(text) if end_mark is None else end_mark.start()
         held = len(text) - len(text[:at].rstrip("\n"))
-        if found is None:
+        if end_mark is None:
             held = held_back(text, self._thought_ends)
         own = text[: len(text) - held]
         if items.open is None and own.strip():
@@ -276,12 +276,12 @@ class TextReader:
             own = own.lstrip("\n")
         if items.open is not None:
             items.write(own)
-        if found is None:
+        if end_mark is None:
             self._held = text[len(text) - held :] if items.open is not None else text
             return None
-        if found[0] == self._format.thought:
+        if end_mark[0] == self._format.thought:
             self._close()
-            return text[found.end() :]
+            return text[end_mark.end() :]
         # The token of the mark is not part of the thought.
         self._close(len(items.ids) - 1)
         return text[at:]
@@ -298,8 +298,8 @@ class TextReader:
         if call.is_certain or may_begin_call(bare):
             is_short = len(bare) <= HEADER_CHARS_MAX
             for shape, pattern in headers if is_short else ():
-                if found := pattern.whole.match(bare):
-                    return self._named(shape, found, text)
+                if header_match := pattern.whole.match(bare):
+                    return self._named(shape, header_match, text)
             if bare.startswith("{") and any(shape.closing == "}" for shape in shapes):
                 return self._whole_heading(text)
             if any(pattern.may_begin(bare) for _, pattern in headers):
@@ -327,10 +327,10 @@ class TextReader:
         if end is None:
             self._held = text
             return None
-        found = whole_call(text[text.find("{") : end])
-        if found is None or not self._open_call(found.name):
+        whole = whole_call(text[text.find("{") : end])
+        if whole is None or not self._open_call(whole.name):
             return self._was_text(text)
-        self._items.write_arguments(found.arguments_text())
+        self._items.write_arguments(whole.arguments_text())
         self._items.end_arguments()
         self._state = self._ending
         return text[end:]
@@ -411,12 +411,12 @@ class TextReader:
     # Calls without marks.
 
     def _guessing(self, text: str) -> str | None:
-        found = GUESSED.fullmatch(text)
+        guess = GUESSED.fullmatch(text)
         call = self._call
-        if found is None or (found["object"] and not may_begin_call(found["object"])):
+        if guess is None or (guess["object"] and not may_begin_call(guess["object"])):
             return self._was_text(text)
         if not call.is_closed:
-            end = call.braces.end_in(text, call.scanned) if found["object"] else None
+            end = call.braces.end_in(text, call.scanned) if guess["object"] else None
             call.is_closed = end is not None
             call.scanned = len(text) if end is None else end
         if call.is_closed and text[call.scanned :].lstrip(BLANKS + "};")[:1] not in (

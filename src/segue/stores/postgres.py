@@ -309,8 +309,8 @@ class _Keys:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
 
     async def limit(self, key_id: str, limits: KeyLimits) -> bool:
-        words = msgspec.json.encode(limits).decode()
-        return is_text(key_id) and await self.database.execute("limit_key", key_id, words) > 0
+        encoded = msgspec.json.encode(limits).decode()
+        return is_text(key_id) and await self.database.execute("limit_key", key_id, encoded) > 0
 
     async def revoke(self, key_id: str) -> bool:
         return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
@@ -397,9 +397,9 @@ async def _fetch_chain(
     connection: PostgresConnection, name: str, owner: Owner, turn_id: str
 ) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
     """The rows that the statement of this name finds, and the long fields that they name, which have no id."""
-    found: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
-    fields = {row[2]: LongField(row[2], row[3]) for row in found if row.id is None}
-    return [row for row in found if row.id is not None], fields
+    rows: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
+    fields = {row[2]: LongField(row[2], row[3]) for row in rows if row.id is None}
+    return [row for row in rows if row.id is not None], fields
 
 
 def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
@@ -493,16 +493,18 @@ async def _take_over_some(
 ) -> Sequence[_TurnKey]:
     """Take over some queued turns that no process owns; those that another process takes now are skipped."""
     before = sorted(taking)
-    known = await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
+    taken_before = (
+        await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
+    )
     if not await connection.fetch(QUERIES["left"], 1):
         # Mostly there are none, and a transaction is three round trips.
-        return known
+        return taken_before
     async with connection.transaction():
         taken = await fetch(connection, "left", _turn_key, count_max)
         if taken:
             taking.update(taken)
             await connection.execute(QUERIES["hand_over"], *_columns(taken, 2), NOBODY, me)
-    return [*known, *taken]
+    return [*taken_before, *taken]
 
 
 _TurnKey = tuple[Owner, str]

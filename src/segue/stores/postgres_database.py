@@ -368,16 +368,16 @@ async def _migrate(connection: PostgresConnection, *, worker: str) -> None:
 
 async def _check_needs(connection: PostgresConnection) -> None:
     """Refuse a database that needs more than this version knows."""
-    known = Abilities.of_this_version("postgres")
+    abilities = Abilities.of_this_version("postgres")
     (needed,) = await fetch(connection, "needs", Abilities)
-    if not known.are_enough(needed):
-        raise newer_database(needed, known)
+    if not abilities.are_enough(needed):
+        raise newer_database(needed, abilities)
 
 
 async def _join(connection: PostgresConnection, worker: str) -> None:
     """Take a lease, unless the database needs more than this version knows."""
-    known = Abilities.of_this_version("postgres")
-    columns = (worker, known.schema, known.rows, known.version)
+    abilities = Abilities.of_this_version("postgres")
+    columns = (worker, abilities.schema, abilities.rows, abilities.version)
     if not touched(await connection.execute(QUERIES["join"], *columns)):
         await _check_needs(connection)
 

@@ -202,15 +202,15 @@ def pack_events(events: Sequence[Event]) -> bytes:
 def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
     """The events after this number, from batches in order; None if one is missing. An event that was logged twice
     is returned once."""
-    found: list[Event] = []
+    events: list[Event] = []
     for batch in batches:
         for kind, its_number, data in _EVENTS.decode(zlib.decompress(batch)):
             if its_number > number + 1:
                 return None
             if its_number == number + 1:
-                found.append(Event(kind, its_number, data))
+                events.append(Event(kind, its_number, data))
                 number = its_number
-    return found
+    return events
 
 
 def is_text(*names: str) -> bool:

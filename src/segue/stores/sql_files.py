@@ -63,11 +63,11 @@ def load_queries(backend: str) -> dict[str, str]:
 
 def load_migrations(backend: str) -> list[tuple[int, str]]:
     """Numbered scripts in order."""
-    found: list[tuple[int, str]] = []
+    scripts: list[tuple[int, str]] = []
     for file in SQL.iterdir():
         if match := re.fullmatch(rf"{backend}_(\d{{4}})_\w+\.sql", file.name):
-            found.append((int(match[1]), file.read_text("utf-8")))
-    return sorted(found)
+            scripts.append((int(match[1]), file.read_text("utf-8")))
+    return sorted(scripts)
 
 
 def newer_database(needed: Abilities, known: Abilities) -> Outdated:

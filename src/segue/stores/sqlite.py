@@ -339,8 +339,8 @@ def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bo
 
 def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
-    found = reader.execute(query, {"owner": owner, "id": turn_id})
-    rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in found]
+    cursor = reader.execute(query, {"owner": owner, "id": turn_id})
+    rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in cursor]
     return records.link(owner, turn_id, rows, cache(partial(load_field, reader, owner)))
 
 

@@ -38,12 +38,12 @@ class Lease:
     descriptor: int
 
     @classmethod
-    def acquire(cls, database: Path, worker: str, known: Abilities) -> Self:
+    def acquire(cls, database: Path, worker: str, abilities: Abilities) -> Self:
         # It gets its name when it is locked and whole: no process sees half a lease.
         path = database.with_name(f"{database.name}-taking-{worker}")
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, msgspec.json.encode(known))
+        os.write(descriptor, msgspec.json.encode(abilities))
         os.replace(path, lease_path(database, worker))
         return cls(database, worker, descriptor)
 

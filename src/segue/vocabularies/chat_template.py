@@ -69,11 +69,11 @@ def template_in(
     path: Path, text: str = "", values: Mapping[str, object] = NO_VALUES
 ) -> ChatTemplate | None:
     """The chat template of a model, or this text in its place; None if there is neither."""
-    found = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
+    template = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
     if text:
-        found = replace(found, text=text, plain="")
-    found = replace(found, values=values)
-    return found if found.text else None
+        template = replace(template, text=text, plain="")
+    template = replace(template, values=values)
+    return template if template.text else None
 
 
 def _template_in_gguf(path: Path) -> ChatTemplate:
@@ -83,8 +83,8 @@ def _template_in_gguf(path: Path) -> ChatTemplate:
     ids = [head.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")]
 
     def named(id: object) -> str:
-        found = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
-        return found if isinstance(found, str) else ""
+        token = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
+        return token if isinstance(token, str) else ""
 
     usual = plain if isinstance(plain, str) else ""
     text = tools if isinstance(tools, str) else usual

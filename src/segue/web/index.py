@@ -117,16 +117,16 @@ def build(
             row = database.execute(FOLDER_URL, (place,)).fetchone()
             before = row[0] if row else f"file:///{quote(folder.resolve().name)}/"
             prefix = prefix or before
-            known = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
+            documents = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
             for number, path in enumerate(files, 1):
                 url = prefix.rstrip("/") + "/" + quote(path.relative_to(folder).as_posix())
-                outcomes[_update_file(database, path, url, prefix, known.pop(url, None))] += 1
+                outcomes[_update_file(database, path, url, prefix, documents.pop(url, None))] += 1
                 if number % BATCH == 0:
                     database.commit()
                 if note is not None:
                     note(number, len(files))
-            database.executemany(REMOVE, [(url,) for url in known])
-            gone = len(known)
+            database.executemany(REMOVE, [(url,) for url in documents])
+            gone = len(documents)
             if before != prefix:
                 gone += database.execute(REMOVE_FOLDER, (before,)).rowcount
             database.execute(SAVE_FOLDER, (place, prefix))

@@ -132,7 +132,9 @@ def fill(template: str, query: WebQuery) -> str:
         "count": str(query.hits_max),
         **structs.asdict(query.location),
     }
-    return _PLACEHOLDER.sub(lambda found: quote(values.get(found[1]) or "", safe=""), template)
+    return _PLACEHOLDER.sub(
+        lambda placeholder: quote(values.get(placeholder[1]) or "", safe=""), template
+    )
 
 
 def with_sites(query: WebQuery) -> str:
@@ -169,8 +171,8 @@ def _at(value: object, path: str) -> object:
 
 
 def _check_template(template: str) -> None:
-    known = {"query", "count", *WebLocation.__struct_fields__}
-    unknown = set(_PLACEHOLDER.findall(template)) - known
+    parameters = {"query", "count", *WebLocation.__struct_fields__}
+    unknown = set(_PLACEHOLDER.findall(template)) - parameters
     if unknown:
         raise Misconfigured(f"search_url: the placeholder {{{unknown.pop()}}} is unknown.")
     try:

@@ -119,16 +119,16 @@ def parse(url: str) -> Target:
     """The target of a URL of http or https; everything unusual is refused."""
     if len(url) > URL_CHARS_MAX:
         raise refused(url, f"it is longer than {URL_CHARS_MAX} characters.")
-    found = None if _NEVER.search(url) else _URL.fullmatch(url)
-    if found is None:
+    parsed = None if _NEVER.search(url) else _URL.fullmatch(url)
+    if parsed is None:
         raise refused(url, "it is not a plain http or https URL without user and password.")
-    scheme: Literal["http", "https"] = "https" if len(found["scheme"]) == 5 else "http"
-    host = _host(url, found["name"], found["six"])
-    port = int(found["port"]) if found["port"] else DEFAULT_PORTS[scheme]
+    scheme: Literal["http", "https"] = "https" if len(parsed["scheme"]) == 5 else "http"
+    host = _host(url, parsed["name"], parsed["six"])
+    port = int(parsed["port"]) if parsed["port"] else DEFAULT_PORTS[scheme]
     if not 0 < port < 65_536:
         raise refused(url, "its port is not between 1 and 65535.")
-    query = quote((found["query"] or "?")[1:], safe=_PLAIN)
-    return Target(scheme, host, port, quote(found["path"] or "/", safe=_PLAIN), query)
+    query = quote((parsed["query"] or "?")[1:], safe=_PLAIN)
+    return Target(scheme, host, port, quote(parsed["path"] or "/", safe=_PLAIN), query)
 
 
 def parse_next(before: Target, location: str) -> Target:
