@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from segue.seams.prompt import IdArray
-from segue.server.models import load_vocabulary
 from segue.vocabularies.fast_tokenizer import SAMPLES, fast_encode
+from segue.vocabularies.load import load_vocabulary
 from segue_bench.rounds import print_table
 from tests.models.assets import CACHE
 

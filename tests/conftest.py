@@ -36,13 +36,13 @@ def model_files_are_read_once() -> Iterator[None]:
     """A GGUF is read once in each process of the tests, not with each of a thousand servers: that was most of what
     such a server cost. A file that has changed is read again."""
     from segue.server import models
-    from segue.vocabularies import chat_template
+    from segue.vocabularies import chat_template, load
 
     with pytest.MonkeyPatch.context() as patch:
         read_head = read_once(models.read_gguf)
         patch.setattr(models, "read_gguf", read_head)
         patch.setattr(chat_template, "read_gguf", read_head)
-        patch.setattr(models, "vocabulary_from_gguf", read_once(models.vocabulary_from_gguf))
+        patch.setattr(load, "vocabulary_from_gguf", read_once(load.vocabulary_from_gguf))
         patch.setattr(models, "dialect_for", found_once(models.dialect_for))
         yield
 

@@ -90,6 +90,8 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.shell_call_command.added": {**COMMAND, "command": (str,)},
     "response.shell_call_command.delta": {**COMMAND, "delta": (str,)},
     "response.shell_call_command.done": {**COMMAND, "command": (str,)},
+    "response.shell_call_output_content.delta": {**PLACE, **COMMAND, "delta": (dict,)},
+    "response.shell_call_output_content.done": {**PLACE, **COMMAND, "output": (list,)},
     "response.custom_tool_call_input.delta": {**PLACE, "delta": (str,)},
     "response.custom_tool_call_input.done": {**PLACE, "input": (str,)},
     "response.compaction.compacting": PLACE,
@@ -141,6 +143,7 @@ ITEM_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "action": (dict,),
         "environment": (dict,),
     },
+    "shell_call_output": {"id": (str,), "status": (str,), "call_id": (str,), "output": (list,)},
     "local_shell_call": {"id": (str,), "status": (str,), "call_id": (str,), "action": (dict,)},
     "apply_patch_call": {"id": (str,), "status": (str,), "call_id": (str,), "operation": (dict,)},
     "tool_search_call": {
@@ -165,7 +168,7 @@ ITEM_FIELDS |= {
     "web_search_call": {"id": (str,), "status": (str,), "action": (dict,)},
 }
 # Items that our own tools work on: others may begin before they are done.
-HOSTED = {"mcp_list_tools", "mcp_call", "web_search_call"}
+HOSTED = {"mcp_list_tools", "mcp_call", "web_search_call", "shell_call_output"}
 # Only a search that we run ourselves has no call_id, and says so.
 NULLABLE = {"tool_search_call", "tool_search_output"}
 PREFIXES = {
@@ -175,6 +178,7 @@ PREFIXES = {
     "custom_tool_call": "ctc_",
     "compaction": "cmp_",
     "shell_call": "sh_",
+    "shell_call_output": "sho_",
     "local_shell_call": "lsh_",
     "apply_patch_call": "apc_",
     "tool_search_call": "tsc_",
@@ -341,7 +345,8 @@ def _neutral(value: Any, names: dict[str, str]) -> Any:
         case list():
             return [_neutral(one, names) for one in value]
         case str() if found := re.fullmatch(
-            r"(resp|msg|rs|fc|ctc|sh|lsh|apc|tsc|tso|mcpl|mcpr|mcp|ws|call)_[0-9A-Za-z]{8,}", value
+            r"(resp|msg|rs|fc|ctc|sh|sho|lsh|apc|tsc|tso|mcpl|mcpr|mcp|ws|call)_[0-9A-Za-z]{8,}",
+            value,
         ):
             return names.setdefault(value, f"{found[1]} {len(names)}")
         case _:
@@ -377,11 +382,11 @@ def _check_items(events: Sequence[Event], response: Mapping[str, Any]) -> None:
         elif index is not None:
             assert index in added, f"{kind} outside of its item"
             assert index not in done, f"{kind} after its item"
-            if "command_index" in event:
+            if kind.startswith("response.shell_call_command."):
                 assert added[index]["type"] == "shell_call", f"{kind} outside of a shell call"
             else:
                 assert event["item_id"] == added[index]["id"], f"{kind} names another item"
-            if kind == "response.compaction.compacting":
+            if kind == "response.compaction.compacting" or "_output_content." in kind:
                 continue
             _check_part(event, parts, texts, whole)
     assert done.keys() == added.keys(), "an item was never done"
@@ -458,7 +463,7 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return [part["text"] for part in (*item["summary"], *item.get("content", ()))]
         case "function_call" | "mcp_call":
             return [item["arguments"]]
-        case "mcp_list_tools" | "mcp_approval_request" | "web_search_call":
+        case "mcp_list_tools" | "mcp_approval_request" | "web_search_call" | "shell_call_output":
             return []
         case "shell_call":
             commands: list[str] = item["action"]["commands"]

@@ -1,7 +1,7 @@
 """What every tool that the server runs keeps to: calls of MCP servers, their lists, and the web search over an index,
 an engine and pages, each on real files and sockets.
 
-The search for tools is no `Tool`: it is a function (`tools/tool_search.py`), and has nothing to wait for.
+The search for tools asks nobody: `tests/tools/test_tool_search.py` has it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from msgspec import Raw
 
+from segue.mcp.definitions import with_secrets
 from segue.mcp.hosts import McpHosts
 from segue.mcp.sessions import McpServer, McpServers
 from segue.seams.tools import HostedCall, Tool, ToolResult
@@ -25,6 +27,7 @@ from segue.web.fetch import Fetcher, Policy
 from segue.web.index import IndexWeb, build
 from segue.web.search import JsonEngine, JsonSearch
 from segue.web.web import LiveWeb, WebTool
+from segue.wire.tools import WebSearchTool
 from tests.mcp_server import remote
 
 WAIT_S = 30
@@ -54,7 +57,9 @@ class Case:
         is_bad = asked is self.bad and self.bad_definition is not None
         definition = self.bad_definition if is_bad else self.definition
         raw = Raw(json.dumps({**(definition or {}), "authorization": SECRET}).encode())
-        return self.tool.call(HostedCall(owner, item_id, raw, *asked, sources_before=n))
+        is_mcp = self.kind != "web_search_call"
+        read = with_secrets(raw) if is_mcp else msgspec.json.decode(raw, type=WebSearchTool)
+        return self.tool.call(HostedCall(owner, item_id, read, *asked, sources_before=n))
 
 
 def no_hosts() -> McpHosts:

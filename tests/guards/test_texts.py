@@ -19,12 +19,12 @@ from segue.engines.chat import ChatEngine
 from segue.engines.upstream import Upstream
 from segue.errors import ApiError
 from segue.guards.texts import texts_of, texts_of_head
+from segue.mcp.definitions import listed_offers
 from segue.seams.model import Job, Sampling, Scene
 from segue.seams.prompt import Head, Messages
 from segue.wire.codec import decode_item, decode_tools
 from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Item, McpListTools
-from segue.wire.mcp import with_listed
 from segue.wire.requests import TextConfig, TextFormat
 from segue.wire.tools import Tools
 from tests.contracts.dialect import flat, item, message
@@ -280,7 +280,8 @@ def test_guards_see_whatever_the_model_reads_of_a_remote_servers_tools(family: s
                 assert isinstance(listed.value, McpListTools)
                 server = {"type": "mcp", "server_label": listed.value.server_label}
                 tools, _ = decode_tools(json.dumps([server]).encode(), None)
-                head = Head(tools=with_listed(tools, [listed.value]))
+                effects = apply_effects(NO_EFFECTS, [listed])
+                head = Head(tools=tools.with_hosted(listed_offers(tools, effects, None)))
                 text = write(scene_of([message("user", "Hi")], head))
                 if any(form in text for form in forms(bird)):
                     told += 1

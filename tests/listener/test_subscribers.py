@@ -16,10 +16,10 @@ async def test_stream_counts_what_was_taken_until_the_connection_has_written_it(
     subscriber.deliver([Event("x", 0, b"x" * UNREAD_BYTES_MIN)])
     waiting = unread.bytes
     assert waiting > UNREAD_BYTES_MIN
-    data = await subscriber.take()
+    data = await subscriber.read()
     assert unread.bytes == len(data) == waiting
     # The next call says that it is written.
-    following = asyncio.create_task(subscriber.take())
+    following = asyncio.create_task(subscriber.read())
     await asyncio.sleep(0)
     assert (unread.bytes, unread.writers) == (0, set())
     subscriber.deliver([Event("x", 1, b"x")])

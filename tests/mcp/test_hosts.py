@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from segue.errors import InvalidRequest, Misconfigured
+from segue.mcp.definitions import with_secrets
 from segue.mcp.hosts import McpHosts, places_of, policy_for
 from segue.mcp.sessions import McpServers
 from segue.seams.tools import HostedCall
@@ -103,7 +104,8 @@ async def test_server_is_called_under_its_name_at_its_checked_address() -> None:
         )
         servers = McpServers([], McpHosts([f"mcp.com:{port}"], fetcher))
         tool = {"type": "mcp", "server_label": "x", "server_url": f"http://mcp.com:{port}/mcp"}
-        call = HostedCall("ada", "mcp_1", Raw(json.dumps(tool).encode()), "echo", '{"text":"a"}')
+        definition = with_secrets(Raw(json.dumps(tool).encode()))
+        call = HostedCall("ada", "mcp_1", definition, "echo", '{"text":"a"}')
         ran = await servers.call(call)
         await servers.aclose()
         fetcher.close()

@@ -18,6 +18,7 @@ from msgspec import Raw
 
 import segue.mcp.sessions
 from segue.errors import ApiError, InvalidRequest
+from segue.mcp.definitions import with_secrets
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServers
 from segue.seams.tools import HostedCall
@@ -135,7 +136,8 @@ class Callers:
             self._world.asked.clear()
         shown = url.encode("utf-8", "replace").decode()
         tool = {"type": "mcp", "server_label": "x", "server_url": shown, "authorization": CANARY}
-        call = HostedCall("ada", "mcpl_1", Raw(json.dumps(tool).encode()), "", "")
+        definition = with_secrets(Raw(json.dumps(tool).encode()))
+        call = HostedCall("ada", "mcpl_1", definition, "", "")
         ran = await self._servers.lister.call(call)
         error = json.loads(ran.item.raw).get("error")
         hits, asked = self._world.hits[before:], dict(self._world.asked)

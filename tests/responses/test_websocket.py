@@ -277,7 +277,7 @@ async def test_client_that_does_not_read_gets_nothing_more_to_read(peer: Connect
 async def test_client_that_does_not_read_its_errors_is_closed(peer: Connection) -> None:
     peer.socket.unread_bytes = 5 * peer.stage.limits.outbox_bytes_max
     await peer.receive({"type": "response.unknown"})
-    assert peer.socket.closed == [(1008, "answers are not read")]
+    assert peer.socket.closed == [(1008, "too many unread events")]
 
 
 async def test_old_connection_ends_after_its_last_turn() -> None:

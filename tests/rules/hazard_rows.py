@@ -355,7 +355,7 @@ THREATS: dict[str, Tests] = {
     "T11 words that would be commands": (
         "contracts/dialects::test_text_never_becomes_special",
         "mcp::test_output_of_a_tool_is_data_and_never_a_mark",
-        "wire/mcp::test_person_is_asked_unless_the_request_says_otherwise",
+        "mcp/definitions::test_person_is_asked_unless_the_request_says_otherwise",
         "mcp::test_limit_of_the_request_holds_over_all_rounds",
         "mcp::test_model_that_calls_in_circles_comes_to_an_end",
         "guards::test_tool_of_the_server_waits_for_the_verdict",

@@ -66,13 +66,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
-    "tools": INNER | {"turn", "documents", "web", "mcp"},
+    "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
-    "observe": INNER | {"turn", "process"},
+    "observe": INNER | {"turn", "process", "listener"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}

@@ -17,7 +17,7 @@ import pytest
 
 from segue.dialects.choose import choose
 from segue.seams.model import Dialect
-from segue.server.models import load_vocabulary
+from segue.vocabularies.load import load_vocabulary
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import call, message

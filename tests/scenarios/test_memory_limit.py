@@ -29,7 +29,7 @@ PARTS = r'^segue_memory_bytes\{part="\w+"\} (\S+)$'
 RESIDENT = "process_resident_memory_bytes"
 FULL = "The server has reached its memory limit."
 # While the limit is reached, only the oldest message is read on; others that wait for a lane are refused.
-REFUSALS = (FULL, "Too many bytes of requests wait in this server. Please retry.")
+REFUSALS = (FULL, "Too many bytes of requests are waiting on this server. Please retry.")
 
 CALLS = {"turns": [{"calls": [{"name": "f", "arguments": {}}]}]}
 LONG = {"turns": [{"text": "x", "pad_tokens": 100_000}]}

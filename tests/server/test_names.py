@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from segue.errors import Misconfigured
-from segue.server.names import is_listed, with_engine_name
+from segue.server.names import is_listed
 from segue.server.operator import still_named
 from segue.server.served import served_models
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
+from segue_cli.commands.engine_name import with_engine_name
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.thread import remote
 from tests.support import fetch, served_process, serving, until

@@ -14,30 +14,33 @@ from msgspec import Raw
 
 from segue.errors import InvalidRequest
 from segue.ids import item_ids
+from segue.mcp.definitions import McpToolWithSecrets
+from segue.mcp.sessions import McpServers
+from segue.mcp.tool import mcp
 from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.seams.prompt import NO_IDS
-from segue.seams.tools import HostedCall, Source, Tool, ToolResult
+from segue.seams.tools import HostedCall, Source, ToolResult
 from segue.tools.hosted import (
     CUT_OFF,
     NOT_MADE,
     REFUSED_MAX,
-    SEARCHES_MAX,
-    SOURCES,
     TOO_MANY,
     ServerTools,
     TurnToolCalls,
 )
+from segue.tools.tool_search import SEARCHES_MAX, tool_search
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
 from segue.turn.plan import USUAL, Arrival, Caller, Given, Plan, Receipt, Tally
 from segue.turn.resolve import resolve
 from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
+from segue.web.tool import SOURCES, web_search
 from segue.wire.codec import as_item, decode_create, decode_item, encode
-from segue.wire.items import Item, McpCall, McpListTools, WebSearchCall
-from segue.wire.web import SearchAction, UrlSource
+from segue.wire.items import Item, McpCall, McpListTools, SearchAction, UrlSource, WebSearchCall
 from tests.contracts.turns import response_of
+from tests.hosted import AtHand
 from tests.support import until
 
 OWN = {"type": "mcp", "server_label": "own", "require_approval": "never"}
@@ -57,10 +60,15 @@ PDF = "data:application/pdf;base64," + base64.b64encode(b"%PDF-1.7 x").decode()
 class FakeTool:
     """Answers with the arguments of a call; `act` may wait or raise first."""
 
+    lister: FakeLister
+
     def __init__(self, act: Callable[[HostedCall], Awaitable[None]] | None = None) -> None:
         self.calls: list[HostedCall] = []
         self.running = self.running_max = 0
         self._act = act
+
+    def check(self, tools: Any, may: Any) -> None:
+        """Any server will do."""
 
     async def call(self, call: HostedCall) -> ToolResult:
         self.calls.append(call)
@@ -88,7 +96,8 @@ class FakeTool:
 
 class FakeLister(FakeTool):
     def result(self, call: HostedCall) -> ToolResult:
-        label = json.loads(bytes(call.definition))["server_label"]
+        assert isinstance(call.definition, McpToolWithSecrets)
+        label = call.definition.server_label
         tools = [Raw(encode(REMOTE_TOOL))]
         return ToolResult(
             "", as_item(McpListTools(id=call.item_id, server_label=label, tools=tools))
@@ -122,10 +131,11 @@ class Stage:
     def __init__(self, tool: FakeTool | None = None, limits: Any = None, **fields: Any) -> None:
         self.tool = tool or FakeTool()
         self.lister, self.web = FakeLister(), FakeWeb(self.tool._act)
-        tools: dict[str, Tool] = {"mcp": self.tool, "mcp_list": self.lister, "web_search": self.web}
-        self.hosted = ServerTools(tools=tools, read_pdf=read_pdf, **(limits or {}))
+        self.tool.lister = self.lister
+        tools = (web_search(self.web), mcp(cast(McpServers, self.tool)), tool_search())
+        self.hosted = ServerTools(tools, read_pdf=read_pdf, **(limits or {}))
         create = {"model": "m", "input": [HELLO], "tools": [OWN]} | fields
-        self.plan = plan_of(create)
+        self.plan = plan_of(create, self.hosted)
         first = response_of("resp_1", status="in_progress")
         self.running = Running("ada", Assembler(first, item_ids("resp_1")), is_stored=False)
         self.running.publish(self.running.assembler.start())
@@ -150,7 +160,7 @@ class Stage:
         return [json.loads(item.raw) for item in self.running.assembler.items]
 
 
-def plan_of(fields: dict[str, Any]) -> Plan:
+def plan_of(fields: dict[str, Any], hosted: ServerTools) -> Plan:
     create = decode_create(json.dumps(fields).encode())
     assert isinstance(create.input, list)
     given = tuple(decode_item(raw, "input[0]") for raw in create.input)
@@ -158,7 +168,7 @@ def plan_of(fields: dict[str, Any]) -> Plan:
         id="resp_1",
         owner="ada",
         arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
-        resolved=resolve(create, Given(given), None, has_web=True),
+        resolved=resolve(create, Given(given), None, AtHand(hosted), ("web_search",)),
         model=cast(Any, None),
         sampling=USUAL,
         is_stored=False,
@@ -315,7 +325,8 @@ async def test_tool_gets_the_secrets_of_its_own_definition() -> None:
     stage = Stage(tools=[other, secret])
     await stage.answer(*stage.pending(*calls_of(1)))
     (call,) = stage.tool.calls
-    assert json.loads(bytes(call.definition)) == secret
+    assert isinstance(call.definition, McpToolWithSecrets)
+    assert (call.definition.server_label, call.definition.authorization) == ("own", "hush")
 
 
 async def test_call_of_a_tool_that_the_request_does_not_list_fails() -> None:

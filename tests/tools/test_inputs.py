@@ -22,6 +22,7 @@ from segue.tools.inputs import URLS_MAX, attach
 from segue.web.fetch import read_as_data
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
+from tests.hosted import AtHand
 from tests.support import MODEL, WEATHER, Served, fetch, serving, wire
 from tests.web.test_fetch import page, site
 
@@ -157,7 +158,7 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         runner = served.app.runner
         read_url = partial(read_as_data, fetcher)
         hosted = ServerTools(read_pdf=PdfTexts(1.0).read, read_url=read_url)
-        runner.resources = replace(runner.resources, hosted=hosted)
+        runner.resources = replace(runner.resources, hosted=AtHand(hosted))
         yield served, url
 
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.tools.tool_search import FOUND_MAX, answer, search
+from segue.seams.model import Scene
+from segue.seams.prompt import Head
+from segue.seams.tools import HostedCall
+from segue.tools.tool_search import FOUND_MAX, search, tool_search
 from segue.wire.codec import decode_item, decode_tools
-from segue.wire.items import ToolSearchCall
-from segue.wire.tools import Offer
+from segue.wire.tools import Offer, Tools, ToolSearchTool
 
 
 def function(name: str, description: str = "", *parameters: str) -> dict[str, Any]:
@@ -122,12 +124,21 @@ def test_any_words_may_be_asked(wanted: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"query":"order"}', '{"paths":["x","order"]}', '"order"'])
-def test_output_holds_whole_definitions_under_their_namespace(arguments: str) -> None:
-    raw = f'{{"type":"tool_search_call","id":"tsc_7","arguments":{arguments}}}'
+async def test_output_holds_whole_definitions_under_their_namespace(arguments: str) -> None:
+    raw = f'{{"type":"tool_search_call","id":"tsc_7","execution":"server","arguments":{arguments}}}'
     call = decode_item(raw.encode(), "input[0]").value
-    assert isinstance(call, ToolSearchCall)
+    (kind,) = tool_search().kinds
+    assert kind.tool is not None
+    assert kind.answer is not None
+    begun, asked = kind.answer(call, lambda struct: ""), kind.request(call)
+    assert begun is not None
+    scene = Scene(Head(tools=Tools(deferred=OFFERS)), None, ())
 
-    output = json.loads(answer(call, OFFERS).raw)
+    result = await kind.tool.call(
+        HostedCall("ada", str(begun.id), ToolSearchTool(), "", asked.arguments, scene=scene)
+    )
+
+    output = json.loads(result.item.raw)
 
     space, *_ = output.pop("tools")
     assert output == {

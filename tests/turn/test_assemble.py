@@ -14,6 +14,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from segue.errors import EngineFailed, InvalidRequest
+from segue.mcp.definitions import error_of
+from segue.mcp.tool import mcp
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
 from segue.seams.prompt import id_array
 from segue.turn.assemble import Assembler
@@ -22,7 +24,6 @@ from segue.turn.plan import ReasoningView
 from segue.wire.codec import as_item
 from segue.wire.events import Event
 from segue.wire.items import McpCall, McpListTools
-from segue.wire.mcp import error_of
 from segue.wire.response import InputDetails, OutputDetails, Usage
 from tests.contracts.turns import response_of
 from tests.events import check_turn
@@ -35,7 +36,9 @@ TAIL = id_array([0])
 def assembler(view: ReasoningView = "text") -> Assembler:
     numbers = itertools.count()
     first = response_of("resp_1", status="in_progress")
-    return Assembler(first, lambda prefix: f"{prefix}_{next(numbers)}", view)
+    writer = Assembler(first, lambda prefix: f"{prefix}_{next(numbers)}", view)
+    writer.host({kind.struct: kind for kind in mcp(None).kinds}, {})
+    return writer
 
 
 def item(
@@ -43,7 +46,9 @@ def item(
 ) -> list[Parsed]:
     """One item as a reader tells it."""
     name = "f" if kind in ("function", "custom") else ""
-    begin = ItemOpened(kind, name, **opened)  # type: ignore[arg-type]
+    if kind == "mcp":
+        opened["execution"] = "server"
+    begin = ItemOpened(kind, name, **opened)
     return [begin, *(ItemText(text) for text in texts), ItemClosed(id_array(ids), is_cut)]
 
 

@@ -32,6 +32,7 @@ from segue.turn.running import Running
 from segue.wire.codec import decode_create, decode_item, user_message
 from segue.wire.events import Event
 from segue.wire.items import HostedOutput, Item, weigh
+from tests.hosted import AtHand
 from tests.support import until
 
 OWNER = "ada"
@@ -127,7 +128,12 @@ async def begin(
     """A turn that is about to run."""
     engine = ListEngine([list(script) for script in scripts])
     model = Model("m", cast(Any, engine), MessagesDialect(), context_tokens_set=1_000)
-    resources = Resources({"m": model}, cast(Seals, OpenSeals()), RenderCache(0), hosted=hosted)
+    resources = Resources(
+        {"m": model},
+        cast(Seals, OpenSeals()),
+        RenderCache(0),
+        hosted=AtHand(hosted) if hosted else None,
+    )
     body = {"model": "m", "input": "Go.", "store": False, **fields}
     create = decode_create(json.dumps(body).encode())
     turns = turns or MemoryTurns(10_000_000)
@@ -287,8 +293,6 @@ class Echoing:
 
     answered: list[Scene] = field(default_factory=list)
     is_spent: bool = False
-
-    def check(self, tools: Any, may: Any) -> None: ...
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> Echoing:
         self.plan = plan

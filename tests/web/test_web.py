@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
 from segue.errors import InvalidRequest, Unavailable
 from segue.seams.tools import HostedCall, ToolResult
@@ -21,6 +20,7 @@ from segue.web.index import IndexWeb, build
 from segue.web.search import Hit, WebQuery
 from segue.web.url import failed
 from segue.web.web import MATCHES_MAX, SIZES, WebTool, matches_text
+from segue.wire.codec import decode_tools
 
 URL = "https://docs.a.com"
 PAGE = Page(
@@ -70,7 +70,8 @@ async def ask(
     tool_is: dict[str, Any] | None = None,
     **arguments: str,
 ) -> ToolResult:
-    definition = Raw(json.dumps({"type": "web_search", **(tool_is or {})}).encode())
+    listed = json.dumps([{"type": "web_search", **(tool_is or {})}]).encode()
+    (definition,) = decode_tools(listed, None)[0].definitions
     call = HostedCall(owner, "ws_1", definition, name, json.dumps(arguments), before)
     return await tool.call(call)
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from segue.wire.calls import (
     CommandScanner,
@@ -18,16 +19,23 @@ from segue.wire.calls import (
     patch_operation,
     search_arguments,
     shell_action,
+    web_action,
+    web_function,
 )
+from segue.wire.codec import encode
 from segue.wire.items import (
     ApplyPatchCall,
     CreateFile,
     DeleteFile,
+    FindInPageAction,
     LocalShellAction,
     LocalShellCall,
+    OpenPageAction,
+    SearchAction,
     ShellCall,
     ToolSearchCall,
     UpdateFile,
+    WebSearchCall,
 )
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -191,3 +199,38 @@ def test_search_reads_as_the_model_wrote_it() -> None:
 
     assert arguments_of(call) == written
     assert arguments_of(ToolSearchCall()) == {}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, action",
+    [
+        ("search", '{"query":" rain "}', SearchAction(query="rain", queries=["rain"])),
+        ("search", '{"q":"rain"}', SearchAction(query="rain", queries=["rain"])),
+        ("web_search", '{"query":"rain"}', SearchAction(query="rain", queries=["rain"])),
+        ("open_page", '{"url":"https://a.com"}', OpenPageAction(url="https://a.com")),
+        ("web_search", '{"type":"open_page","url":"u"}', OpenPageAction(url="u")),
+        ("find_in_page", '{"url":"u","pattern":"p"}', FindInPageAction(url="u", pattern="p")),
+        ("find_in_page", '{"url":"u","query":"p"}', FindInPageAction(url="u", pattern="p")),
+        ("search", "not json", SearchAction(query="")),
+        ("search", '{"query":7}', SearchAction(query="")),
+        ("search", "", SearchAction(query="")),
+        ("search", "[" * 100_000, SearchAction(query="")),
+    ],
+)
+def test_arguments_of_a_web_search_are_read_kindly(
+    name: str, arguments: str, action: object
+) -> None:
+    assert web_action(name, arguments) == action
+
+
+@given(
+    st.sampled_from(["search", "open_page", "find_in_page"]),
+    st.text(max_size=40),
+    st.text(max_size=40),
+)
+def test_action_of_a_web_search_and_its_call_say_the_same(name: str, url: str, words: str) -> None:
+    asked = {"search": {"query": words.strip()}, "open_page": {"url": url}}
+    arguments = asked.get(name, {"url": url, "pattern": words})
+    action = Raw(encode(web_action(name, json.dumps(arguments))))
+    assert web_function(action) == f"web.{name}"
+    assert arguments_of(WebSearchCall(action=action)) == arguments

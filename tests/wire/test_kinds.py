@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import MISSING, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 from msgspec import Raw
 
-from segue.seams.model import ItemOpened
 from segue.wire import items
 from segue.wire.codec import decode_item, encode
 from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents
@@ -19,7 +18,6 @@ from segue.wire.items import (
     FunctionCall,
     HostedOutput,
     ItemValue,
-    McpCall,
     McpListTools,
     Message,
     Required,
@@ -30,21 +28,21 @@ from segue.wire.kinds import (
     NAMED,
     ROWS,
     CallPairing,
-    HostedWork,
     ItemKind,
     OutputPairing,
+    approved_by,
     call_id_of,
     called,
     hosted_call_of,
-    hosted_work,
     is_hosted_result,
     is_model_written,
-    is_pending,
+    is_output,
     prefix_of,
     required_by,
     shown_as,
     table,
 )
+from segue.wire.tools import BUILTINS
 
 STRUCTS = get_args(ItemValue)
 
@@ -65,7 +63,7 @@ def test_every_item_type_has_one_row() -> None:
     assert Counter(kind.struct for kind in ROWS) == Counter(STRUCTS)
 
 
-@pytest.mark.parametrize("record", [ItemKind, CallPairing, OutputPairing, HostedWork, Streamed])
+@pytest.mark.parametrize("record", [ItemKind, CallPairing, OutputPairing, Streamed])
 def test_no_fact_of_a_row_has_a_default(record: Any) -> None:
     assert all(one.default is one.default_factory is MISSING for one in fields(record))
 
@@ -89,7 +87,7 @@ def test_item_type_without_a_row_is_an_error_at_import() -> None:
     [
         ({"name": "function"}, "names"),
         ({"prefix": "fc"}, "prefixes"),
-        ({"pairing": OutputPairing("dance", call_id_of, is_pending)}, "outputs without their call"),
+        ({"pairing": OutputPairing("dance", call_id_of, is_output)}, "outputs without their call"),
         (
             {
                 "pairing": CallPairing(
@@ -111,8 +109,7 @@ def test_rows_that_contradict_each_other_are_an_error_at_import(
 
 
 def test_whatever_a_model_may_open_can_be_built() -> None:
-    opened = get_type_hints(ItemOpened)["kind"]
-    names = {name for literal in get_args(opened) for name in get_args(literal)}
+    names = {"message", "reasoning", "function", "custom", *BUILTINS, "mcp_approval"}
 
     assert {kind.name for kind in ROWS if kind.streamed is not None} == names
     for kind in ROWS:
@@ -134,6 +131,7 @@ def test_prefixes_of_our_ids() -> None:
         "function_call": "fc",
         "custom_tool_call": "ctc",
         "shell_call": "sh",
+        "shell_call_output": "sho",
         "local_shell_call": "lsh",
         "apply_patch_call": "apc",
         "tool_search_call": "tsc",
@@ -252,6 +250,8 @@ def test_outline_of_what_the_client_owes(value: ItemValue, required: Required | 
         ({"type": "tool_search_output", "execution": "client", "status": "completed"}, False),
         ({"type": "tool_search_call", "execution": "server", "status": "completed"}, False),
         ({"type": "mcp_list_tools"}, False),
+        ({"type": "shell_call_output", "status": "completed"}, True),
+        ({"type": "code_interpreter_call", "status": "completed"}, True),
         ({"type": "function_call", "status": "completed"}, False),
         ({"type": "message", "status": "completed"}, False),
         ({"type": "of_tomorrow", "status": "completed"}, False),
@@ -263,29 +263,11 @@ def test_usage_counts_what_our_own_tools_have_answered(
     assert is_hosted_result(Raw(encode(output))) is is_result
 
 
-def test_pending_are_the_calls_of_our_own_tools_that_the_model_has_made() -> None:
-    assert is_pending(mcp_call(id="m", status="in_progress"))
-    assert is_pending(value_of("web_search_call", id="w", status="in_progress"))
-    assert not is_pending(mcp_call(id="m", status="completed"))
-    assert not is_pending(value_of("mcp_list_tools", server_label="crm", tools=[]))
-    assert not is_pending(value_of("image_generation_call", status="in_progress"))
-
-
-def test_tool_is_asked_and_fails_in_the_words_of_its_item() -> None:
-    call, listing = mcp_call(id="m"), value_of("mcp_list_tools", server_label="crm", tools=[])
-    search = value_of("web_search_call", id="w", action=ACTION)
-
-    assert [hosted_work(one).tool for one in (call, listing, search)] == [
-        "mcp",
-        "mcp_list",
-        "web_search",
-    ]
-    assert hosted_work(call).request(call).function == "find"
-    failed = hosted_work(call).failed(call, "No.", 7)
-    assert isinstance(failed, McpCall)
-    assert failed.status == "failed"
-    with pytest.raises(AssertionError, match="shell_call"):
-        hosted_work(value_of("shell_call", call_id="c", action={"commands": []}))
+def test_approved_call_was_made_in_the_request_for_approval() -> None:
+    assert approved_by(mcp_call(id="m", approval_request_id="r")) == "r"
+    assert approved_by(mcp_call(id="m")) is None
+    response = value_of("mcp_approval_response", approval_request_id="r", approve=True)
+    assert approved_by(response) is None
 
 
 def test_row_is_found_by_struct_and_by_name() -> None:

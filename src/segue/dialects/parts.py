@@ -19,11 +19,11 @@ from segue.readers.call_json import is_object
 from segue.readers.offers import added_by, definition_of
 from segue.wire import items
 from segue.wire.calls import arguments_of
+from segue.wire.codec import encode
 from segue.wire.files import text_of_file
 from segue.wire.items import Item, ItemValue
 from segue.wire.kinds import KINDS, Shown, call_id_of, called, shown_as
 from segue.wire.tools import Offer
-from segue.wire.web import as_call
 
 # Fields of a call or an output that the model does not need, or that are part of every call.
 NOT_SHOWN = {"type", "id", "call_id"}
@@ -131,8 +131,8 @@ def _arguments(item: Item) -> str:
         ):
             arguments = arguments_of(value)
             return arguments if isinstance(arguments, str) else dumps(arguments)
-        case items.WebSearchCall(action=Raw() as action):
-            return as_call(action)[1]
+        case items.WebSearchCall() as value:
+            return encode(arguments_of(value)).decode()
         case _:
             return dumps(_fields(item, but={*NOT_SHOWN, "status"}))
 

@@ -88,7 +88,7 @@ class ScriptedEngine:
         self._dialect = dialect
         self._script = script
         self._tokens_per_s = tokens_per_s
-        self._written: dict[tuple[int, bytes], tuple[int, ...]] = {}
+        self._written: dict[tuple[int, bytes, tuple[str, ...]], tuple[int, ...]] = {}
 
     async def is_ready(self) -> bool:
         return True
@@ -122,7 +122,8 @@ class ScriptedEngine:
             return tuple(self._dialect.write([as_item(one) for one in improvise(job)]))
         entry = min(job.model_turns, len(self._script.turns) - 1)
         scene = job.scene
-        key = (entry, scene.head.tools.echo + scene.head.tools.listed)
+        hosted = tuple(offer.qualified_name for offer in scene.head.tools.hosted)
+        key = (entry, scene.head.tools.echo, hosted)
         is_cached = not scene.effects.offers and not scene.deferred
         if is_cached and key in self._written:
             return self._written[key]

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from segue.accounts.account import Account
 from segue.errors import ApiError
+from segue.listener.access_line import AccessLine
 from segue.listener.exchange import ErrorAnswer, Exchange, ReadHeader
 from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import SocketListener
-from segue.process.afterwards import AccessLine
 from segue.seams.history import Owner
 
 # A part of a path in braces: its name, and its pattern if it has one.

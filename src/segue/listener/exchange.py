@@ -12,6 +12,8 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -28,10 +30,10 @@ from segue.errors import (
     too_large,
 )
 from segue.ids import new_id
+from segue.listener.access_line import AccessLine
 from segue.listener.inflate import inflate
 from segue.memory.budget import Memory
 from segue.memory.intake import Inflow
-from segue.process.afterwards import AccessLine
 from segue.seams.history import Owner
 from segue.turn.notices import Cancel
 from segue.turn.running import Running, Subscriber
@@ -87,41 +89,40 @@ class ClientGone(Exception):
     """The client dropped its request."""
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One HTTP request and its answer."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, body_s_max: float, memory: Memory
-    ) -> None:
-        self.scope = scope
-        self._memory = memory
-        self._inflow: Inflow | None = None
-        self._body_s_max = body_s_max
-        self.receive = receive
-        self.send = send
-        self.request_id = new_id("req")
-        self.received_at = perf_counter()
-        # The status that was sent; until then, that of a client that leaves.
-        self.status = CLIENT_LEFT
-        self.sent_bytes = 0
-        # The size of the body, decompressed.
-        self.body_bytes = 0
-        # The path with names in place of ids; of a path that we do not know, nothing.
-        self.route = ""
-        # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
-        self.error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
-        self.label = ""
-        # For the access log: the response that it made or names, and why it did not go well.
-        self.response_id = self.reason = ""
-        self.has_started = False
-        self._is_read = False
-        # Who sent it, once that is known.
-        self.owner: Owner = ""
-        self.key_name = ""
-        self.account: Account
-        # CORS headers for the page that sent it.
-        self.origin_headers: Headers = ()
-        self.arguments: dict[str, str] = {}
+    scope: Scope
+    receive: Receive
+    send: Send
+    _body_s_max: float
+    _memory: Memory
+    _inflow: Inflow | None = None
+    request_id: str = field(default_factory=partial(new_id, "req"))
+    received_at: float = field(default_factory=perf_counter)
+    # The status that was sent; until then, that of a client that leaves.
+    status: int = CLIENT_LEFT
+    sent_bytes: int = 0
+    # The size of the body, decompressed.
+    body_bytes: int = 0
+    # The path with names in place of ids; of a path that we do not know, nothing.
+    route: str = ""
+    # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
+    error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
+    label: str = ""
+    # For the access log: the response that it made or names, and why it did not go well.
+    response_id: str = ""
+    reason: str = ""
+    has_started: bool = False
+    _is_read: bool = False
+    # Who sent it, once that is known.
+    owner: Owner = ""
+    key_name: str = ""
+    account: Account = field(init=False)
+    # CORS headers for the page that sent it.
+    origin_headers: Headers = ()
+    arguments: dict[str, str] = field(default_factory=dict)
 
     @property
     def query(self) -> dict[str, str]:

@@ -264,7 +264,7 @@ class HttpProtocol(HttpToolsProtocol):
             # The time of the next request counts from the end of this answer.
             self._wait_for_head()
         elif not self.transport.is_closing():
-            message = "The request did not come in time."
+            message = "The request was not received in time."
             self._refuse(Refused(message, status=408, code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:

@@ -18,8 +18,8 @@ class LostCaches:
     In memory only, and only for the same owner.
     """
 
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
+    def __init__(self, reconnect_s: float) -> None:
+        self._reconnect_s = reconnect_s
         self._caches: deque[tuple[Owner, NearTurns]] = deque()
 
     @property
@@ -27,15 +27,15 @@ class LostCaches:
         """What they hold."""
         return sum(cache.bytes for _, cache in self._caches)
 
-    def keep(self, owner: Owner, cache: NearTurns) -> bool:
+    def add(self, owner: Owner, cache: NearTurns) -> bool:
         """Keep the cache of a lost connection; False if it is not kept: switched off, or empty."""
-        if self._keep_s <= 0 or not cache.bytes:
+        if self._reconnect_s <= 0 or not cache.bytes:
             return False
         if len(self._caches) >= LOST_MAX:
             self._drop(self._caches[0])
         entry = (owner, cache)
         self._caches.append(entry)
-        asyncio.get_running_loop().call_later(self._keep_s, self._drop, entry)
+        asyncio.get_running_loop().call_later(self._reconnect_s, self._drop, entry)
         return True
 
     def find(self, owner: Owner, turn_id: str) -> Turn | None:

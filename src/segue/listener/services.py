@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue.accounts.account import Account, Accounts
+from segue.listener.access_line import AccessLine
 from segue.listener.auth import OriginPolicy
 from segue.listener.edge_limits import EdgeLimits
 from segue.memory.budget import Memory
-from segue.process.afterwards import AccessLine
 from segue.process.runner import Runner
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Conversations, Turns

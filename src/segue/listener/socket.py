@@ -434,7 +434,7 @@ class Socket(asyncio.Protocol):
         self._flush_is_due = True
         for frame in frames:
             assert isinstance(frame, Frame)
-            self._take(frame)
+            self._on_frame(frame)
         self._conclude()
         self._flush()
         return len(frames)
@@ -472,7 +472,7 @@ class Socket(asyncio.Protocol):
             self._waits_for_room = False
             self._resume_reading()
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         """Deliver a text message when it is whole; end the connection for any other."""
         if self._state is not _State.OPEN or frame.opcode not in _DATA:
             return

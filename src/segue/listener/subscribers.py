@@ -84,7 +84,7 @@ class SseSubscriber:
         """Nothing waits any more."""
         self._unread.writers.discard(self)
 
-    async def take(self) -> bytes:
+    async def read(self) -> bytes:
         """Everything that is ready, as one write of whole events; it is written when this is called again."""
         self._taken_bytes = 0
         if self._bytes <= UNREAD_BYTES_MIN:

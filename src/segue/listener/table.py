@@ -93,7 +93,10 @@ class RouteTable:
                 return route, arguments
         if not fitting:
             raise self._unknown(verb, path)
-        message, allowed = f"{verb} is not allowed here.", sorted({each.verb for each in fitting})
+        message, allowed = (
+            f"The method {verb} is not allowed for this URL.",
+            sorted({each.verb for each in fitting}),
+        )
         raise Refused(message, status=405, code="method_not_allowed", allow=", ".join(allowed))
 
     def _unknown(self, verb: str, path: str) -> NotFound:

@@ -94,7 +94,7 @@ async def write_stream(exchange: Exchange, services: Services, subscriber: SseSu
     """Write what the subscriber gets until its turn has ended, at the pace of the client."""
     with closing(subscriber):
         while not subscriber.is_over:
-            data = await subscriber.take()
+            data = await subscriber.read()
             if subscriber.is_lost:
                 # The client comes back for the rest, to the process that has the turn then.
                 await exchange.cut()

@@ -12,13 +12,13 @@ from websockets.http11 import Request
 from segue.accounts.account import Account
 from segue.errors import ApiError, Refused, Unavailable
 from segue.ids import new_id
+from segue.listener.access_line import AccessLine
 from segue.listener.api import Api, Session, Upgrade
 from segue.listener.auth import bearer, client_name, offered
 from segue.listener.exchange import LOGGED_CHARS_MAX
 from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import Socket
-from segue.process.afterwards import AccessLine
 from segue.seams.history import Owner
 
 # Refused clients are told to retry over this many seconds, not all at once (docs/hazards.md T15).

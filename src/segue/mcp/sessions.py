@@ -27,13 +27,19 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.errors import Forbidden, InvalidRequest
+from segue.mcp.definitions import (
+    ErrorKind,
+    McpToolWithSecrets,
+    error_of,
+    listing,
+    servers_of,
+)
 from segue.mcp.hosts import McpHosts
 from segue.seams.history import Owner
 from segue.seams.tools import HostedCall, ToolResult
 from segue.web.url import Target, parse
 from segue.wire.codec import as_item, encode
 from segue.wire.items import Hints, McpCall, McpListTools, RemoteTool
-from segue.wire.mcp import ErrorKind, error_of, listing, servers_of
 from segue.wire.tools import McpTool, Tools
 
 if TYPE_CHECKING:
@@ -79,16 +85,6 @@ class McpServer(Struct, frozen=True):
     tools: tuple[str, ...] = ()
     # Whether a request has named it: then the fetcher's rules hold for the connection.
     is_outside: bool = False
-
-
-class _McpToolWithSecrets(McpTool, tag="mcp", frozen=True, kw_only=True):
-    """A definition as the request gave it, with what is not echoed."""
-
-    headers: dict[str, str] | None = None
-    authorization: str | None = None
-
-
-_definition = msgspec.json.Decoder(_McpToolWithSecrets)
 
 
 class McpFailed(Exception):
@@ -157,7 +153,8 @@ class McpServers:
 
     async def call(self, call: HostedCall) -> ToolResult:
         """Make one call. Whatever goes wrong is an error of the item, and the turn goes on."""
-        definition = _definition.decode(call.definition)
+        definition = call.definition
+        assert isinstance(definition, McpToolWithSecrets)
         done = McpCall(
             id=call.item_id,
             server_label=definition.server_label,
@@ -173,7 +170,7 @@ class McpServers:
             return ToolResult(f"Error: {failed.message}", as_item(done))
         return ToolResult(text, as_item(msgspec.structs.replace(done, output=text)))
 
-    async def _call(self, definition: _McpToolWithSecrets, call: HostedCall) -> str:
+    async def _call(self, definition: McpToolWithSecrets, call: HostedCall) -> str:
         server, session = self._session(definition, call.owner)
         if server.tools and call.name not in server.tools:
             raise McpFailed(f"Unknown tool: {call.name[:128]}", INVALID_PARAMS)
@@ -189,7 +186,7 @@ class McpServers:
             raise McpFailed(message, kind="mcp_tool_execution_error")
         return text
 
-    async def list(self, definition: _McpToolWithSecrets, owner: Owner) -> tuple[RemoteTool, ...]:
+    async def list(self, definition: McpToolWithSecrets, owner: Owner) -> tuple[RemoteTool, ...]:
         """The tools of a server, from the cache where it was listed a short while ago."""
         server, session = self._session(definition, owner)
         cached = self._lists.get(session.key)
@@ -204,7 +201,7 @@ class McpServers:
         return tools
 
     def _session(
-        self, definition: _McpToolWithSecrets, owner: Owner
+        self, definition: McpToolWithSecrets, owner: Owner
     ) -> tuple[McpServer, McpSession]:
         try:
             server = self._find(definition)
@@ -248,7 +245,8 @@ class McpLister:
 
     async def call(self, call: HostedCall) -> ToolResult:
         """The `mcp_list_tools` item; there is no text for the model, because its tools stand elsewhere."""
-        definition = _definition.decode(call.definition)
+        definition = call.definition
+        assert isinstance(definition, McpToolWithSecrets)
         try:
             item = listing(
                 call.item_id, definition, await self._servers.list(definition, call.owner)

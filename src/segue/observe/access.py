@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from segue.listener.access_line import AccessLine
 from segue.observe.lines import TO_LOG, LineFile
 from segue.observe.logs import LogFormat, make_formatter
-from segue.process.afterwards import AccessLine
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
 log = logging.getLogger("segue.access")

@@ -47,7 +47,7 @@ from segue.turn.prepare import prepare
 from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
 from segue.wire.codec import check_item_ids
-from segue.wire.items import Item
+from segue.wire.items import Item, contains_media
 from segue.wire.requests import Create
 from segue.wire.response import NO_USAGE, Response
 
@@ -173,7 +173,7 @@ class Runner:
         try:
             hosted = self.resources.hosted
             if plan.resolved.is_hosted and hosted is not None:
-                plan = await hosted.read_files(plan)
+                plan = await hosted.load().read_files(plan)
             return await count(plan, self.resources.prompt_cache)
         finally:
             self._give_up(plan)
@@ -226,7 +226,9 @@ class Runner:
     async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of their URLs, where the operator allows that."""
         hosted = self.resources.hosted
-        return items if hosted is None else await hosted.fetch(items)
+        if hosted is None or not contains_media(items):
+            return items
+        return await hosted.load().fetch(items)
 
     @property
     def background_room(self) -> int:

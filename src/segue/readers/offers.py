@@ -69,9 +69,9 @@ def callable_offers(scene: Scene) -> tuple[Offer, ...]:
     first is called."""
     tools = scene.head.tools
     effects = scene.effects
-    # A tool of a remote server that a search has loaded is a copy: the original is called.
-    remote = tuple(offer for offer in tools.deferred if offer.builtin == "mcp")
-    return tools.offers + remote + effects.offers + tools.deferred + effects.deferred
+    # What a hosted tool offers and a search has loaded is a copy: the original is called.
+    hosted = tuple(offer for offer in tools.deferred if offer.builtin is not None)
+    return tools.offers + hosted + effects.offers + tools.deferred + effects.deferred
 
 
 def offer_in(scene: Scene, name: str) -> Offer | None:

@@ -132,7 +132,7 @@ class ConversationRoutes:
             return ()
         key = (conversation.owner, conversation.id)
         found = await self._conversations.read(*key, positions[0], positions[-1] + 1)
-        return [one.item for one in found]
+        return [entry.item for entry in found]
 
 
 async def _decode_items(raws: Sequence[Raw]) -> list[ConversationItem]:

@@ -65,7 +65,7 @@ class ResponseRoutes:
         create = arrival.create
         for name, value in (("stream_id", create.stream_id), ("rollout", create.rollout or UNSET)):
             if value is not UNSET:
-                message = f"'{name}' belongs to WebSocket mode."
+                message = f"'{name}' is supported over WebSocket only."
                 raise InvalidRequest(message, code="unsupported_parameter", param=name)
         key = exchange.header(b"idempotency-key")
         if key and len(key) > KEY_CHARS_MAX:

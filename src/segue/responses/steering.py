@@ -2,7 +2,7 @@
 
 Each steer is accepted by its turn, or sent back with the reason. A steer that was not applied before its turn ended is
 held for the create that continues the turn; the session knows which one that is. A connection without steers has no
-`Steering`. This is the only file of the transports that reads a turn's assembler.
+`Steering`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Steering:
         # Ids of steers of this connection that wait for their response to end.
         self._waiting: list[str] = []
 
-    def take(self, frame: SteerFrame, running: Running | None, request_id: str) -> None:
+    def on_steer(self, frame: SteerFrame, running: Running | None, request_id: str) -> None:
         """Hand a steer to its turn, or send it back with the reason."""
         target = frame.previous_response_id
         given = Raw(b"null") if frame.input is UNSET else frame.input

@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from msgspec import UNSET, structs
@@ -35,17 +34,18 @@ from segue.errors import (
     too_large,
 )
 from segue.ids import current_request
+from segue.listener.access_line import AccessLine
 from segue.listener.api import Session, SessionStatus
 from segue.listener.exchange import CLIENT_LEFT, answerable
 from segue.listener.reconnect import LostCaches
-from segue.listener.services import Services
+from segue.listener.services import NearTurns, Services
 from segue.listener.socket import MessageFault, Socket, SocketClosed
 from segue.memory.budget import sent_bytes
 from segue.memory.intake import Inflow
-from segue.process.afterwards import AccessLine
 from segue.process.beginnings import shutting_down
 from segue.responses.steering import EndedResponse, EndedTurns, HeldSteer, Steering
 from segue.seams.history import Turn
+from segue.seams.store import Turns
 from segue.session.lanes import Lane, Lanes, Ticket
 from segue.turn.notices import Append, Cancel
 from segue.turn.plan import Arrival, Caller, Receipt
@@ -67,7 +67,7 @@ AGE_JITTER = 0.05
 UNREAD_TIMES_MAX = 4
 BAD_MESSAGES = {
     "binary": "Binary messages are not supported.",
-    "violation": "The frame breaks the rules of WebSocket.",
+    "violation": "The frame violates the WebSocket protocol.",
 }
 # The close code of a connection that was lost without one (RFC 6455, 7.1.5).
 LOST = 1006
@@ -135,64 +135,55 @@ class LoggedSubscriber(LaneSubscriber):
         super().deliver(events)
 
 
+@dataclass(slots=True, eq=False)
 class SocketSession:
     """One connection: the listener of its socket."""
 
-    def __init__(
-        self,
-        services: Services,
-        account: Account,
-        sessions: set[Session],
-        lost: LostCaches,
-        line: AccessLine | None = None,
-    ) -> None:
-        """`line`: what its lines in the access log have in common, if there is one."""
-        self._services = services
-        self._sessions = sessions
-        self._lost = lost
-        self._line = line
-        self.account = account
-        self.owner = account.owner
-        self._lanes: Lanes[PendingCreate, Turn, HeldSteer] = Lanes(
-            waiting_bytes_max=services.limits.body_bytes_max
-        )
-        self.inflow = Inflow(services.memory.intake, account.key_id)
-        self._near, self._turns = services.open_cache(account)
-        self.subscribers: dict[ServedTicket, LaneSubscriber] = {}
-        self._ended: EndedTurns = {}
-        # Made when the first steer comes.
-        self._steering: Steering | None = None
-        # What rollouts were given, until there is a place for them to go on.
-        self._appends: dict[ServedTicket, Append] = {}
-        # Frames that came behind a large one, while that is decoded.
-        self._behind: list[bytes] = []
-        self._is_decoding = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._age_timer: asyncio.TimerHandle | None = None
-        self._is_aged = False
-        self._is_dismissed = False
-        self._is_closed = False
-        self._opened_at = time.perf_counter()
-        self._turn_count = 0
-        self._create_count = 0
-        self.socket: Socket
+    _services: Services
+    account: Account
+    _sessions: set[Session]
+    _lost: LostCaches
+    # What its lines in the access log have in common, if there is one.
+    _line: AccessLine | None = None
+    socket: Socket = field(init=False)
+    inflow: Inflow = field(init=False)
+    _lanes: Lanes[PendingCreate, Turn, HeldSteer] = field(init=False)
+    # The cache of the connection alone, and in front of the store.
+    _near: NearTurns = field(init=False)
+    _turns: Turns = field(init=False)
+    subscribers: dict[ServedTicket, LaneSubscriber] = field(default_factory=dict)
+    _ended: EndedTurns = field(default_factory=dict)
+    # Made when the first steer comes.
+    _steering: Steering | None = None
+    # What rollouts were given, until there is a place for them to go on.
+    _appends: dict[ServedTicket, Append] = field(default_factory=dict)
+    # Frames that came after a large one, while that is decoded.
+    _later_frames: list[bytes] = field(default_factory=list)
+    _is_decoding: bool = False
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _age_timer: asyncio.TimerHandle | None = None
+    _is_aged: bool = False
+    _is_dismissed: bool = False
+    _is_closed: bool = False
+    _opened_at: float = field(default_factory=perf_counter)
+    _turn_count: int = 0
+    _create_count: int = 0
+
+    def __post_init__(self) -> None:
+        services = self._services
+        self.inflow = Inflow(services.memory.intake, self.account.key_id)
+        self._lanes = Lanes(waiting_bytes_max=services.limits.body_bytes_max)
+        self._near, self._turns = services.open_cache(self.account)
 
     @property
     def state_bytes(self) -> int:
-        """The size of the connection's cache."""
         return self._near.bytes
 
-    @property
-    def unread_bytes(self) -> int:
-        """What waits for its client to read."""
-        return self.socket.unread_bytes
-
     def status(self) -> SessionStatus:
-        """What it is doing now."""
         lanes = self._lanes
         return SessionStatus(
             key=str(id(self)),
-            owner=self.owner,
+            owner=self.account.owner,
             opened_at=self._opened_at,
             lanes=lanes.named + 1,
             running=lanes.running,
@@ -203,20 +194,20 @@ class SocketSession:
 
     async def erase(self, turn_id: str) -> None:
         self._lanes.unpin(turn_id)
-        await self._near.delete(self.owner, turn_id)
+        await self._near.delete(self.account.owner, turn_id)
 
     # --- frames in ---
 
     def received(self, text: bytes) -> None:
         """One frame. A large one is decoded in a thread; meanwhile nothing is read, and what was read already waits."""
         if self._is_decoding:
-            self._behind.append(text)
+            self._later_frames.append(text)
         elif len(text) > codec.LARGE_BYTES:
             self._is_decoding = True
             self.socket.hold()
             self._spawn(self._receive_large(text))
         else:
-            self._take(text)
+            self._on_frame(text)
 
     async def _receive_large(self, text: bytes) -> None:
         try:
@@ -224,14 +215,14 @@ class SocketSession:
         except Exception as fault:
             decoded = fault
         self._is_decoding = False
-        self._take(text, decoded)
-        behind, self._behind = self._behind, []
-        for frame in behind:
+        self._on_frame(text, decoded)
+        later, self._later_frames = self._later_frames, []
+        for frame in later:
             self.received(frame)
         if not self._is_decoding:
             self.socket.release()
 
-    def _take(self, text: bytes, decoded: Create | str | Exception | None = None) -> None:
+    def _on_frame(self, text: bytes, decoded: Create | str | Exception | None = None) -> None:
         """A create joins its lane, a steer or an append goes to its turn, anything else is refused."""
         lane: Lane = None
         try:
@@ -255,7 +246,7 @@ class SocketSession:
                 self._check_room(len(text))
             ticket = self._lanes.add(lane, pending, parent_id, size=len(text))
             if ticket.crosses_lanes and parent_id is not None:
-                ticket.pin = self._near.held(self.owner, parent_id)
+                ticket.pin = self._near.held(self.account.owner, parent_id)
             self._start_waiting()
             if self.inflow.grant:
                 self._count_waiting()
@@ -281,7 +272,7 @@ class SocketSession:
         """A create that has to wait counts as long as it does."""
         if not self.inflow.extend(self.inflow.arriving + self._lanes.waiting_bytes + size):
             self._count_waiting()
-            raise TooMany("Too many bytes of requests wait in this server. Please retry.")
+            raise TooMany("Too many bytes of requests are waiting on this server. Please retry.")
 
     def _count_waiting(self) -> None:
         self.inflow.count(self.inflow.arriving, self._lanes.waiting_bytes)
@@ -294,21 +285,22 @@ class SocketSession:
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
                 self._steering = self._steering or Steering(self._send_to_lane, self._ended)
-                self._steering.take(frame, running, self.socket.request_id)
+                self._steering.on_steer(frame, running, self.socket.request_id)
             case "response.append":
                 self._received_append(codec.decode_append(text), len(text))
             case _:
                 known = "'response.create', 'response.steer' and 'response.append'"
-                message = f"Invalid event type: '{kind[:64]}'. This server takes {known}."
+                message = f"Invalid event type: '{kind[:64]}'. This server accepts {known}."
                 raise InvalidRequest(message, code="invalid_event_type", param="type")
 
     def _find_subscriber(self, response_id: str) -> LaneSubscriber | None:
-        subscribers = self.subscribers.values()
-        return next((one for one in subscribers if one.running.id == response_id), None)
+        for subscriber in self.subscribers.values():
+            if subscriber.running.id == response_id:
+                return subscriber
+        return None
 
     def refused(self, fault: MessageFault, size: int) -> bytes:
-        """The error event before the socket closes because of a message; before it, an error event for each create that
-        has no answer yet, so that the client knows of each (docs/hazards.md F9)."""
+        """The error event before the socket closes because of a message; the creates without an answer get theirs."""
         match fault:
             case "too_big":
                 error: ApiError = too_large(size, self._services.limits.body_bytes_max)
@@ -323,12 +315,17 @@ class SocketSession:
             case "binary" | "violation":
                 error = Refused(BAD_MESSAGES[fault], status=400, code="invalid_message")
         self._note_refusal(error, self.socket.request_id)
-        cut = ServerFault(
-            "The connection is closed because of another message on it. "
-            "A response that is stored goes on, and can be retrieved."
+        self._refuse_unanswered(
+            ServerFault(
+                "The connection is closed because of another message on it. "
+                "A response that is stored goes on, and can be retrieved."
+            )
         )
-        self.socket.send([codec.encode_error_event(cut, lane) for lane in self._lanes.unanswered])
         return codec.encode_error_event(error)
+
+    def _refuse_unanswered(self, error: ApiError) -> None:
+        """An error event for each create that has no answer yet (docs/hazards.md F9)."""
+        self.socket.send([codec.encode_error_event(error, lane) for lane in self._lanes.unanswered])
 
     def _refuse(self, error: ApiError, lane: Lane, request_id: str = "") -> None:
         """Answer a frame with an error; `request_id`: of the create, if it was one."""
@@ -350,7 +347,7 @@ class SocketSession:
     def _answer(self, events: list[bytes]) -> None:
         """Answer a frame at once, unless the client has left too many answers unread."""
         if self.socket.unread_bytes > UNREAD_TIMES_MAX * self._services.limits.outbox_bytes_max:
-            self.socket.close(1008, "answers are not read")
+            self.socket.close(1008, "too many unread events")
         else:
             self.socket.send(events)
 
@@ -384,13 +381,13 @@ class SocketSession:
             parent = ticket.pin
             if parent_id is not None and parent is None:
                 # This connection, or one that was lost a moment ago, may have the parent in memory.
-                parent = self._near.held(self.owner, parent_id)
-                parent = parent or self._lost.find(self.owner, parent_id)
+                parent = self._near.held(self.account.owner, parent_id)
+                parent = parent or self._lost.find(self.account.owner, parent_id)
             if self._steering is not None and (steers := self._lanes.take_held(ticket)):
                 before = [item for held in steers for item in held.steer.items]
                 create = codec.with_input_before(create, before)
             caller = Caller(
-                self.owner,
+                self.account.owner,
                 self._turns,
                 parent,
                 f"{id(self)}/{lane or ''}",
@@ -400,7 +397,10 @@ class SocketSession:
             subscribe = LaneSubscriber if self._line is None else LoggedSubscriber
             subscriber = subscribe(self, ticket)
             if create.background:
-                message, name = "'background' belongs to HTTP.", "background"
+                message, name = (
+                    "'background' is not supported over WebSocket; use HTTP.",
+                    "background",
+                )
                 raise InvalidRequest(message, code="unsupported_parameter", param=name)
             if account.is_checked:
                 self._services.accounts.check(account)
@@ -432,14 +432,11 @@ class SocketSession:
             del self._ended[next(iter(self._ended))]
         if self._steering is not None:
             self._hold_steers(self._steering, ticket, running)
-        if ticket.request.create.idempotency_key is not None:
-            self._remember_repeat(running)
+        turn = running.turn if ticket.request.create.idempotency_key is not None else None
+        if turn is not None and self._near.held(turn.owner, turn.id) is None:
+            # An idempotent repeat of a turn of another connection can be continued here too.
+            self._spawn(self._near.save(turn))
         self._free(ticket, made=None if has_failed else running.id, has_failed=has_failed)
-
-    def _remember_repeat(self, running: Running) -> None:
-        """An idempotent repeat of a turn of another connection can be continued here too."""
-        if running.turn is not None and self._near.held(self.owner, running.id) is None:
-            self._spawn(self._near.save(running.turn))
 
     def _free(
         self, ticket: ServedTicket, *, made: str | None = None, has_failed: bool = False
@@ -447,7 +444,7 @@ class SocketSession:
         """Free the lane of a request. What follows is only scheduled: its last event has not been sent yet."""
         forgotten = self._lanes.done(ticket, made=made, has_failed=has_failed)
         if forgotten is not None:
-            self._near.forget(self.owner, forgotten)
+            self._near.forget(self.account.owner, forgotten)
         is_ending = self._is_aged or self._is_dismissed or self._services.runner.is_draining
         is_last = is_ending and self._lanes.is_idle
         asyncio.get_running_loop().call_soon(self._retire if is_last else self._start_waiting)
@@ -554,7 +551,7 @@ class SocketSession:
                 self._services.runner.log_events(running)
         self.subscribers.clear()
         self._ended.clear()
-        if not (how.is_lost and self._lost.keep(self.owner, self._near)):
+        if not (how.is_lost and self._lost.add(self.account.owner, self._near)):
             self._near.close()
         # The reason in a client's close frame is the client's own text.
         reason, status = how.reason if how.is_lost else "", how.code or LOST
@@ -564,12 +561,8 @@ class SocketSession:
     # --- the access log ---
 
     def _log_turn(self, subscriber: LaneSubscriber, status: int, reason: str) -> None:
-        receipt = subscriber.ticket.request.receipt
-        more = {
-            "response_id": subscriber.running.id,
-            "sent_bytes": subscriber.sent_bytes,
-            "reason": reason,
-        }
+        receipt, turn_id = subscriber.ticket.request.receipt, subscriber.running.id
+        more = {"response_id": turn_id, "sent_bytes": subscriber.sent_bytes, "reason": reason}
         self._log("turn", receipt.request_id, status, receipt.received_at, **more)
 
     def _log(
@@ -614,9 +607,8 @@ class SocketSession:
             self.leave()
 
     def leave(self) -> None:
-        """Close the socket: the process is stopping. What has no answer by now gets one (docs/hazards.md F9)."""
-        error = shutting_down()
-        self.socket.send([codec.encode_error_event(error, lane) for lane in self._lanes.unanswered])
+        """Close the socket: the process is stopping."""
+        self._refuse_unanswered(shutting_down())
         self.socket.close(1012, "service restart")
 
     def leave_if_idle(self) -> None:
@@ -641,10 +633,10 @@ def _revoked() -> Unauthenticated:
 def _check_append(running: Running, items: Sequence[Item]) -> None:
     """Refuse items that the turn does not wait for."""
     if running.awaited_calls is None:
-        message = f"Response with id '{running.id}' does not wait for anything."
+        message = f"Response with id '{running.id}' is not waiting for the outputs of calls."
         raise Conflict(message, code="response_not_waiting", param="response_id")
     for index, item in enumerate(items):
         if answer_of(item.value) is None:
-            message = "'response.append' takes the outputs of calls and nothing else."
+            message = "'response.append' accepts only the outputs of calls."
             raise InvalidRequest(message, param=f"input[{index}].type")
     pair_calls(running.awaited_calls, items)

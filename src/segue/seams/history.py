@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from segue.seams.prompt import NO_IDS, Head, IdArray, Prompt
 from segue.wire.effects import Effects
-from segue.wire.items import Call, HostedOutput, Item, McpCall, McpListTools
+from segue.wire.items import Call, HostedOutput, Item
 from segue.wire.response import Response
 from segue.wire.tools import Tools
 
@@ -171,14 +171,11 @@ def above(link: Past) -> Past | None:
 
 def _answered(turn: Turn) -> set[bytes]:
     """What may stand among the given items and is ours."""
+    # What our own tools have put before the first words of the model has an id.
     may_be_ours = len(turn.rounds) > 1 or any(
-        isinstance(item.value, OURS) for one in turn.rounds for item in one.given
+        item.value.id for one in turn.rounds for item in one.given
     )
     return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
-
-
-# Items that our own tools may put before the first words of the model.
-OURS = (McpListTools, McpCall)
 
 
 @dataclass(frozen=True, slots=True)

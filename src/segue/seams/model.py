@@ -14,7 +14,7 @@ from segue.seams.prompt import NO_IDS, Head, IdArray, Messages, Prompt
 from segue.wire.effects import NO_EFFECTS, Effects
 from segue.wire.items import Item, Logprob
 from segue.wire.requests import Effort, TextFormat
-from segue.wire.tools import CallKind, Execution, Offer
+from segue.wire.tools import Execution, Offer
 
 
 class Sampling(Struct, frozen=True):
@@ -238,11 +238,12 @@ Piece = JobStarted | Written | Finish
 class ItemOpened(Struct, frozen=True):
     """The model begins an item."""
 
-    kind: Literal["message", "reasoning"] | CallKind
+    # The name of a row of `wire/kinds.py`.
+    kind: str
     name: str = ""
     namespace: str | None = None
     is_async: bool = False
-    # Who runs a search for tools.
+    # Who runs it, where the server may.
     execution: Execution | None = None
 
     @property

@@ -179,7 +179,6 @@ def build_runner(
         seals=RingSeals(state.ring),
         prompt_cache=state.render_cache,
         hosted=hosted,
-        has_web=hosted.has_web,
         open_gate=served.open_gate,
         guards=served.owners,
         append_s_max=settings.append_s_max,

@@ -11,18 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.seams.bus import OtherProcesses
 from segue.seams.engine_status import EngineStatus, joined
 from segue.server.control import DrainOrder, FleetStatus
 from segue.server.models import ServedModels
-
-if TYPE_CHECKING:
-    from segue.cluster.peers import Peers
 
 SUBJECT = "drains"
 REPEAT_S = 2.0
@@ -47,7 +44,7 @@ class Drains:
         served: ServedModels,
         look: Callable[[], list[EngineStatus]],
         probe: Callable[[], Awaitable[object]],
-        peers: Peers | None,
+        peers: OtherProcesses | None,
     ) -> None:
         """`look` lists the replicas as this process sees them, `probe` asks each whether it is up."""
         self._served = served

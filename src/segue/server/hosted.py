@@ -1,57 +1,162 @@
-"""When does a server load its tools? At the start if the operator has configured some, else with the first request that
-needs them: most servers never read a PDF.
+"""Which tools does this server run for the model, and when are they loaded?
+
+`HOSTED_TOOLS` has a row for each tool of the contract that Segue can run; those of an operator are named in the setting
+`hosted_tools`. Either is `package.module:NAME`, a function that builds a `HostedTool`. A row also says which requests
+need its tool: by a definition, by an item that asks for work, by a call that a client sends back. The rooms are loaded
+at the start if the operator has configured some, else with the first request that needs them: most servers never do. A
+tool that is not whole, or that takes what another tool has, refuses the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+import importlib
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
+from segue.accounts.scopes import SCOPES
+from segue.errors import Misconfigured
+from segue.seams.tools import AnyHostedKind, HostedTool
 from segue.settings.values import Settings
-from segue.turn.plan import Plan
-from segue.turn.resources import Gate, HostedCalls
-from segue.turn.running import Running
-from segue.wire.items import Item
-from segue.wire.tools import Tools
+from segue.wire.codec import TOOL_STRUCTS
+from segue.wire.items import ItemValue, McpApprovalResponse, McpCall, WebSearchCall
+from segue.wire.kinds import KINDS
+from segue.wire.tools import Definition, McpTool, ToolSearchTool, WebSearchTool
 
 if TYPE_CHECKING:
-    from segue.documents.pdf import PdfTexts
+    from segue.server.tools import ToolBuilder, ToolSet
     from segue.tools.hosted import ServerTools
+    from segue.web.fetch import Fetcher
+
+
+class Asking(NamedTuple):
+    """Which requests need a tool."""
+
+    definitions: tuple[type[Definition], ...]
+    # Items that ask for work before the model speaks, and calls that get words where a client sends them back.
+    acts_on: tuple[type[ItemValue], ...] = ()
+    has_words: tuple[type[ItemValue], ...] = ()
+
+
+# In the order in which a model is offered them.
+HOSTED_TOOLS: Mapping[str, Asking] = {
+    "segue.server.tools:build_web_search": Asking((WebSearchTool,), has_words=(WebSearchCall,)),
+    "segue.server.tools:build_mcp": Asking(
+        (McpTool,), acts_on=(McpApprovalResponse,), has_words=(McpCall,)
+    ),
+    "segue.server.tools:build_tool_search": Asking((ToolSearchTool,)),
+}
 
 
 class HostedTools(AsyncExitStack):
-    """The tools that this server runs; closes them on the way out."""
+    """The tools that this server runs, loaded late; closes them on the way out."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        self._loaded: tuple[ServerTools, PdfTexts] | None = None
-        self.reads_urls = settings.fetch != "off"
-        self.has_web = self.reads_urls or bool(settings.search_index or settings.search_url)
-        if self.has_web or settings.mcp or settings.mcp_hosts:
-            self._load()
+        self._loaded: ToolSet | None = None
+        has_web = settings.fetch != "off" or settings.search_index or settings.search_url
+        if has_web or settings.mcp or settings.mcp_hosts or settings.hosted_tools:
+            self.load()
+        own = self.load().tools[len(HOSTED_TOOLS) :] if settings.hosted_tools else ()
+        asking = [*HOSTED_TOOLS.values(), *map(asking_of, own)]
+        self.definitions = tuple(struct for one in asking for struct in one.definitions)
+        self.acts_on = frozenset(struct for one in asking for struct in one.acts_on)
+        self.has_words = frozenset(struct for one in asking for struct in one.has_words)
 
-    def _load(self) -> ServerTools:
+    def load(self) -> ServerTools:
+        """The tools."""
         if self._loaded is None:
             from segue.server.tools import build_tools
 
-            self._loaded = build_tools(self._settings, self)
-        return self._loaded[0]
+            places = (*HOSTED_TOOLS, *self._settings.hosted_tools)
+            self._loaded = build_tools(self._settings, self, [*map(_builder, places)])
+            check_tools(dict(zip(places, self._loaded.tools.tools, strict=True)))
+        return self._loaded.tools
 
     @property
     def bytes(self) -> int:
         """The bytes of the PDF texts in memory."""
-        return 0 if self._loaded is None else self._loaded[1].bytes
+        return 0 if self._loaded is None else self._loaded.papers.bytes
 
-    def check(self, tools: Tools, may: Container[str]) -> None:
-        self._load().check(tools, may)
 
-    async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        return await self._load().fetch(items) if self.reads_urls else items
+def asking_of(tool: HostedTool) -> Asking:
+    """Which requests need a tool that is loaded."""
+    return Asking(tool.definitions, tool.acts_on, tuple(kind.struct for kind in tool.kinds))
 
-    async def read_files(self, plan: Plan) -> Plan:
-        return await self._load().read_files(plan)
 
-    def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
-        return self._load().open(plan, running, gate)
+def _builder(place: str) -> ToolBuilder:
+    module, _, name = place.partition(":")
+    if not name:
+        raise Misconfigured(f"hosted_tools: '{place}' is not MODULE:NAME.")
+    try:
+        builder: ToolBuilder = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise Misconfigured(f"hosted_tools: '{place}' cannot be imported: {error}.") from None
+
+    def build(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+        tool = builder(settings, stack, fetcher)
+        if not isinstance(tool, HostedTool):
+            raise Misconfigured(f"hosted_tools: '{place}' built no HostedTool, but {tool!r}.")
+        return tool
+
+    return build
+
+
+# --- what complains ---------------------------------------------------------------------------------
+
+
+def check_tools(tools: Mapping[str, HostedTool]) -> None:
+    """Refuse a tool that is not whole, or that takes what another tool has. By their places."""
+    taken: dict[type | str, str] = {}
+    for place, tool in tools.items():
+        own: set[type | str] = {tool.name, *tool.definitions}
+        own |= {kind.struct for kind in tool.kinds}
+        problems = [*_missing(tool), *_taken(own, taken)]
+        if problems:
+            raise Misconfigured(f"hosted_tools: '{place}': {'; '.join(problems)}.")
+        taken |= dict.fromkeys(own, tool.name)
+
+
+def _taken(own: set[type | str], taken: Mapping[type | str, str]) -> Iterator[str]:
+    for one in own & taken.keys():
+        if isinstance(one, str):
+            yield f"another tool has the name '{one}'"
+        else:
+            yield f"'{_tag(one)}' belongs to the tool '{taken[one]}'"
+
+
+def _missing(tool: HostedTool) -> Iterator[str]:
+    """What is wrong with a tool by itself."""
+    if not tool.definitions:
+        yield "it has no definition by which a request could ask for it"
+    for definition in tool.definitions:
+        if definition not in TOOL_STRUCTS.values():
+            yield f"{definition.__name__} is no tool type of the contract (wire/tools.py)"
+    if not tool.kinds:
+        yield "it has no kind of item to work on"
+    for kind in tool.kinds:
+        yield from _missing_of(kind, tool)
+    if tool.scope is not None and tool.scope not in SCOPES:
+        yield f"'{tool.scope}' is no scope of API keys: {', '.join(SCOPES)}"
+
+
+def _missing_of(kind: AnyHostedKind, tool: HostedTool) -> Iterator[str]:
+    row = KINDS.get(kind.struct)
+    if row is None:
+        yield f"{kind.struct.__name__} is no item type of the contract (wire/items.py)"
+        return
+    if row.prefix is None:
+        yield f"'{row.type}' has no prefix for its ids (wire/kinds.py)"
+    if kind.answer is None and not kind.begun:
+        yield f"'{row.type}' has no event that says that the work has begun"
+    is_written = row.streamed is not None or kind.struct in tool.streamed
+    if kind.answer is None and kind.is_call and not is_written:
+        yield f"'{row.type}' cannot be written by a model: 'streamed' does not have it"
+
+
+def _tag(struct: type) -> str:
+    assert issubclass(struct, Struct)
+    return str(struct.__struct_config__.tag)

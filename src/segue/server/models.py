@@ -40,8 +40,8 @@ from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
-from segue.vocabularies.gguf import GgufValue, read_gguf
-from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.gguf import read_gguf, trained_tokens
+from segue.vocabularies.load import load_vocabulary
 from segue.vocabularies.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -515,22 +515,6 @@ def unread_call_mark(dialect: Dialect) -> str | None:
 def lacks_tools(dialect: Dialect) -> bool:
     """Whether the model's own chat template has no place for tools."""
     return isinstance(dialect, TokenDialect) and dialect.lacks_tools
-
-
-def load_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
-    if not path.exists():
-        raise Misconfigured(
-            f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
-            "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
-        )
-    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
-
-
-def trained_tokens(head: Mapping[str, GgufValue]) -> int:
-    """The context that the model was trained with, from its file."""
-    length = head.get(f"{head.get('general.architecture')}.context_length")
-    return length if isinstance(length, int) else 4_096
 
 
 def _model(

@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from segue.aio import in_background
+from segue.listener.access_line import AccessLine
 from segue.observe.access import AccessLog
 from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics
 from segue.observe.traces import Traces
-from segue.process.afterwards import AccessLine, Afterwards, EndedTurn, Observer
+from segue.process.afterwards import Afterwards, EndedTurn, Observer
 from segue.seams.history import Owner
 from segue.server.state import State
 from segue_dashboard.history import RecentTurns

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -13,37 +15,60 @@ from segue.documents.pdf import PdfTexts
 from segue.errors import MissingPackage
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
-from segue.seams.tools import Tool
+from segue.mcp.tool import mcp
+from segue.seams.tools import HostedTool
 from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
+from segue.tools.tool_search import tool_search
 from segue.web.fetch import Fetcher, Policy, read_as_data
 from segue.web.index import IndexWeb, build
 from segue.web.search import JsonEngine, JsonSearch
+from segue.web.tool import web_search
 from segue.web.web import LiveWeb, WebTool
 
 # For `segue index`.
 index_folder = build
 
 
-def build_tools(settings: Settings, stack: AsyncExitStack) -> tuple[ServerTools, PdfTexts]:
-    """The tools that the operator has configured, and the cache of PDF texts; the stack closes them."""
+# Builds a tool with the one fetcher of the process; what it opens is closed with the stack.
+ToolBuilder = Callable[[Settings, AsyncExitStack, Fetcher], HostedTool]
+
+
+class ToolSet(NamedTuple):
+    """The tools of a server, and its cache of PDF texts."""
+
+    tools: ServerTools
+    papers: PdfTexts
+
+
+def build_tools(
+    settings: Settings, stack: AsyncExitStack, builders: Sequence[ToolBuilder]
+) -> ToolSet:
+    """The tools as the operator has configured them; the stack closes them."""
     papers = PdfTexts(settings.file_s_max)
     fetcher = build_fetcher(settings)
     stack.callback(fetcher.close)
-    web = build_web(settings, fetcher, stack)
-    tools: dict[str, Tool] = {} if web is None else {"web_search": web}
-    servers = _build_servers(settings, stack) if settings.mcp or settings.mcp_hosts else None
-    if servers is not None:
-        tools |= {"mcp": servers, "mcp_list": servers.lister}
-    hosted = ServerTools(
-        tools=tools,
-        refuse=None if servers is None else servers.check,
+    tools = ServerTools(
+        [build_tool(settings, stack, fetcher) for build_tool in builders],
         read_pdf=papers.read,
         read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
         call_s_max=settings.tool_s_max,
         output_bytes_max=settings.tool_output_bytes_max,
     )
-    return hosted, papers
+    return ToolSet(tools, papers)
+
+
+def build_web_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    return web_search(build_web(settings, fetcher, stack))
+
+
+def build_mcp(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    is_set_up = bool(settings.mcp or settings.mcp_hosts)
+    return mcp(_build_servers(settings, stack) if is_set_up else None)
+
+
+def build_tool_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
+    return tool_search()
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

@@ -104,6 +104,7 @@ HELP = {
         "guard_threshold": "score at which the classifier blocks",
     },
     "server-side tools": {
+        "hosted_tools": "server-side tool of your own, MODULE:NAME; repeatable",
         "tool_s_max": "timeout of a server-side tool call in seconds",
         "tool_output_bytes_max": "bytes of a server-side tool's output for the model; the rest is cut",
         "file_s_max": "timeout for reading a PDF in seconds",

@@ -168,6 +168,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
+    hosted_tools: tuple[str, ...] = ()
     tool_s_max: Positive = 60.0
     tool_output_bytes_max: Amount = 128 * 1024
     file_s_max: Positive = 15.0

@@ -1,51 +1,50 @@
 """What do hosted tools answer to the calls of the model? Sampling pauses, the tool runs here, sampling goes on.
 
-A *hosted call* is a call that a tool of this server answers. `TurnToolCalls` runs those of one turn: it makes the calls
-that a person has approved, lists the tools of remote servers before the model speaks, and answers the calls of a round.
-What a tool returns is data: it becomes a `HostedOutput` after the call, for the model alone, and the finished item is
-what the client sees. Every call has a limit in time and in bytes, and all of them together in number. A notice that
-ends the turn stops what runs; a steer waits until it is done.
+A *hosted call* is a call that a tool of this server answers. `ServerTools` are these tools; `TurnToolCalls` runs the
+calls of one turn: what is to be done before the model speaks, and the calls of each round. No tool is named here: all
+that is particular to one is in its `HostedTool`. What a tool returns is data: it becomes a `HostedOutput` after the
+call, for the model alone, or an item of its own; and the finished item is what the client sees. Every call has a limit
+in time and in bytes, and all of them together in number. A notice that ends the turn stops what runs; a steer waits
+until it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
+from typing import NamedTuple
 
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
 from segue.seams.history import Round
 from segue.seams.model import Scene
-from segue.seams.tools import HostedCall, Source, Tool, ToolResult
+from segue.seams.tools import (
+    AnyHostedKind,
+    Emit,
+    HostedCall,
+    HostedTool,
+    Source,
+    Task,
+    ToolResult,
+    TurnStart,
+)
 from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
-from segue.tools.tool_search import answer
 from segue.turn.plan import Plan, Span
-from segue.turn.resolve import still_listed
+from segue.turn.resolve import tools_of
 from segue.turn.resources import Gate
 from segue.turn.running import Interrupted, Running
-from segue.web.cite import cite
-from segue.wire.codec import as_item, definitions_in, encode
-from segue.wire.effects import apply_effects
-from segue.wire.items import (
-    Item,
-    ItemValue,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-    ToolSearchCall,
-    WebSearchCall,
-)
-from segue.wire.kinds import hosted_work, is_pending
-from segue.wire.mcp import output_item, servers_of, with_listed
+from segue.wire.codec import as_item, encode, raw_tools
+from segue.wire.effects import Effects, apply_effects
+from segue.wire.events import Inside
+from segue.wire.items import HostedOutput, Item, ItemValue
+from segue.wire.kinds import approved_by
 from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import Tools, forced_offers, name_of
-from segue.wire.web import without_sources
+from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +52,6 @@ log = logging.getLogger(__name__)
 CALLS_MAX = 128
 # How many calls over the limit are refused before the response ends.
 REFUSED_MAX = 8
-# How often the tools of one response are searched for.
-SEARCHES_MAX = 16
-# The value of `include` that shows what a search has found.
-SOURCES = "web_search_call.action.sources"
 # As MCP numbers them.
 TIMED_OUT, REFUSED = -32001, -32600
 
@@ -64,37 +59,116 @@ NOT_MADE = "The call was not made, because the response ended before."
 TOO_MANY = "The call was not made: no more tool calls are allowed in this response."
 CUT_OFF = "\n[What follows was left out: the output is too long.]"
 
-# What a hosted tool works on.
-_Begun = McpListTools | McpCall | WebSearchCall
+
+class _Work(NamedTuple):
+    """A call, and the item that a tool works on for it: the call itself, or one of the tool's own."""
+
+    tool: HostedTool
+    kind: AnyHostedKind
+    call: ItemValue
+    item: Item
+    scene: Scene | None
+
+    @property
+    def item_id(self) -> str:
+        return str(self.item.value.id)
+
+    @property
+    def has_own_item(self) -> bool:
+        return self.kind.answer is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTools:
-    """The tools that this process runs, by the kind of their calls."""
+    """The tools that this process runs, in the order in which the model is offered them."""
 
-    tools: Mapping[str, Tool] = field(default_factory=dict)
-    # Refuses a request that names an MCP server that cannot be called, or not by this caller. A server without MCP
-    # accepts such tools, and the model does not see them.
-    refuse: Callable[[Tools, Container[str]], None] | None = None
-    # Reads the PDF files of an input, and the URLs in it where the operator allows that.
-    read_pdf: ReadPdf
-    read_url: ReadUrl | None = None
-    # What each hosted call may take.
-    call_s_max: float = 60.0
-    output_bytes_max: int = 128 * 1024
+    def __init__(
+        self,
+        tools: Sequence[HostedTool] = (),
+        *,
+        read_pdf: ReadPdf,
+        read_url: ReadUrl | None = None,
+        call_s_max: float = 60.0,
+        output_bytes_max: int = 128 * 1024,
+    ) -> None:
+        self.tools = tuple(tools)
+        # Reads the PDF files of an input, and the URLs in it where the operator allows that.
+        self.read_pdf = read_pdf
+        self._read_url = read_url
+        # What each hosted call may take.
+        self.call_s_max = call_s_max
+        self.output_bytes_max = output_bytes_max
+        self.kinds = {kind.struct: (tool, kind) for tool in self.tools for kind in tool.kinds}
+        self.streamed = {
+            struct: one for tool in self.tools for struct, one in tool.streamed.items()
+        }
 
-    def check(self, tools: Tools, may: Container[str]) -> None:
-        if self.refuse is not None:
-            self.refuse(tools, may)
+    # --- what a request means ---
+
+    def offer(
+        self, tools: Tools, effects: Effects, tools_before: Tools | None, may: Container[str]
+    ) -> Tools:
+        for tool in self.tools:
+            tool.check(tools, may)
+        return self.with_offers(tools, effects, tools_before, may)
+
+    def with_offers(
+        self, tools: Tools, effects: Effects, tools_before: Tools | None, may: Container[str]
+    ) -> Tools:
+        """The tools with what hosted tools offer."""
+        offers: list[Offer] = []
+        late: set[tuple[str, str]] = set()
+        for tool in self.tools:
+            definitions = [one for one in tools.known if isinstance(one, tool.definitions)]
+            if definitions and (tool.scope is None or tool.scope in may):
+                offers += tool.offers(tools, effects, tools_before)
+            if tool.begin is not None:
+                late |= {(_tag(one), tool.key(one)) for one in definitions}
+        return tools.with_hosted(offers, frozenset(late))
+
+    def with_outputs(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        # In our own history the two are apart, because the model wrote the one and was given the other.
+        spelled: list[Item] = []
+        for item in items:
+            spelled.append(item)
+            tool, _ = self.kinds.get(type(item.value), (None, None))
+            if tool is not None and (words := tool.words(item.value)) is not None:
+                spelled.append(_output_item(item.value, words))
+        return tuple(spelled)
+
+    # --- files ---
 
     async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        return items if self.read_url is None else await attach(items, self.read_url)
+        return items if self._read_url is None else await attach(items, self._read_url)
 
     async def read_files(self, plan: Plan) -> Plan:
         return _with_given(plan, await read_pdfs(plan.resolved.given, self.read_pdf))
 
+    # --- calls ---
+
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> TurnToolCalls:
         return TurnToolCalls(plan, running, self, gate)
+
+    def work_on(self, item: ItemValue) -> _Work:
+        """The work on an item that no model wrote."""
+        return _Work(*self.kinds[type(item)], item, as_item(item), None)
+
+    def work_for(
+        self, call: Item, scene: Scene, new_id: Callable[[type[ItemValue]], str]
+    ) -> _Work | None:
+        """The work on an item that the model wrote, if it is a call of a tool of ours."""
+        value = call.value
+        tool, kind = self.kinds.get(type(value), (None, None))
+        if tool is not None and kind is not None and kind.answer is None:
+            is_pending = kind.is_call and getattr(value, "status", None) == "in_progress"
+            return _Work(tool, kind, value, call, scene) if is_pending else None
+        for tool, kind in self.kinds.values():
+            if kind.answer is not None and (item := kind.answer(value, new_id)) is not None:
+                return _Work(tool, kind, value, as_item(item), scene)
+        return None
+
+
+def _tag(tool: ToolDefinition) -> str:
+    return str(tool.__struct_config__.tag)
 
 
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
@@ -113,15 +187,18 @@ class TurnToolCalls:
         self._running = running
         self._hosted = hosted
         self._gate = gate
-        self._count = self._refused = self._searches = 0
-        # Sources are numbered through the whole response, so that searches run one after the other.
-        self._searching = asyncio.Lock()
+        self._count = self._refused = 0
+        # How many calls each tool was asked for, and what lets those of a serial tool run one after the other.
+        self._counts: dict[str, int] = {}
+        self._locks = {tool.name: asyncio.Lock() for tool in hosted.tools if tool.is_serial}
         # What the tools have found, in the order in which the model was shown it.
-        self._sources: list[Source] = []
-        # The outputs of the calls, until they are given to the model.
-        self._outputs: dict[str, Item] = {}
+        self._sources: dict[str, list[Source]] = {tool.name: [] for tool in hosted.tools}
+        # The answers to the calls, by the items that were worked on, until they are given to the model.
+        self._answers: dict[str, Item] = {}
         # The tools as the request gave them, secrets included: read for the first call, dropped with the turn.
-        self._definitions: dict[str, Raw] | None = None
+        self._definitions: dict[tuple[str, str], ToolDefinition] | None = None
+        kinds = {struct: kind for struct, (_, kind) in hosted.kinds.items()}
+        running.assembler.host(kinds, hosted.streamed)
 
     @property
     def is_spent(self) -> bool:
@@ -130,21 +207,25 @@ class TurnToolCalls:
     # --- before the model speaks ---
 
     async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
-        """The plan with its files read, the approved calls made, and the tools of its remote servers in it."""
-        plan = self._plan = _with_given(self._plan, await self._read(self._plan.resolved.given))
+        """The plan with its files read, and what its tools do before the model speaks done."""
+        self._plan = plan = _with_given(self._plan, await self._read(self._plan.resolved.given))
         resolved, parent = plan.resolved, plan.resolved.parent
-        if approvals(resolved.given) and not await may_act(plan):
+        tasks = self._tasks(resolved.given, parent.rounds if parent else ())
+        allowed = [task for task in tasks if task.after is not None]
+        if allowed and not await may_act(plan):
             return plan
-        given = await self._approve(resolved.given, parent.rounds if parent else ())
-        listed = () if plan.compacts else await self._list()
+        given = await self._do_allowed(resolved.given, allowed)
+        own = [task.item for task in tasks if task.after is None]
+        listed = () if plan.compacts else await self._do([self._hosted.work_on(one) for one in own])
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
-            tools = resolved.head.tools
-            tools = with_listed(tools, still_listed(tools, effects, None))
+            tools = self._hosted.with_offers(
+                resolved.head.tools, effects, None, plan.arrival.caller.may
+            )
             head = structs.replace(resolved.head, tools=tools)
             given = (*given, *listed)
             resolved = structs.replace(resolved, head=head, effects=effects, given=given)
-            plan = replace(plan, resolved=resolved)
+            self._plan = plan = replace(plan, resolved=resolved)
         _check_forced(plan)
         return plan
 
@@ -155,9 +236,10 @@ class TurnToolCalls:
         may_act: Callable[[tuple[Item, ...]], Awaitable[bool]],
     ) -> tuple[Item, ...]:
         items = await self._read(items)
-        if approvals(items) and not await may_act(items):
+        tasks = self._tasks(items, rounds, is_appended=True)
+        if not tasks or not await may_act(items):
             return items
-        return await self._approve(items, rounds)
+        return await self._do_allowed(items, tasks)
 
     async def _read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the text of their PDF files; unchanged, if a notice comes meanwhile."""
@@ -167,104 +249,98 @@ class TurnToolCalls:
         except Interrupted:
             return items
 
-    async def _list(self) -> tuple[Item, ...]:
-        """The lists of the servers that have not listed their tools in this history."""
-        if "mcp_list" not in self._hosted.tools:
-            return ()
-        resolved, new_id = self._plan.resolved, self._running.assembler.item_id
-        tools = resolved.head.tools
-        before = still_listed(tools, resolved.effects, resolved.parent)
-        known = {one.server_label for one in before}
-        return await self._work(
-            [
-                as_item(McpListTools(id=new_id(McpListTools), server_label=label, tools=[]))
-                for label in servers_of(tools)
-                if label not in known
-            ]
+    def _tasks(
+        self, given: tuple[Item, ...], rounds: Iterable[Round], *, is_appended: bool = False
+    ) -> list[Task]:
+        """What the tools have to do before the model goes on with these items."""
+        resolved = self._plan.resolved
+        asking = {struct for tool in self._hosted.tools for struct in tool.acts_on}
+        is_asked = any(type(item.value) in asking for item in given)
+        if not is_asked and (is_appended or not resolved.head.tools.late):
+            return []
+        start = TurnStart(
+            given=given,
+            earlier=tuple(item for one in rounds for item in (*one.given, *one.wrote)),
+            tools=resolved.head.tools,
+            effects=resolved.effects,
+            tools_before=tools_of(resolved.parent) if resolved.parent else None,
+            new_id=self._running.assembler.item_id,
+            is_appended=is_appended,
         )
-
-    async def _approve(self, given: tuple[Item, ...], before: Iterable[Round]) -> tuple[Item, ...]:
-        """These items, and after each approval the call that it allows, made and answered."""
-        approved = approvals(given)
-        if not approved:
-            return given
-        earlier = (item for one in before for item in (*one.given, *one.wrote))
-        values = (item.value for item in (*earlier, *given))
-        requests = {one.id: one for one in values if isinstance(one, McpApprovalRequest)}
-        calls = [
-            McpCall(
-                id=self._running.assembler.item_id(McpCall),
-                status="in_progress",
-                server_label=request.server_label,
-                name=request.name,
-                arguments=request.arguments,
-                approval_request_id=request.id,
-            )
-            for request_id in approved
-            if (request := requests.get(request_id)) is not None
+        return [
+            task
+            for tool in self._hosted.tools
+            if tool.begin is not None
+            for task in tool.begin(start)
         ]
-        made: dict[str, tuple[Item, Item]] = {}
-        for item in await self._work([*map(as_item, calls)]):
-            assert isinstance(item.value, McpCall)
-            made[str(item.value.approval_request_id)] = item, self._output_of(item.value)
-        items: list[Item] = []
-        for item in given:
-            items.append(item)
-            if isinstance(item.value, McpApprovalResponse):
-                items += made.get(item.value.approval_request_id, ())
-        return tuple(items)
 
-    async def _work(self, begun: Sequence[Item]) -> tuple[Item, ...]:
+    async def _do_allowed(self, given: tuple[Item, ...], tasks: Sequence[Task]) -> tuple[Item, ...]:
+        """These items, and after each one that allows a call that call, made and answered."""
+        if not tasks:
+            return given
+        work = [self._hosted.work_on(task.item) for task in tasks]
+        done = await self._do(work)
+        made = {
+            id(task.after): (item, self._answer_of(one))
+            for task, one, item in zip(tasks, work, done, strict=True)
+        }
+        return tuple(item for one in given for item in (one, *made.get(id(one), ())))
+
+    async def _do(self, work: Sequence[_Work]) -> tuple[Item, ...]:
         """Items that no model wrote, from their beginning to their end."""
-        if not begun:
+        if not work:
             return ()
         running = self._running
         await running.begin()
-        for item in begun:
-            running.publish(running.assembler.begin(item))
-        await self._run(begun)
-        ids = {item.value.id for item in begun}
-        return tuple(item for item in running.assembler.items if item.value.id in ids)
+        for one in work:
+            running.publish(running.assembler.begin(one.item))
+        await self._run(work)
+        done = {item.value.id: item for item in running.assembler.items}
+        return tuple(done[one.item_id] for one in work)
 
     # --- after a round ---
 
     async def answer(
         self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
     ) -> tuple[Item, ...]:
-        pending = [item for item in wrote if is_pending(item.value)]
-        if pending and may_run:
-            await self._run(pending)
+        new_id = self._running.assembler.item_id
+        found = (self._hosted.work_for(item, scene, new_id) for item in wrote)
+        work = self._within_limits([one for one in found if one is not None])
+        if work and may_run:
+            await self._run(work)
         else:
             self._running.publish(self._running.assembler.abandon())
-        answers = [self._output_of(item.value) for item in pending]
-        if may_run:
-            answers += await self._search(wrote, scene)
-        return tuple(answers)
+        return tuple(
+            self._answer_of(one)
+            for one in work
+            if one.item_id in self._answers or not one.tool.is_inside
+        )
 
-    async def _search(self, wrote: Sequence[Item], scene: Scene) -> list[Item]:
-        """The search for tools, which needs nothing but the deferred tools."""
-        running = self._running
-        calls = [item.value for item in wrote if isinstance(item.value, ToolSearchCall)]
-        calls = [call for call in calls if call.execution == "server"]
-        if self._searches + len(calls) > SEARCHES_MAX:
-            return []
-        self._searches += len(calls)
-        answers: list[Item] = []
-        for call in calls:
-            offers = scene.deferred if self._may_call() else ()
-            output = await asyncio.to_thread(answer, call, offers)
-            begun = structs.replace(output.value, status="in_progress", tools=[])
-            running.publish(running.assembler.begin(as_item(begun)))
-            running.publish(running.assembler.finish(output))
-            answers.append(output)
-        return answers
+    def _within_limits(self, work: Sequence[_Work]) -> list[_Work]:
+        """Without the calls of tools of which the model asks for too many: they have no answer."""
+        for one in work:
+            self._counts[one.tool.name] = self._counts.get(one.tool.name, 0) + 1
+        return [
+            one
+            for one in work
+            if one.tool.calls_max is None or self._counts[one.tool.name] <= one.tool.calls_max
+        ]
 
-    def _output_of(self, call: ItemValue) -> Item:
-        return self._outputs.pop(str(call.id), None) or output_item(_call_id(call), NOT_MADE)
+    def _answer_of(self, work: _Work) -> Item:
+        """What the model reads. A call that was not made is answered too, by an item of its own if it must be one."""
+        made = self._answers.pop(work.item_id, None)
+        if made is not None:
+            return made
+        if not work.has_own_item:
+            return _output_item(work.call, NOT_MADE)
+        assembler = self._running.assembler
+        if all(item.value.id != work.item_id for item in assembler.items):
+            self._running.publish([*assembler.begin(work.item), *assembler.abandon()])
+        return next(item for item in assembler.items if item.value.id == work.item_id)
 
     # --- running ---
 
-    async def _run(self, begun: Sequence[Item]) -> None:
+    async def _run(self, work: Sequence[_Work]) -> None:
         """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
         whether it came before they began or after (docs/protocol.md 6.10)."""
         running, began = self._running, perf_counter()
@@ -272,40 +348,51 @@ class TurnToolCalls:
             async with running.interruptible(heeds_steers=False):
                 if self._plan.resolved.head.parallel_tool_calls:
                     async with asyncio.TaskGroup() as group:
-                        for item in begun:
-                            group.create_task(self._run_one(item))
+                        for one in work:
+                            group.create_task(self._run_one(one))
                 else:
-                    for item in begun:
-                        await self._run_one(item)
+                    for one in work:
+                        await self._run_one(one)
         except Interrupted:
             pass
         finally:
-            self._plan.tally.spans.append(Span("tools", began, perf_counter()))
+            if not all(one.tool.is_inside for one in work):
+                self._plan.tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
 
-    async def _run_one(self, begun: Item) -> None:
-        """One call, from its start to its output."""
-        value, running = begun.value, self._running
-        assert isinstance(value, _Begun), "no other item is hosted"
-        is_listing = isinstance(value, McpListTools)
-        if is_listing or self._may_call():
-            self._plan.tally.tool_calls += not is_listing
-            async with self._searching if isinstance(value, WebSearchCall) else nullcontext():
-                result = self._shown(await self._call(value), value)
-                self._sources += result.sources
+    async def _run_one(self, work: _Work) -> None:
+        """One call, from its start to its answer."""
+        tool, running = work.tool, self._running
+        async with self._locks[tool.name] if tool.is_serial else nullcontext():
+            if work.has_own_item:
+                running.publish(running.assembler.begin(work.item))
+            # What the guards have not seen is held back.
+            held: list[tuple[type[Inside], dict[str, object]]] = []
+            if not work.kind.is_call or self._may_call():
+                self._plan.tally.tool_calls += work.kind.is_call and not tool.is_inside
+                result = self._public(await self._call(work, held), work)
+            else:
+                result = _failed(work, TOO_MANY, REFUSED)
+            answer = result.item if work.has_own_item else _output_item(work.call, result.text)
+            if self._gate is not None and not tool.is_inside:
+                is_read = work.kind.is_call and not work.has_own_item
+                if not await self._gate.admit((result.item, answer) if is_read else (result.item,)):
+                    return
             if result.sources:
+                self._sources[tool.name] += result.sources
                 running.assembler.cite = self._cite
-        else:
-            result = _failed(value, TOO_MANY, REFUSED)
-        output = output_item(_call_id(value), result.text)
-        found = (result.item,) if is_listing else (result.item, output)
-        if self._gate is not None and not await self._gate.admit(found):
-            return
-        self._outputs[str(value.id)] = output
-        running.publish(running.assembler.finish(result.item))
+            self._answers[work.item_id] = answer
+            for event, fields in held:
+                running.publish([running.assembler.progress(work.item_id, event, fields)])
+            running.publish(running.assembler.finish(result.item))
 
     def _cite(self, text: str) -> list[Raw]:
-        return [Raw(encode(one)) for one in cite(text, self._sources)]
+        return [
+            Raw(encode(annotation))
+            for tool in self._hosted.tools
+            if tool.cite is not None and self._sources[tool.name]
+            for annotation in tool.cite(text, self._sources[tool.name])
+        ]
 
     def _may_call(self) -> bool:
         wanted = self._plan.resolved.create.max_tool_calls
@@ -315,88 +402,113 @@ class TurnToolCalls:
         self._refused += not is_allowed
         return is_allowed
 
-    async def _call(self, value: _Begun) -> ToolResult:
+    async def _call(
+        self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]]
+    ) -> ToolResult:
         """The tool at work, within its time."""
-        work = hosted_work(value)
-        wanted = work.request(value)
-        definition, tool = self._definition(wanted.definition), self._hosted.tools.get(work.tool)
-        if definition is None or tool is None:
-            message = f"The request does not list the tool '{wanted.definition}'."
-            return _failed(value, message, REFUSED)
+        tool, kind = work.tool, work.kind
+        wanted = kind.request(work.call)
+        definition = self._definition(tool, wanted.key, work.scene)
+        if definition is None or kind.tool is None:
+            message = f"The request does not list the tool '{wanted.key}'."
+            return _failed(work, message, REFUSED)
         limit = self._hosted.call_s_max
         call = HostedCall(
             owner=self._plan.owner,
-            item_id=str(value.id),
+            item_id=work.item_id,
             definition=definition,
             name=wanted.function,
             arguments=wanted.arguments,
-            sources_before=len(self._sources),
+            sources_before=len(self._sources[tool.name]),
+            scene=work.scene,
+            emit=self._emit(work, held),
         )
         deadline = asyncio.timeout(limit)
         try:
             async with deadline:
-                return await tool.call(call)
+                return await kind.tool.call(call)
         except Exception:
             if deadline.expired():
-                return _failed(value, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
+                return _failed(work, f"The tool did not answer within {limit:g} s.", TIMED_OUT)
             # A fault of the server. The traceback contains no argument and no header.
-            log.exception("turn %s: the hosted tool %s failed", self._plan.id, work.tool)
-            return _failed(value, "The tool could not be run.", REFUSED)
+            log.exception("turn %s: the hosted tool %s failed", self._plan.id, tool.name)
+            return _failed(work, "The tool could not be run.", REFUSED)
 
-    def _definition(self, key: str) -> Raw | None:
+    def _emit(self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]]) -> Emit:
+        """Sends what the tool says while it works; with guards in the turn, nothing before they have seen it all."""
+        running = self._running
+
+        async def emit(event: type[Inside], /, **fields: object) -> None:
+            assert event in work.kind.emitted, f"{work.tool.name} does not declare {event.__name__}"
+            if self._gate is not None and not work.tool.is_inside:
+                held.append((event, fields))
+                return
+            running.publish([running.assembler.progress(work.item_id, event, fields)])
+            await running.wait_for_room()
+
+        return emit
+
+    def _definition(self, tool: HostedTool, key: str, scene: Scene | None) -> ToolDefinition | None:
         if self._definitions is None:
-            resolved = self._plan.resolved
-            # Those of the history have no secrets any more; the definitions of this request go before.
-            carried = [(tool, Raw(encode(tool))) for tool in resolved.head.tools.carried]
-            given = (*carried, *definitions_in(resolved.create))
-            self._definitions = {name: raw for tool, raw in given if (name := name_of(tool))}
-        return self._definitions.get(key)
+            self._definitions = self._read_definitions()
+        found = self._definitions.get((tool.name, key))
+        if found is None and scene is not None:
+            # An item that came while the turn ran may have brought it.
+            brought = (one for one in scene.effects.carried if isinstance(one, tool.definitions))
+            found = next((one for one in brought if tool.key(one) == key), None)
+        return found
 
-    def _shown(self, result: ToolResult, begun: _Begun) -> ToolResult:
-        """The result for model and client: still tied to its approval, without sources that the request does not
-        include, and cut at the limit."""
-        text, value = result.text, result.item.value
-        if isinstance(value, McpCall) and isinstance(begun, McpCall):
-            value = structs.replace(value, approval_request_id=begun.approval_request_id)
-        included = self._plan.resolved.create.include or ()
-        if isinstance(value, WebSearchCall) and SOURCES not in included:
-            value = without_sources(value)
-        data, limit = text.encode(), self._hosted.output_bytes_max
+    def _read_definitions(self) -> dict[tuple[str, str], ToolDefinition]:
+        """The definitions of hosted tools by tool and key. Those of the history have no secrets any more; the
+        definitions of this request go before, and what may have secrets is read once with them."""
+        resolved = self._plan.resolved
+        known = resolved.head.tools
+        found: dict[tuple[str, str], ToolDefinition] = {}
+        for tool in self._hosted.tools:
+            given = [
+                one
+                for one in (*known.carried, *known.definitions)
+                if isinstance(one, tool.definitions)
+            ]
+            if given and tool.with_secrets is not None:
+                raws = [
+                    Raw(encode(one)) for one in known.carried if isinstance(one, tool.definitions)
+                ]
+                raws += raw_tools(resolved.create, tool.definitions)
+                given = [tool.with_secrets(raw) for raw in raws]
+            found |= {(tool.name, tool.key(one)): one for one in given}
+        return found
+
+    def _public(self, result: ToolResult, work: _Work) -> ToolResult:
+        """The result for model and client: cut at the limit, and as this request may see it."""
+        data, limit = result.text.encode(), self._hosted.output_bytes_max
         if len(data) > limit:
             text = data[:limit].decode(errors="ignore") + CUT_OFF
-            if isinstance(value, McpCall) and isinstance(value.output, str):
-                value = structs.replace(value, output=text)
-        return structs.replace(result, text=text, item=as_item(value))
+            result = structs.replace(result, text=text)
+        public = work.tool.public(result, work.item.value, self._plan.resolved.create)
+        return structs.replace(result, item=as_item(public))
 
 
-def _call_id(call: ItemValue) -> str:
-    """What the output of this call names: the request that a person has approved, or else the call."""
-    return str(getattr(call, "approval_request_id", None) or call.id)
+def _output_item(call: ItemValue, text: str) -> Item:
+    """The output of a call, for the model. It names the item in which the model made the call."""
+    return as_item(HostedOutput(call_id=approved_by(call) or str(call.id or ""), output=text))
 
 
-def _failed(value: _Begun, message: str, code: int) -> ToolResult:
-    failed = hosted_work(value).failed(value, message, code)
+def _failed(work: _Work, message: str, code: int) -> ToolResult:
+    failed = work.kind.failed(work.item.value, message, code)
     return ToolResult(f"Error: {message}", as_item(failed))
 
 
-def approvals(given: Sequence[Item]) -> list[str]:
-    """The requests that these items approve, and that no call among them has followed."""
-    values = [item.value for item in given]
-    made = {one.approval_request_id for one in values if isinstance(one, McpCall)}
-    responses = [one for one in values if isinstance(one, McpApprovalResponse) and one.approve]
-    ids = [one.approval_request_id for one in responses]
-    return [request_id for request_id in ids if request_id not in made]
-
-
 def _check_forced(plan: Plan) -> None:
-    """Refuse a choice of a tool that no server has listed."""
+    """Refuse a choice of a tool that turned out not to be offered."""
     head = plan.resolved.head
-    if not servers_of(head.tools) or plan.compacts:
+    if not head.tools.late or plan.compacts:
         return
     choice = head.tool_choice
+    kinds = {kind for kind, _ in head.tools.late}
     is_forcing = choice == "required" or (
         isinstance(choice, ToolChoiceName)
-        and (choice.type == "mcp" or (choice.type == "allowed_tools" and choice.mode == "required"))
+        and (choice.type in kinds or (choice.type == "allowed_tools" and choice.mode == "required"))
     )
     known = head.tools.offers + plan.resolved.effects.offers + head.tools.deferred
     if is_forcing and not forced_offers(choice, known):

@@ -1,27 +1,40 @@
-"""Which of the deferred tools does the model mean?
+"""Which of the deferred tools does the model mean? The hosted tool `tool_search`.
 
 In: the arguments of a search, and the tools that it may find. Out: the best of them, as definitions to be loaded.
 Ranked by SQLite's FTS5 like the document index (docs/decisions/0020-tool-search.md), in a table in memory that lives as
 long as the search: a word in a name counts more than one in a description. A tool that is called by its name is always
-found. Slow work, for a thread.
+found. The answer is an item of its own, the `tool_search_output`; nobody outside is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import cast
 
 import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from segue.web.index import TOKENIZE, as_match
+from segue.documents.words import TOKENIZE, as_match
+from segue.seams.tools import (
+    AnyHostedKind,
+    HostedCall,
+    HostedKind,
+    HostedTool,
+    ToolRequest,
+    ToolResult,
+)
 from segue.wire.codec import as_item
-from segue.wire.items import Item, ToolSearchCall, ToolSearchOutput
-from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer
+from segue.wire.items import ItemValue, ToolSearchCall, ToolSearchOutput
+from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Offer, ToolSearchTool
 
+NAME = "tool_search"
+# How often the tools of one response are searched for.
+SEARCHES_MAX = 16
 # What is loaded stays in the prompt for the rest of the chain.
 FOUND_MAX = 8
 
@@ -37,19 +50,58 @@ BOUNDARY = re.compile(
 NULL = Raw(b"null")
 
 
-def answer(call: ToolSearchCall, offers: Sequence[Offer]) -> Item:
-    """The output of a search that the server runs, with the tools that it loads."""
-    wanted = "" if call.arguments is UNSET else _texts(msgspec.json.decode(call.arguments))
+class ToolSearch:
+    """Searches the tools that the model has not loaded yet."""
+
+    async def call(self, call: HostedCall) -> ToolResult:
+        offers = call.scene.deferred if call.scene is not None else ()
+        wanted = _texts(msgspec.json.decode(call.arguments))
+        found = await asyncio.to_thread(search, wanted, offers)
+        return ToolResult("", as_item(_output(call.item_id, [*definitions_of(found)])))
+
+
+def tool_search() -> HostedTool:
+    """The search for tools, which every server has. What the model calls is an offer of the request's own tools."""
+    kind: HostedKind[ToolSearchCall, ToolSearchOutput] = HostedKind(
+        struct=ToolSearchOutput,
+        tool=ToolSearch(),
+        request=_request,
+        begun=(),
+        answer=_answer,
+        # The search is over: it has found nothing.
+        failed=lambda value, message, code: replace(value, status="completed"),
+        stopped=lambda value: replace(value, status="incomplete"),
+    )
+    return HostedTool(
+        name=NAME,
+        definitions=(ToolSearchTool,),
+        key=lambda definition: NAME,
+        kinds=(cast("AnyHostedKind", kind),),
+        is_serial=True,
+        calls_max=SEARCHES_MAX,
+        is_inside=True,
+    )
+
+
+def _request(call: ToolSearchCall) -> ToolRequest:
+    return ToolRequest(
+        NAME, NAME, "{}" if call.arguments is UNSET else bytes(call.arguments).decode()
+    )
+
+
+def _answer(call: ItemValue, new_id: Callable[[type[ItemValue]], str]) -> ToolSearchOutput | None:
+    if not isinstance(call, ToolSearchCall) or call.execution != "server":
+        return None
     # Neither item has a call_id: the same letters after the prefix show that they belong together.
     letters = (call.id or "").rpartition("_")[2]
-    return as_item(
-        ToolSearchOutput(
-            id=f"tso_{letters}",
-            call_id=None,
-            execution="server",
-            status="completed",
-            tools=[*definitions_of(search(wanted, offers))],
-        )
+    return replace(_output(f"tso_{letters}", []), status="in_progress")
+
+
+def _output(
+    item_id: str, tools: list[FunctionTool | CustomTool | NamespaceTool]
+) -> ToolSearchOutput:
+    return ToolSearchOutput(
+        id=item_id, call_id=None, execution="server", status="completed", tools=[*tools]
     )
 
 

@@ -20,7 +20,7 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -32,6 +32,7 @@ from msgspec import UNSET, Raw
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
 from segue.seams.prompt import NO_IDS, IdArray
+from segue.seams.tools import AnyHostedKind
 from segue.turn.decide import End
 from segue.turn.notices import Steer
 from segue.turn.plan import ReasoningView
@@ -76,7 +77,7 @@ from segue.wire.items import (
     Required,
     SummaryText,
 )
-from segue.wire.kinds import KINDS, NAMED, AnyItemKind, hosted_work, prefix_of, required_by
+from segue.wire.kinds import KINDS, NAMED, AnyItemKind, prefix_of, required_by
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
 
 NewId = Callable[[str], str]
@@ -94,6 +95,8 @@ class _OpenItem:
     """The item that the model is writing."""
 
     kind: AnyItemKind
+    # What a tool of this server does with it, where one does.
+    hosted: AnyHostedKind | None
     streamed: Streamed
     draft: Draft
     index: int
@@ -130,7 +133,9 @@ class Assembler:
         self._open: _OpenItem | None = None
         self._snapshot = Raw(b"")
         self._compaction_id = ""
-        # The places of the items that our own tools work on.
+        # The types of items that tools of this server work on, and the places of those that they work on now.
+        self._hosted: Mapping[type[ItemValue], AnyHostedKind] = {}
+        self._streamed: Mapping[type[ItemValue], Streamed] = {}
         self._pending: dict[str, int] = {}
         # Finds what the text of a whole message cites; set where our own tools have found sources.
         self.cite: Callable[[str], list[Raw]] | None = None
@@ -234,31 +239,46 @@ class Assembler:
         """A new id for an item of this response."""
         return self._new_id(prefix_of(struct))
 
+    def host(
+        self,
+        kinds: Mapping[type[ItemValue], AnyHostedKind],
+        streamed: Mapping[type[ItemValue], Streamed],
+    ) -> None:
+        """Tools of this server work on these types of items; and so a model writes those of their calls that are not
+        written like the client's."""
+        self._hosted = kinds
+        self._streamed = streamed
+
     def begin(self, begun: Item) -> list[Event]:
         """One of our own tools begins to work on an item that no model wrote."""
         assert self._state == "open", self._state
         value, index = begun.value, len(self.items)
-        kind, item_id = KINDS[type(value)], _id_of(value)
-        apart = kind.hosted.apart if kind.hosted is not None else None
-        added, arguments = (value, None) if apart is None else apart(value)
-        events = [self._added_event(added), *self._begun_events(kind, item_id, index)]
+        hosted, item_id = self._hosted[type(value)], _id_of(value)
+        added, arguments = (value, None) if hosted.apart is None else hosted.apart(value)
+        events = [self._added_event(added), *self._begun_events(hosted, item_id, index)]
         if arguments is not None:
-            events += self._whole_text(kind, Draft(id=item_id, text=arguments), index)
+            draft = Draft(id=item_id, text=arguments)
+            events += self._whole_text(KINDS[type(value)], draft, index)
         self._pending[item_id] = index
         self.items.append(begun)
         self.ids.append(NO_IDS)
         return events
 
+    def progress(self, item_id: str, event: type[Inside], fields: Mapping[str, object]) -> Event:
+        """What a tool says while it works on this item."""
+        assert self._state == "open", self._state
+        place = {"item_id": item_id, "output_index": self._pending[item_id]}
+        return self._event(event, **place, **fields)
+
     def finish(self, done: Item) -> list[Event]:
         """The tool is done with this item."""
         assert self._state == "open", self._state
-        value, kind = done.value, KINDS[type(done.value)]
+        value = done.value
         item_id = _id_of(value)
         index = self._pending.pop(item_id)
         self.items[index] = done
-        events: list[Event] = []
-        if kind.hosted is not None:
-            events.append(self._inside(kind.hosted.ended(value), item_id, index))
+        ended = self._hosted[type(value)].ended(value)
+        events = [] if ended is None else [self._inside(ended, item_id, index)]
         return [*events, self._done_event(done, index)]
 
     def abandon(self) -> list[Event]:
@@ -266,12 +286,11 @@ class Assembler:
         events: list[Event] = []
         for index in sorted(self._pending.values()):
             value = self.items[index].value
-            events += self.finish(as_item(hosted_work(value).stopped(value)))
+            events += self.finish(as_item(self._hosted[type(value)].stopped(value)))
         return events
 
-    def _begun_events(self, kind: AnyItemKind, item_id: str, index: int) -> list[Event]:
-        begun = () if kind.hosted is None else kind.hosted.begun
-        return [self._inside(event, item_id, index) for event in begun]
+    def _begun_events(self, hosted: AnyHostedKind, item_id: str, index: int) -> list[Event]:
+        return [self._inside(event, item_id, index) for event in hosted.begun]
 
     def _event(self, kind: Callable[..., Numbered], **fields: object) -> Event:
         """The next event: of this kind, with these fields."""
@@ -336,11 +355,13 @@ class Assembler:
         if self._open is not None:
             raise AssertionError("an item is opened inside another")
         kind = NAMED[opened.kind]
+        hosted = self._hosted.get(kind.struct) if opened.execution == "server" else None
         streamed = self._reasoning if kind.struct is Reasoning else kind.streamed
+        if opened.execution == "server":
+            streamed = self._streamed.get(kind.struct, streamed)
         assert streamed is not None, f"no model writes a {kind.type}"
-        is_ours = opened.execution == "server"
         draft = Draft(
-            call_id="" if is_ours or kind.pairing is None else self._new_id("call"),
+            call_id="" if kind.pairing is None else self._new_id("call"),
             id=self._new_id(kind.prefix or ""),
             name=opened.name,
             namespace=opened.namespace,
@@ -348,15 +369,15 @@ class Assembler:
             execution=opened.execution,
         )
         commands = CommandScanner() if streamed.progress == "commands" else None
-        self._open = item = _OpenItem(kind, streamed, draft, len(self.items), commands)
+        self._open = item = _OpenItem(kind, hosted, streamed, draft, len(self.items), commands)
         if item.streamed.progress == "held":
             return
         events.append(self._added_event(streamed.build(draft)))
         if isinstance(streamed.progress, TextEvents):
             item.delta = _delta(streamed.progress, draft.id, item.index)
             events.extend(self._part_events(streamed.progress, draft, item.index))
-        if kind.hosted is not None:
-            events.extend(self._begun_events(kind, draft.id, item.index))
+        if hosted is not None:
+            events.extend(self._begun_events(hosted, draft.id, item.index))
 
     def _added_event(self, value: ItemValue) -> Event:
         return self._event(OutputItemAdded, output_index=len(self.items), item=Raw(encode(value)))
@@ -391,11 +412,11 @@ class Assembler:
         if item is None:
             raise AssertionError("an item is closed that is not open")
         self._open = None
-        kind, text, commands = item.kind, "".join(item.pieces), []
+        text, commands = "".join(item.pieces), []
         if item.commands is not None:
             events.extend(self._command_events(item, item.commands.close(text)))
             commands = item.commands.commands
-        is_pending = kind.hosted is not None and not closed.is_cut
+        is_pending = item.hosted is not None and not closed.is_cut
         status: ItemStatus = "incomplete" if closed.is_cut else "completed"
         draft = msgspec.structs.replace(
             item.draft,
@@ -410,8 +431,8 @@ class Assembler:
         if item.streamed.progress == "held":
             added = msgspec.structs.replace(draft, is_added=True, status="in_progress")
             events.append(self._added_event(item.streamed.build(added)))
-            if is_pending:
-                events.extend(self._begun_events(kind, draft.id, item.index))
+            if item.hosted is not None and is_pending:
+                events.extend(self._begun_events(item.hosted, draft.id, item.index))
         value = item.streamed.build(draft)
         if isinstance(value, Reasoning) and self._seal is not None:
             value = msgspec.structs.replace(value, encrypted_content=self._seal(text.encode()))

@@ -23,7 +23,6 @@ from segue.wire.items import (
     Message,
     TextUpdate,
 )
-from segue.wire.mcp import servers_of
 from segue.wire.requests import Compact, Create, TextConfig, ToolChoiceName
 from segue.wire.tools import BUILTINS, Offer, Tools, chosen_offers
 
@@ -117,15 +116,14 @@ def check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effec
 
 def _unmet(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> str | None:
     """Why this choice cannot be met; None if it can be."""
-    servers = servers_of(tools)
     offers = tools.offers + effects.offers
     # A deferred tool can be called by name, though the model has not seen all of it.
     known: tuple[Offer, ...] = (*offers, *tools.deferred, *effects.deferred)
     match choice:
-        case "required" | ToolChoiceName(type="allowed_tools") if servers:
-            # Which tools there are is known when the servers have been asked.
+        case "required" | ToolChoiceName(type="allowed_tools") if tools.late:
+            # Which tools there are is known when the turn begins.
             return None
-        case ToolChoiceName(type="mcp", server_label=str() as label) if label in servers:
+        case ToolChoiceName(type=kind, server_label=str() as label) if (kind, label) in tools.late:
             return None
         case "required" if not offers:
             return "is 'required', but no tool was given that can be called"
@@ -145,7 +143,7 @@ def _unknown(choice: ToolChoiceName) -> str:
     kind = choice.type
     if kind in ("function", "custom"):
         return f"names the tool '{cut_name(choice.name)}', which is not in 'tools'"
-    if kind == "mcp":
+    if choice.server_label is not None:
         return f"names the server '{choice.server_label}', which is not in 'tools'"
     if kind in BUILTINS:
         return f"forces '{kind}', which is not in 'tools' as something that the client runs"

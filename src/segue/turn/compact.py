@@ -30,10 +30,9 @@ from segue.wire.items import (
     InputText,
     Item,
     ItemValue,
-    McpCall,
     Message,
 )
-from segue.wire.kinds import call_id_of, is_call, is_output
+from segue.wire.kinds import approved_by, call_id_of, is_call, is_output
 
 CompactionKind = Literal["window", "chain"]
 
@@ -277,8 +276,5 @@ def _calls(item: Item) -> list[str]:
 
 def _answered_call(item: Item) -> str | None:
     """The id of the call that this item answers; empty where it answers one and does not say which."""
-    match item.value:
-        case McpCall(approval_request_id=str() as call_id):
-            return call_id
-        case value:
-            return call_id_of(value) if is_output(value) else None
+    value = item.value
+    return approved_by(value) or (call_id_of(value) if is_output(value) else None)

@@ -47,8 +47,8 @@ from segue.turn.resources import Filter, Gate, HostedCalls, Resources
 from segue.turn.running import ID_BYTES, Interrupted, Running
 from segue.turn.sampling import ModelCall
 from segue.wire.effects import apply_effects
-from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required, ToolSearchOutput
-from segue.wire.kinds import is_output, required_by
+from segue.wire.items import Call, HostedOutput, Item, Reasoning, Required
+from segue.wire.kinds import call_id_of, is_output, required_by
 from segue.wire.requests import ReasoningConfig, TextConfig, ToolChoiceName
 from segue.wire.response import NO_USAGE, InputDetails, OutputDetails, Usage
 
@@ -148,12 +148,14 @@ class TurnLoop:
                 return End("failed", error=error)
             if self.finish is not None and not self.plan.generates:
                 return End("completed")
+            answers = await self._answer() if self.hosted is not None else ()
+            answered = {call_id_of(item.value) for item in answers}
             required = [
                 owed
                 for item in self.rounds[-1].wrote
                 if (owed := required_by(item.value)) is not None
+                and call_id_of(item.value) not in answered
             ]
-            answers = await self._answer() if self.hosted is not None else ()
             decision = await self._decide(required, answers)
             if isinstance(decision, End):
                 if answers and decision.status in ("completed", "incomplete"):
@@ -166,7 +168,7 @@ class TurnLoop:
                     items = (*answers, *await self._appended(items))
                 except ApiError as refused:
                     return End("failed", error=refused)
-            self._go_on(items)
+            self._go_on(items, is_answered=bool(answers))
             self.open_calls = pair_calls(self.open_calls, items)
 
     async def _decide(self, required: Sequence[Required], answers: tuple[Item, ...]) -> Again | End:
@@ -278,10 +280,12 @@ class TurnLoop:
         self.running.hold(last.wrote, 2 * ID_BYTES * self.sampled)
         self.open_calls = self.open_calls | calls_in(last.wrote)
 
-    def _go_on(self, items: tuple[Item, ...]) -> None:
-        """The next round sees this one as its past, warm."""
+    def _go_on(self, items: tuple[Item, ...], *, is_answered: bool) -> None:
+        """The next round sees this one as its past, warm. `is_answered`: a tool of ours has answered it."""
         scene = self.scene
-        head, effects = _unforced(scene.head, items), apply_effects(scene.effects, items)
+        is_answered = is_answered or any(isinstance(one.value, HostedOutput) for one in items)
+        head = _unforced(scene.head) if is_answered else scene.head
+        effects = apply_effects(scene.effects, items)
         self.scene = scene.after(self.rounds[-1], self._warm(), head, items, effects)
         self.running.hold(items)
         self.given = items
@@ -403,7 +407,7 @@ class TurnLoop:
         """What is done before the model speaks: files are read and hosted tools run, if the input may pass."""
         if self.resources.hosted is None:
             return None
-        self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
+        self.hosted = self.resources.hosted.load().open(self.plan, self.running, self.gate)
         try:
             self.plan = await self.hosted.begin(self._may_begin)
         except ApiError as error:
@@ -445,7 +449,11 @@ class TurnLoop:
 
     async def _keep_answers(self, answers: tuple[Item, ...]) -> None:
         """The turn ends after answers that the model has not read: the next turn begins with them, warm."""
-        self._go_on(answers)
+        self._go_on(answers, is_answered=True)
+        answered = {call_id_of(item.value) for item in answers}
+        self.open_calls = {
+            call_id: call for call_id, call in self.open_calls.items() if call_id not in answered
+        }
         self.composed = None
         with suppress(ApiError):
             self.composed = await compose(self.plan, self.scene, may_truncate=False)
@@ -458,7 +466,7 @@ class TurnLoop:
         if self.hosted is None:
             if self.resources.hosted is None:
                 return items
-            self.hosted = self.resources.hosted.open(self.plan, self.running, self.gate)
+            self.hosted = self.resources.hosted.load().open(self.plan, self.running, self.gate)
         return await self.hosted.append(items, self.rounds, self._may_append)
 
     async def _wait(self, required: Sequence[Required]) -> None:
@@ -585,11 +593,10 @@ class TurnLoop:
             self.unsaved = failed
 
 
-def _unforced(head: Head, items: tuple[Item, ...]) -> Head:
+def _unforced(head: Head) -> Head:
     """A call that was forced is over after its first time, where one of our own tools has answered it."""
     choice = head.tool_choice
-    is_answered = any(isinstance(item.value, HostedOutput | ToolSearchOutput) for item in items)
-    if not is_answered or choice in ("auto", "none"):
+    if choice in ("auto", "none"):
         return head
     if isinstance(choice, ToolChoiceName) and choice.type == "allowed_tools":
         return structs.replace(head, tool_choice=structs.replace(choice, mode="auto"))

@@ -51,12 +51,9 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     validated = perf_counter()
     parent = await _find_parent(create, caller, tally)
     is_stored = create.store is not False
-    given = await replace_indirect(given, parent, caller, resources.seals, is_stored=is_stored)
+    given = await replace_indirect(given, parent, caller, resources, is_stored=is_stored)
     is_long = len(given.items) > MANY_ITEMS or arrival.receipt.bytes_received > LARGE_BYTES
-    has_web = resources.has_web and "web_search" in caller.may
-    resolved = await off_loop(is_long, resolve, create, given, parent, has_web=has_web)
-    if resolved.is_hosted and resources.hosted is not None:
-        resources.hosted.check(resolved.head.tools, caller.may)
+    resolved = await off_loop(is_long, resolve, create, given, parent, resources.hosted, caller.may)
     if resolved.has_media:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
     plan = admit(resolved, arrival, resources, turn_id, tally)
@@ -82,7 +79,7 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
         resent = resent and structs.replace(resent, sent=items)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
-        items = await resources.hosted.fetch(items)
+        items = await resources.hosted.load().fetch(items)
     if caller.joined is not None:
         check_item_ids(items)
         items = (*caller.joined.new_items, *items)

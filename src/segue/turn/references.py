@@ -18,34 +18,37 @@ from segue.seams.access import Seals
 from segue.seams.history import Owner, Round, Turn
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.plan import MANY_ITEMS, Caller, Given
+from segue.turn.resources import Resources
 from segue.wire.items import (
     Compaction,
     CompactionSummary,
     Item,
     ItemReference,
-    McpCall,
     Reasoning,
     ReasoningText,
-    WebSearchCall,
     contains_media,
 )
-from segue.wire.mcp import with_outputs
 
-# Items that stand for something else: references, what we have sealed, calls that our own tools have answered.
-INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary, McpCall, WebSearchCall)
+# Items that stand for something else: references, and what we have sealed.
+INDIRECT = (ItemReference, Reasoning, Compaction, CompactionSummary)
 # Clients name some of the items of a conversation, at most all of a long one.
 REFERENCES_MAX = 4_096
 
 
 async def replace_indirect(
-    given: Given, parent: Turn | None, caller: Caller, seals: Seals, *, is_stored: bool
+    given: Given, parent: Turn | None, caller: Caller, resources: Resources, *, is_stored: bool
 ) -> Given:
-    """The items, with what they stand for in place of those that stand for something else."""
-    if given.kinds.isdisjoint(INDIRECT):
+    """The items, with what they stand for in place of those that stand for something else, and what hosted tools have
+    answered after their calls."""
+    hosted = resources.hosted
+    has_words = frozenset() if hosted is None else hosted.has_words
+    if given.kinds.isdisjoint(INDIRECT) and given.kinds.isdisjoint(has_words):
         return given
     items = await resolve_references(given.items, parent, caller, is_stored=is_stored)
-    opened = unseal(structs.replace(given, items=items), caller.owner, seals)
-    items = with_outputs(opened.items)
+    opened = unseal(structs.replace(given, items=items), caller.owner, resources.seals)
+    items = opened.items
+    if hosted is not None and not opened.kinds.isdisjoint(has_words):
+        items = hosted.load().with_outputs(items)
     # A reference may stand for an item with files.
     has_media = given.has_media or await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     return structs.replace(opened, items=items, has_media=has_media)

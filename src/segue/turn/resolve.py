@@ -6,7 +6,7 @@ model (docs/protocol.md 9 rows 15 and 16). What contradicts the history is refus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
@@ -14,33 +14,25 @@ from msgspec.structs import replace
 from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.seams.history import Turn, Warm
 from segue.seams.prompt import Head
+from segue.seams.tools import LateOffers
 from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
 from segue.turn.plan import Given, Resolved
 from segue.wire.codec import decode_tools
-from segue.wire.effects import EFFECTIVE, NO_EFFECTS, Effects, apply_effects
+from segue.wire.effects import BRINGING, EFFECTIVE, NO_EFFECTS, Effects, apply_effects
 from segue.wire.items import (
-    AdditionalTools,
     Call,
     CompactionTrigger,
     ConfigurationUpdate,
     FunctionCallOutput,
     Item,
     LocalShellCallOutput,
-    McpApprovalResponse,
-    McpListTools,
-    ToolSearchOutput,
 )
 from segue.wire.kinds import CALL_WORDS, KINDS, CallPairing, OutputPairing, answer_of, call_of
-from segue.wire.mcp import check_servers, is_same_server, servers_of, with_listed
 from segue.wire.requests import Create, ReasoningConfig, TextConfig
-from segue.wire.tools import NO_TOOLS, McpTool, Tools, ToolSearchTool, WebSearchTool
-from segue.wire.web import with_web
+from segue.wire.tools import NO_TOOLS, Tools
 
-# Items that bring tools; items with more to check than their fields.
-BRINGING = (AdditionalTools, ToolSearchOutput)
+# Items with more to check than their fields.
 CHECKED = (ConfigurationUpdate, CompactionTrigger)
-# Definitions of tools that this server runs itself.
-HOSTED_TOOLS = (McpTool, WebSearchTool, ToolSearchTool)
 
 
 class _Before(Struct, frozen=True):
@@ -56,9 +48,13 @@ class _Before(Struct, frozen=True):
 
 
 def resolve(
-    create: Create, given: Given, parent: Turn | None, *, has_web: bool = False
+    create: Create,
+    given: Given,
+    parent: Turn | None,
+    hosted: LateOffers | None = None,
+    may: Container[str] = (),
 ) -> Resolved:
-    """Bind a request to its parent, or say what contradicts. `has_web`: the web may be searched."""
+    """Bind a request to its parent, or say what contradicts. `may`: the scopes of the caller's key."""
     if parent is not None and not is_continuable(parent):
         raise parent_not_found(parent.id)
     check_request(create)
@@ -75,9 +71,11 @@ def resolve(
     if create.tools is not UNSET:
         tools, did_decode = decode_tools(create.tools, before.tools)
     effects = _effects(given, parent)
-    is_hosted = _is_hosted(tools, effects, kinds)
-    if is_hosted or tools.carried:
-        tools = _with_hosted(tools, effects, parent, did_decode=did_decode, has_web=has_web)
+    if tools.carried != effects.carried:
+        tools = replace(tools, carried=effects.carried)
+    is_hosted = hosted is not None and _is_hosted(tools, kinds, hosted)
+    if hosted is not None and (is_hosted or tools.hosted or tools.late):
+        tools = hosted.load().offer(tools, effects, tools_of(parent) if parent else None, may)
     if create.tool_choice not in (None, "auto"):
         check_tool_choice(create.tool_choice, tools, effects)
     new = given.items[before.items :]
@@ -134,26 +132,10 @@ def _effects(given: Given, parent: Turn | None) -> Effects:
     return apply_effects(effects, (*replaced, *given.items))
 
 
-def _is_hosted(tools: Tools, effects: Effects, kinds: frozenset[type]) -> bool:
+def _is_hosted(tools: Tools, kinds: frozenset[type], hosted: LateOffers) -> bool:
     """Whether a tool of this server may be called."""
-    return (
-        bool(effects.carried or effects.deferred or tools.deferred)
-        or any(isinstance(tool, HOSTED_TOOLS) for tool in tools.definitions)
-        or McpApprovalResponse in kinds
-    )
-
-
-def _with_hosted(
-    tools: Tools, effects: Effects, parent: Turn | None, *, did_decode: bool, has_web: bool
-) -> Tools:
-    """The tools with what the history and remote servers add to them."""
-    carries_more = tools.carried != effects.carried
-    if carries_more:
-        tools = replace(tools, carried=effects.carried)
-    if did_decode or carries_more:
-        check_servers(tools)
-    tools = with_listed(tools, still_listed(tools, effects, parent))
-    return with_web(tools, is_on=has_web)
+    is_asked = any(isinstance(tool, hosted.definitions) for tool in tools.known)
+    return is_asked or not kinds.isdisjoint(hosted.acts_on)
 
 
 def effects_of(turn: Turn) -> Effects:
@@ -165,24 +147,12 @@ def effects_of(turn: Turn) -> Effects:
     return apply_effects(NO_EFFECTS, items)
 
 
-def still_listed(tools: Tools, effects: Effects, parent: Turn | None) -> list[McpListTools]:
-    """What the servers of this request have listed before in this history, under the same name and filter."""
-    servers = servers_of(tools)
-    before = _servers_before(parent) if servers and parent else {}
-    return [
-        listing
-        for listing in effects.listed
-        if (server := servers.get(listing.server_label)) is not None
-        and is_same_server(before.get(listing.server_label, server), server)
-    ]
-
-
-def _servers_before(parent: Turn) -> dict[str, McpTool]:
-    if parent.tools is not None:
-        return servers_of(parent.tools)
-    # Come from a store: the response tells what the request named.
-    listed = decode_tools(parent.response.tools, None, is_stored=True)[0]
-    return servers_of(replace(listed, carried=effects_of(parent).carried))
+def tools_of(turn: Turn) -> Tools:
+    """The tools of this turn; for a turn that comes from a store, as its response tells what the request named."""
+    if turn.tools is not None:
+        return turn.tools
+    listed = decode_tools(turn.response.tools, None, is_stored=True)[0]
+    return replace(listed, carried=effects_of(turn).carried)
 
 
 def is_continuable(turn: Turn) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,12 +11,12 @@ from segue.seams.history import Owner, Past, Resent, Round, Warm
 from segue.seams.lineage import NO_LINEAGE, Lineage
 from segue.seams.model import Parsed, Scene
 from segue.seams.store import Turns
+from segue.seams.tools import LateOffers, Offers
 from segue.turn.plan import Composed, FirstPrompt, Guards, Models, Plan
 from segue.turn.running import Running
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.items import Item
 from segue.wire.requests import Create
-from segue.wire.tools import Tools
 
 
 class Filter(Protocol):
@@ -82,8 +82,8 @@ class HostedCalls(Protocol):
         """Whether the model asks for more calls than it may have, again and again."""
 
     async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
-        """What happens before the model speaks: files are read, approved calls made, remote tools listed. `may_act`:
-        whether approved calls may be made."""
+        """What happens before the model speaks: files are read, and tools do what they have to do. `may_act`: whether
+        calls may be made that an item allows."""
 
     async def answer(
         self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
@@ -99,11 +99,8 @@ class HostedCalls(Protocol):
         """Appended items with their files read and the calls made that they approve."""
 
 
-class Hosted(Protocol):
+class Hosted(Offers, Protocol):
     """The tools that this server runs."""
-
-    def check(self, tools: Tools, may: Container[str]) -> None:
-        """Refuse a request that names a tool that cannot be run, or not by this caller."""
 
     async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """The items with the contents of their URLs, where the operator allows that."""
@@ -113,6 +110,13 @@ class Hosted(Protocol):
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
         """The calls of this turn. What they find passes the gate before anybody gets it."""
+
+
+class LateHosted(LateOffers, Protocol):
+    """The tools that this server runs, loaded with the first request that needs them."""
+
+    def load(self) -> Hosted:
+        """The tools."""
 
 
 Diagnose = Callable[[FirstPrompt, str, Turns], Awaitable[MaybeDiagnostics]]
@@ -125,9 +129,7 @@ class Resources:
     models: Models
     seals: Seals
     prompt_cache: PromptCache
-    hosted: Hosted | None = None
-    # Whether the hosted web search is there, for callers whose key has its scope.
-    has_web: bool = False
+    hosted: LateHosted | None = None
     # The guards of a turn that has any.
     open_gate: Callable[[Plan, Running], Gate] | None = None
     # Owners with guards of their own, instead of those of the model.

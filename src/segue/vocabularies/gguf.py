@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from segue.errors import ServerFault
@@ -94,3 +95,9 @@ def _string(data: mmap.mmap, at: int) -> tuple[str, int]:
     if end > len(data):
         raise ValueError("a string goes beyond the end")
     return data[at + 8 : end].decode(), end
+
+
+def trained_tokens(head: Mapping[str, GgufValue]) -> int:
+    """The context that the model was trained with, from its file."""
+    length = head.get(f"{head.get('general.architecture')}.context_length")
+    return length if isinstance(length, int) else 4_096

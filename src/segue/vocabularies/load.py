@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from segue.errors import ServerFault
+from segue.errors import Misconfigured, ServerFault
 from segue.vocabularies.cuts import ASCII_CUTS, CUTS, WHOLE_WORDS, cutter
 from segue.vocabularies.gguf import GgufValue, read_gguf
 from segue.vocabularies.ranked import (
@@ -27,6 +27,16 @@ from segue.vocabularies.ranked import (
 from segue.vocabularies.vocabulary import SPACE_LETTER, Vocabulary
 
 T = TypeVar("T")
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a GGUF file, a tokenizer.json or its folder."""
+    if not path.exists():
+        raise Misconfigured(
+            f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
+            "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
+        )
+    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
 
 
 # --- from a GGUF file -----------------------------------------------------------------------------

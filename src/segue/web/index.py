@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from segue.documents.words import TOKENIZE, as_match
 from segue.errors import Misconfigured, StoreFailed
 from segue.web.html import Page, open_page, read_page
 from segue.web.search import Hit, WebQuery, is_allowed
@@ -31,8 +31,6 @@ FILE_BYTES_MAX = 32 * 1024 * 1024
 # Documents written together: readers wait for no longer than this takes, and a stop loses no more.
 BATCH = 64
 BUSY_MS = 10_000
-# Words of a query that count; more would not change what is found.
-WORDS_MAX = 32
 # Looked at for each hit that is wanted, where some may be of domains that are not.
 SPARE = 20
 # Where a word stands in a title it counts for more.
@@ -40,8 +38,6 @@ IN_TITLE = 4.0
 IN_TEXT = 1.0
 SNIPPET_WORDS = 48
 
-# Words by their stems; accents and case do not count.
-TOKENIZE = "tokenize = 'porter unicode61 remove_diacritics 2'"
 VERSION = 1
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS documents (
@@ -227,9 +223,3 @@ class IndexWeb:
                 return database.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise StoreFailed("The index of documents cannot be read.") from error
-
-
-def as_match(query: str) -> str:
-    """A query for FTS5: any of its words, each as a plain word whatever it looks like."""
-    words = list(dict.fromkeys(re.findall(r"\w+", query.lower())))[:WORDS_MAX]
-    return " OR ".join(f'"{word}"' for word in words)

@@ -26,19 +26,18 @@ from segue.web.fetch import Fetcher
 from segue.web.html import Page, open_page
 from segue.web.search import Hit, JsonSearch, Web, WebQuery, is_allowed
 from segue.web.url import failed, parse, shown
+from segue.wire.calls import web_action
 from segue.wire.codec import as_item, encode
-from segue.wire.items import Item, WebSearchCall
-from segue.wire.tools import WebLocation
-from segue.wire.web import (
+from segue.wire.items import (
     FindInPageAction,
+    Item,
     OpenPageAction,
     SearchAction,
     UrlSource,
     WebAction,
-    domains_of,
-    read_action,
-    read_definition,
+    WebSearchCall,
 )
+from segue.wire.tools import WebFilters, WebLocation, WebSearchTool
 
 # Pages that were read, for calls that read them again: all of the process together, and for how long.
 CACHE_BYTES_MAX = 32 * 1024 * 1024
@@ -93,11 +92,13 @@ class WebTool:
 
     async def call(self, call: HostedCall) -> ToolResult:
         """Search, read a page, or find words in one."""
-        action = read_action(call.name, call.arguments)
-        tool = read_definition(call.definition)
+        action, tool = web_action(call.name, call.arguments), call.definition
+        assert isinstance(tool, WebSearchTool)
         size = SIZES[tool.search_context_size or "medium"]
         live = self._live if tool.external_web_access is not False else None
-        allowed, blocked = map(tuple, domains_of(tool))
+        filters = tool.filters or WebFilters()
+        allowed = tuple(filters.allowed_domains or ())
+        blocked = tuple(filters.blocked_domains or ())
         words = action.query if isinstance(action, SearchAction) else ""
         location = tool.user_location or WebLocation()
         query = WebQuery(words, size.hits, allowed, blocked, location)

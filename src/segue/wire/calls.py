@@ -1,9 +1,9 @@
 """How are the call of a built-in tool and the arguments that a model writes for it made from each other?
 
-To the model a shell, patches and a search for tools are functions, whose arguments it writes as JSON. The client gets
-an item with typed fields instead. Both directions are here, so that a call that a client sends back reads as the model
-wrote it. Arguments that cannot be parsed never break an item: it has the fields that could be understood, and a
-command is never made up. Nothing here knows a model family or the order of events.
+To the model a shell, patches, a search for tools and the three actions of a web search are functions, whose arguments
+it writes as JSON. The client gets an item with typed fields instead. Both directions are here, so that a call that a
+client sends back reads as the model wrote it. Arguments that cannot be parsed never break an item: it has the fields
+that could be understood, and a command is never made up. Nothing here knows a model family or the order of events.
 """
 
 from __future__ import annotations
@@ -12,26 +12,35 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 import msgspec
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire.items import (
     ApplyPatchCall,
     CreateFile,
     DeleteFile,
+    FindInPageAction,
     LocalShellAction,
     LocalShellCall,
+    OpenPageAction,
     PatchOperation,
+    SearchAction,
     ShellAction,
     ShellCall,
     ToolSearchCall,
     UpdateFile,
+    WebAction,
+    WebSearchCall,
 )
 
 _Fields = Mapping[str, object]
 
+# The namespace of the functions of a web search.
+WEB = "web"
+# Beyond this a text is no query.
+QUERY_CHARS_MAX = 1_000
 # How many members are given up, one by one from the end, until arguments that were cut off can be read.
 GIVEN_UP_MAX = 8
 IN_STRING = re.compile(r'[^"\\]+')
@@ -223,6 +232,35 @@ def search_arguments(arguments: str) -> Raw:
     return Raw(arguments.strip().encode())
 
 
+class _WebArguments(Struct, frozen=True):
+    """What a model may write for any function of a web search; `type` where it is an action already."""
+
+    type: str = ""
+    query: str = ""
+    q: str = ""
+    url: str = ""
+    pattern: str = ""
+
+
+def web_action(name: str, arguments: str | bytes) -> WebAction:
+    """What the model asks for, by the function's name and its arguments; an action that was made of them is read alike.
+
+    Arguments that cannot be parsed are empty ones, which the tool then reports.
+    """
+    try:
+        written = msgspec.json.decode(arguments or "{}", type=_WebArguments)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        written = _WebArguments()
+    match written.type or name:
+        case "open_page":
+            return OpenPageAction(url=written.url)
+        case "find_in_page":
+            return FindInPageAction(pattern=written.pattern or written.query, url=written.url)
+        case _:
+            query = (written.query or written.q)[:QUERY_CHARS_MAX].strip()
+            return SearchAction(query=query, queries=[query] if query else [])
+
+
 def _fields(arguments: str, wrapper: str) -> _Fields:
     """The arguments as an object, as far as there is one; some models put it into the field that the item has."""
     value = _read(arguments)
@@ -291,7 +329,28 @@ def _text(fields: _Fields, key: str) -> str | None:
 # --- and back -------------------------------------------------------------------------------------
 
 
-def arguments_of(value: ShellCall | LocalShellCall | ApplyPatchCall | ToolSearchCall) -> object:
+def web_function(action: Raw | bytes) -> str:
+    """The whole name of the function that a model calls for this action."""
+    return f"{WEB}.{web_action('search', bytes(action)).__struct_config__.tag}"
+
+
+def _web_arguments(action: Raw | bytes) -> dict[str, str]:
+    read = web_action("search", bytes(action))
+    match read:
+        case SearchAction(query=query):
+            return {"query": query}
+        case OpenPageAction(url=url):
+            return {"url": url}
+        case FindInPageAction(url=url, pattern=pattern):
+            return {"url": url, "pattern": pattern}
+        case _:
+            assert_never(read)
+
+
+FunctionLikeCall = ShellCall | LocalShellCall | ApplyPatchCall | ToolSearchCall | WebSearchCall
+
+
+def arguments_of(value: FunctionLikeCall) -> object:
     """What the model writes to make this call."""
     match value:
         case ShellCall(action=action):
@@ -304,4 +363,6 @@ def arguments_of(value: ShellCall | LocalShellCall | ApplyPatchCall | ToolSearch
             fields = {"type": kind, "path": operation.path, "diff": diff}
         case ToolSearchCall(arguments=arguments):
             return {} if arguments is UNSET else msgspec.json.decode(arguments)
+        case WebSearchCall(action=action):
+            return {} if action is UNSET else _web_arguments(action)
     return {key: one for key, one in fields.items() if one is not None and one is not UNSET}

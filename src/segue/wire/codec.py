@@ -31,7 +31,7 @@ from segue.wire.events import (
 from segue.wire.items import InputText, Item, ItemValue, Message
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, ItemList, Response
-from segue.wire.tools import McpTool, ToolDefinition, Tools
+from segue.wire.tools import Definition, McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
 _Fields: TypeAlias = dict[str, Raw]
@@ -127,7 +127,8 @@ encode = _encoder.encode
 ITEM_TYPES = frozenset(
     str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not items.HostedOutput
 )
-TOOL_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in ToolDefinition.__args__)
+TOOL_STRUCTS = {str(kind.__struct_config__.tag): kind for kind in ToolDefinition.__args__}
+TOOL_TYPES = frozenset(TOOL_STRUCTS)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, path: str = "") -> T:
@@ -508,15 +509,17 @@ def _check_count(given: Sequence[object], path: str) -> None:
         raise InvalidRequest(f"Too many tools: {len(given)}, at most {TOOLS_MAX}.", param=path)
 
 
-def definitions_in(create: Create) -> list[tuple[ToolDefinition, Raw]]:
-    """The tools of an accepted request, each with its own bytes, secrets included: first the tools that its items
+def raw_tools(create: Create, types: tuple[type[Definition], ...]) -> list[Raw]:
+    """The tools of these types in an accepted request as they came, secrets included: first the tools that its items
     bring, then the listed ones."""
+    tags = {tag for tag, struct in TOOL_STRUCTS.items() if issubclass(struct, types)}
     raws = create.input if isinstance(create.input, list) else []
     bringing = [raw for raw in raws if _peek.decode(raw).type == "additional_tools"]
     lists = [_object.decode(raw)["tools"] for raw in bringing]
     if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
         lists.append(create.tools)
-    return [(_tool.decode(one), one) for raw in lists for one in _raws.decode(raw)]
+    raw_definitions = (one for raw in lists for one in _raws.decode(raw))
+    return [one for one in raw_definitions if _peek.decode(one).type in tags]
 
 
 def check_item_ids(items: Sequence[Item], path: str = "input") -> None:

@@ -14,10 +14,15 @@ from typing import Literal, TypedDict
 from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire import events, items
-from segue.wire.calls import local_shell_action, patch_operation, search_arguments, shell_action
+from segue.wire.calls import (
+    local_shell_action,
+    patch_operation,
+    search_arguments,
+    shell_action,
+    web_action,
+)
 from segue.wire.codec import encode
 from segue.wire.tools import Execution
-from segue.wire.web import read_action
 
 LOCAL = Raw(b'{"type":"local"}')
 NO_ARGUMENTS = Raw(b"{}")
@@ -181,7 +186,8 @@ def _tool_search_call(draft: Draft) -> items.ToolSearchCall:
     return items.ToolSearchCall(
         id=draft.id,
         status=draft.status,
-        call_id=draft.call_id or None,
+        # A search of our own needs none: call and output have the same letters after their prefix.
+        call_id=draft.call_id if draft.execution == "client" else None,
         execution=draft.execution or "server",
         arguments=NO_ARGUMENTS if draft.is_added else search_arguments(draft.text),
     )
@@ -207,7 +213,7 @@ def _mcp_approval_request(draft: Draft) -> items.McpApprovalRequest:
 
 
 def _web_search_call(draft: Draft) -> items.WebSearchCall:
-    action = Raw(encode(read_action(draft.name, draft.text)))
+    action = Raw(encode(web_action(draft.name, draft.text)))
     return items.WebSearchCall(id=draft.id, status=draft.status, action=action)
 
 

@@ -23,15 +23,17 @@ from segue.wire.requests import Effort, TextFormat
 from segue.wire.tools import (
     Offer,
     ToolDefinition,
+    carried_name,
     carried_of,
     deferred_of,
-    name_of,
     offers_of,
 )
 
 T = TypeVar("T")
 
-EFFECTIVE = (AdditionalTools, ToolSearchOutput, McpListTools, ConfigurationUpdate)
+# Items that bring definitions of tools; items that change anything.
+BRINGING = (AdditionalTools, ToolSearchOutput)
+EFFECTIVE = (*BRINGING, McpListTools, ConfigurationUpdate)
 
 
 class Effects(Struct, frozen=True):
@@ -44,7 +46,7 @@ class Effects(Struct, frozen=True):
     format: TextFormat | None = None
     # What remote servers have listed: of each label the newest.
     listed: tuple[McpListTools, ...] = ()
-    # Hosted tools from items, which hold as if the request had listed them; without their secrets.
+    # Tools of the server's own from items, which hold as if the request had listed them; without their secrets.
     carried: tuple[ToolDefinition, ...] = ()
 
 
@@ -59,7 +61,7 @@ def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
     effort, format = before.effort, before.format
     offers = _Named(before.offers, lambda offer: offer.qualified_name)
     deferred = _Named(before.deferred, lambda offer: offer.qualified_name)
-    carried = _Named(before.carried, name_of)
+    carried = _Named(before.carried, carried_name)
     listed = _Named(before.listed, lambda one: one.server_label)
     for item in items:
         match item.value:

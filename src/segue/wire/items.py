@@ -158,6 +158,31 @@ class Reasoning(Body, tag="reasoning", frozen=True, kw_only=True):
     status: ItemStatus | UnsetType | None = UNSET
 
 
+class UrlSource(Struct, frozen=True, tag_field="type", tag="url"):
+    """A page that a search has found."""
+
+    url: str
+
+
+class SearchAction(Struct, frozen=True, tag_field="type", tag="search", kw_only=True):
+    query: str
+    queries: list[str] = []
+    # Shown where the request asks for them.
+    sources: list[UrlSource] | UnsetType = UNSET
+
+
+class OpenPageAction(Struct, frozen=True, tag_field="type", tag="open_page", kw_only=True):
+    url: str
+
+
+class FindInPageAction(Struct, frozen=True, tag_field="type", tag="find_in_page", kw_only=True):
+    pattern: str
+    url: str
+
+
+WebAction = SearchAction | OpenPageAction | FindInPageAction
+
+
 class WebSearchCall(Body, tag="web_search_call", frozen=True, kw_only=True):
     action: RawField = UNSET
     status: MaybeText = UNSET

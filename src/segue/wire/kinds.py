@@ -1,8 +1,9 @@
 """What kind of item is this? One row for each item type, with everything that the server knows about the type.
 
 A row has: the prefix of its ids; whether it is a call or an output, and who answers it; whether the model writes it and
-how it is shown to a model; how it is built from what the model wrote; what our own tools do with it. All other files
-look these facts up here, by the item's struct (`KINDS`) or by the name under which a reader opens it (`NAMED`).
+how it is shown to a model; how it is built from what the model wrote. All other files look these facts up here, by the
+item's struct (`KINDS`) or by the name under which a reader opens it (`NAMED`). What a tool of this server does with an
+item is not known here: that is a row of the tool (`seams/tools.py`).
 
 A new item type is a struct in `items`, its events in `events`, its draft in `drafts` if the model writes it, and a row
 here. No field of a row has a default; a struct without a row, two rows with one name or prefix, and an output without
@@ -16,13 +17,11 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, cast, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct
 
-from segue.wire import drafts, events, items
-from segue.wire.codec import encode
+from segue.wire import drafts, items
+from segue.wire.calls import web_function
 from segue.wire.items import ItemValue, Required
-from segue.wire.mcp import error_of
-from segue.wire.web import called_by
 
 V = TypeVar("V", bound=items.Body)
 C = TypeVar("C", bound=items.ClientCall)
@@ -33,34 +32,7 @@ Shown = Literal["nothing", "think", "talk", "call", "response", "user", "system"
 # Whose output a call waits for. "both": the client approves, and then our own tool answers.
 AnsweredBy = Literal["client", "server", "both", "none"]
 
-STOPPED = Raw(b'"The response ended before the server had answered."')
-
-
 # --- what a row consists of ------------------------------------------------------------------------
-
-
-class ToolRequest(Struct, frozen=True):
-    """What a tool of ours is asked: by which definition of the request, which function of it, with which arguments."""
-
-    definition: str
-    function: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostedWork(Generic[V]):
-    """What one of our own tools does with an item."""
-
-    # Its key among the tools that the server runs.
-    tool: str
-    begun: tuple[type[events.Inside], ...]
-    ended: Callable[[V], type[events.Inside]]
-    request: Callable[[V], ToolRequest]
-    failed: Callable[[V, str, int], V]
-    # The item when the response ends before the tool does.
-    stopped: Callable[[V], V]
-    # The item without its arguments, and these: where no model writes the item, they follow in events all the same.
-    apart: Callable[[V], tuple[V, str]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +70,6 @@ class ItemKind(Generic[V]):
     is_model_written: Callable[[V], bool]
     shown: Callable[[V], Shown]
     streamed: drafts.Streamed | None
-    hosted: HostedWork[V] | None
 
     @property
     def type(self) -> str:
@@ -138,10 +109,9 @@ def _written(
     shown: Callable[[V], Shown],
     pairing: CallPairing[V] | None = None,
     is_written: Callable[[V], bool] = YES,
-    hosted: HostedWork[V] | None = None,
 ) -> ItemKind[V]:
     """An item that the model writes."""
-    return ItemKind(struct, name, prefix, pairing, is_written, shown, streamed, hosted)
+    return ItemKind(struct, name, prefix, pairing, is_written, shown, streamed)
 
 
 def _client_call(
@@ -161,23 +131,22 @@ def _client_call(
         return Required(type=output, call_id=value.call_id, name=function)
 
     pairing: CallPairing[C] = CallPairing(lambda value: value.call_id, CLIENT, required, called)
-    return ItemKind(struct, name, prefix, pairing, YES, CALL, streamed, None)
+    return ItemKind(struct, name, prefix, pairing, YES, CALL, streamed)
 
 
 def _foreign_call(struct: type[V], call_id: Callable[[V], str | None] = NO_ID) -> ItemKind[V]:
     """A call that another server made and answered: it is accepted and shown."""
     pairing: CallPairing[V] = CallPairing(call_id, _always("none"), None, NAMELESS)
-    return ItemKind(struct, _tag(struct), None, pairing, YES, CALL, None, None)
+    return ItemKind(struct, _tag(struct), None, pairing, YES, CALL, None)
 
 
 def _given(
     struct: type[V],
     prefix: str | None,
     shown: Callable[[V], Shown],
-    hosted: HostedWork[V] | None = None,
 ) -> ItemKind[V]:
     """An item that no model writes: tools, a setting, a compaction."""
-    return ItemKind(struct, _tag(struct), prefix, None, NO, shown, None, hosted)
+    return ItemKind(struct, _tag(struct), prefix, None, NO, shown, None)
 
 
 def _output(
@@ -190,53 +159,7 @@ def _output(
     shown: Callable[[V], Shown] = RESPONSE,
 ) -> ItemKind[V]:
     pairing = OutputPairing(to, call_id, is_from_client)
-    return ItemKind(struct, _tag(struct), prefix, pairing, NO, shown, None, None)
-
-
-# --- our own tools --------------------------------------------------------------------------------
-
-
-def _web_request(value: items.WebSearchCall) -> ToolRequest:
-    action = bytes(value.action).decode() if isinstance(value.action, Raw) else "{}"
-    return ToolRequest("web_search", "web_search", action)
-
-
-def _failed_mcp_call(value: items.McpCall, message: str, code: int) -> items.McpCall:
-    error = error_of("mcp_protocol_error", message, code)
-    return structs.replace(value, status="failed", error=error)
-
-
-MCP_CALL_WORK: HostedWork[items.McpCall] = HostedWork(
-    tool="mcp",
-    begun=(events.McpCallInProgress,),
-    ended=lambda value: (
-        events.McpCallCompleted if value.status == "completed" else events.McpCallFailed
-    ),
-    request=lambda value: ToolRequest(value.server_label, value.name, value.arguments),
-    failed=_failed_mcp_call,
-    stopped=lambda value: structs.replace(value, status="incomplete"),
-    apart=lambda value: (structs.replace(value, arguments=""), value.arguments),
-)
-MCP_LIST_WORK: HostedWork[items.McpListTools] = HostedWork(
-    tool="mcp_list",
-    begun=(events.McpListInProgress,),
-    ended=lambda value: (
-        events.McpListFailed if isinstance(value.error, Raw) else events.McpListCompleted
-    ),
-    request=lambda value: ToolRequest(value.server_label, "", ""),
-    failed=lambda value, message, _: structs.replace(value, error=Raw(encode(message))),
-    stopped=lambda value: structs.replace(value, error=STOPPED),
-    apart=None,
-)
-WEB_SEARCH_WORK: HostedWork[items.WebSearchCall] = HostedWork(
-    tool="web_search",
-    begun=(events.WebSearchInProgress, events.WebSearchSearching),
-    ended=_always(events.WebSearchCompleted),
-    request=_web_request,
-    failed=lambda value, message, code: structs.replace(value, status="failed"),
-    stopped=lambda value: structs.replace(value, status="incomplete"),
-    apart=None,
-)
+    return ItemKind(struct, _tag(struct), prefix, pairing, NO, shown, None)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -288,7 +211,7 @@ def _approval_required(value: items.McpApprovalRequest) -> Required | None:
 
 
 def _web_function(value: items.WebSearchCall) -> str:
-    return called_by(value.action) if isinstance(value.action, Raw) else ""
+    return web_function(value.action) if isinstance(value.action, Raw) else ""
 
 
 # The type checker sees that each row fits its struct; from then on the look-up by struct sees to it.
@@ -304,7 +227,7 @@ _rows = (
     _client_call(items.ComputerCall, "computer", None, None),
     _output(items.ComputerCallOutput, "computer", lambda value: value.call_id),
     _client_call(items.ShellCall, "shell", "sh", drafts.SHELL_CALL),
-    _output(items.ShellCallOutput, "shell", lambda value: value.call_id),
+    _output(items.ShellCallOutput, "shell", lambda value: value.call_id, prefix="sho"),
     _client_call(items.LocalShellCall, "local_shell", "lsh", drafts.LOCAL_SHELL_CALL),
     # The older type has no call_id of its own: its id names the call.
     _output(
@@ -335,7 +258,6 @@ _rows = (
         lambda value: "nothing" if isinstance(value.approval_request_id, str) else "call",
         CallPairing(_mcp_call_id, SERVER, None, _remote_name),
         is_written=lambda value: not value.approval_request_id,
-        hosted=MCP_CALL_WORK,
     ),
     _written(
         items.McpApprovalRequest,
@@ -353,7 +275,7 @@ _rows = (
         shown=lambda value: "nothing" if value.approve else "response",
     ),
     # What a server has listed is among the tools.
-    _given(items.McpListTools, "mcpl", _always("nothing"), MCP_LIST_WORK),
+    _given(items.McpListTools, "mcpl", _always("nothing")),
     _written(
         items.WebSearchCall,
         "web_search",
@@ -361,7 +283,6 @@ _rows = (
         drafts.WEB_SEARCH_CALL,
         lambda value: "call" if isinstance(value.action, Raw) else "nothing",
         CallPairing(lambda value: value.id or None, SERVER, None, _web_function),
-        hosted=WEB_SEARCH_WORK,
     ),
     _output(items.HostedOutput, None, lambda value: value.call_id, is_from_client=NO),
     _foreign_call(items.FileSearchCall),
@@ -507,18 +428,10 @@ def shown_as(value: ItemValue) -> Shown:
     return KINDS[type(value)].shown(value)
 
 
-def hosted_work(value: ItemValue) -> HostedWork[ItemValue]:
-    """What our own tools do with this item, which is one of theirs."""
-    hosted = KINDS[type(value)].hosted
-    assert hosted is not None, f"no tool of ours works on a {KINDS[type(value)].type}"
-    return hosted
-
-
-def is_pending(value: ItemValue) -> bool:
-    """Whether the model has made this call of one of our own tools, and it is not answered yet."""
-    kind = KINDS[type(value)]
-    is_ours = kind.hosted is not None and kind.streamed is not None
-    return is_ours and getattr(value, "status", None) == "in_progress"
+def approved_by(value: ItemValue) -> str | None:
+    """The request for approval in which the model made this call, where a person has approved it."""
+    request_id = getattr(value, "approval_request_id", None)
+    return request_id if isinstance(request_id, str) and is_call(value) else None
 
 
 class _Outline(Struct, frozen=True):
@@ -536,7 +449,10 @@ def is_hosted_result(output: Raw) -> bool:
     """Whether this output item is a call that one of our own tools has answered, or its answer: usage counts these."""
     outline = _outline.decode(output)
     kind = _typed.get(outline.type or "")
-    if kind is None or isinstance(kind.pairing, OutputPairing):
-        return kind is not None and outline.execution == "server"
-    is_ours = kind.hosted is not None and kind.streamed is not None
-    return is_ours and outline.status in ("completed", "failed")
+    match kind.pairing if kind is not None else None:
+        case OutputPairing():
+            return outline.execution != "client"
+        case CallPairing(required=None):
+            return outline.status in ("completed", "failed")
+        case _:
+            return False

@@ -23,10 +23,9 @@ TOOL_NAME_CHARS_MAX = 128
 FUNCTION_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{TOOL_NAME_CHARS_MAX}}}")
 
 Execution = Literal["server", "client"]
-# Built-in tools of the contract that the model sees as functions; each has a type of call item of its own.
+# Built-in tools of the contract that the model sees as functions wherever it is served; each has a type of call item of
+# its own. What a hosted tool offers has the name of its own row (seams/tools.py).
 Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search"]
-# A call of a remote server that a person must approve first is an item of its own.
-CallKind = Literal["function", "custom", "mcp_approval"] | Builtin
 BUILTINS: frozenset[str] = frozenset(get_args(Builtin))
 
 
@@ -183,20 +182,20 @@ class Offer(Struct, frozen=True):
     namespace: str | None = None
     # What its namespace is for.
     about: str = ""
-    # Which built-in tool of the contract this function is for.
-    builtin: Builtin | None = None
-    # Who searches, where this is the search for tools.
+    # Which built-in tool of the contract this function is for: the name of a row of `kinds`.
+    builtin: str | None = None
+    # Who runs it, where the server may.
     execution: Execution | None = None
     # Whether a person must approve the call first.
     needs_approval: bool = False
     # Made from the fields above: the one name that the model sees and writes, and which type of item a call of it is.
     qualified_name: str = ""
-    kind: CallKind = "function"
+    kind: str = "function"
 
     def __post_init__(self) -> None:
         name, kind = self.tool.name, "custom" if isinstance(self.tool, CustomTool) else "function"
         if self.builtin is not None:
-            kind = "mcp_approval" if self.needs_approval else self.builtin
+            kind = f"{self.builtin}_approval" if self.needs_approval else self.builtin
         name = f"{self.namespace}.{name}" if self.namespace else name
         structs.force_setattr(self, "qualified_name", name)
         structs.force_setattr(self, "kind", kind)
@@ -206,8 +205,7 @@ class Tools(Struct, frozen=True):
     """All tools of a request: as they came, as they mean, and as the response echoes them.
 
     Of the `deferred` the model sees the names only, until a search has loaded them. `raw` is a digest
-    where there are secrets in what came: it serves only to be compared. `listed` is a digest of what remote servers
-    have listed, which the offers hold too.
+    where there are secrets in what came: it serves only to be compared.
     """
 
     raw: bytes = b"[]"
@@ -215,10 +213,12 @@ class Tools(Struct, frozen=True):
     echo: bytes = b"[]"
     offers: tuple[Offer, ...] = ()
     deferred: tuple[Offer, ...] = ()
-    listed: bytes = b""
-    # Whether the functions of a web search are among the offers.
-    has_web: bool = False
-    # Tools of the server's own that items have brought; one of the same name in the request goes before.
+    # What hosted tools offer: among the offers, or among the deferred.
+    hosted: tuple[Offer, ...] = ()
+    # Hosted tools that say only when the turn begins what they offer: by type and by key.
+    late: frozenset[tuple[str, str]] = frozenset()
+    # Tools that items have brought and that are not the client's to run; one of the same name in the request goes
+    # before.
     carried: tuple[ToolDefinition, ...] = ()
 
     @property
@@ -228,8 +228,30 @@ class Tools(Struct, frozen=True):
 
     def is_told_like(self, other: Tools) -> bool:
         """Whether the model sees the same of both."""
-        mine, others = (self.listed, self.has_web), (other.listed, other.has_web)
-        return self is other or (mine == others and self.echo == other.echo)
+        return self is other or (self.hosted == other.hosted and self.echo == other.echo)
+
+    def with_hosted(
+        self, offers: Sequence[Offer], late: frozenset[tuple[str, str]] = frozenset()
+    ) -> Tools:
+        """The same tools with what hosted tools offer now; the very same if they are so already."""
+        hosted = tuple(offers)
+        if hosted == self.hosted and late == self.late:
+            return self
+        before = {offer.qualified_name for offer in self.hosted}
+        own, own_deferred = (
+            [offer for offer in group if offer.qualified_name not in before]
+            for group in (self.offers, self.deferred)
+        )
+        has_search = _has_search(self.known)
+        later = [offer for offer in hosted if has_search and offer.tool.defer_loading is True]
+        check_names((*own, *own_deferred, *hosted))
+        return structs.replace(
+            self,
+            offers=(*own, *(offer for offer in hosted if offer not in later)),
+            deferred=(*own_deferred, *later),
+            hosted=hosted,
+            late=late,
+        )
 
 
 NO_TOOLS = Tools()
@@ -281,21 +303,18 @@ def _opened(tool: ToolDefinition, definitions: Sequence[ToolDefinition]) -> list
 
 
 def carried_of(definitions: Sequence[ToolDefinition]) -> tuple[ToolDefinition, ...]:
-    """The tools of an item that hold in the head as if the request had listed them: those that the server runs, and
+    """The tools of an item that hold in the head as if the request had listed them: those that a server may run, and
     the search that finds them."""
-    kinds = McpTool | WebSearchTool | ToolSearchTool
-    return tuple(one for one in definitions if isinstance(one, kinds))
+    return tuple(
+        tool
+        for tool in definitions
+        if isinstance(tool, ToolSearchTool) or not _opened(tool, definitions)
+    )
 
 
-def name_of(tool: ToolDefinition) -> str:
-    """By what the calls of a tool find it; nothing for a tool that the server does not run."""
-    match tool:
-        case McpTool(server_label=label):
-            return label
-        case WebSearchTool():
-            return "web_search"
-        case _:
-            return ""
+def carried_name(tool: ToolDefinition) -> str:
+    """By what a newer tool takes the place of this one: its type, or the server that it names."""
+    return tool.server_label if isinstance(tool, McpTool) else str(tool.__struct_config__.tag)
 
 
 # --- built-in tools of the contract, as the model sees them --------------------------------------

@@ -40,16 +40,16 @@ from segue.server.models import (
     UNREAD_ADVICE,
     build_models,
     lacks_tools,
-    load_vocabulary,
     unread_call_mark,
 )
-from segue.server.names import NAMED, is_listed, with_engine_name
+from segue.server.names import NAMED, is_listed
 from segue.server.serve import listen
 from segue.server.served import served_models
 from segue.server.storage import open_store
 from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import ModelSettings, Settings
+from segue.vocabularies.load import load_vocabulary
 from segue_cli.client.talk import (
     SEGUE_KEY,
     RunningServer,
@@ -59,6 +59,7 @@ from segue_cli.client.talk import (
     server_of,
 )
 from segue_cli.client.traffic import print_traffic
+from segue_cli.commands.engine_name import with_engine_name
 from segue_cli.commands.flags import add_settings
 from segue_cli.terminal import styled
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from segue.server.names import with_engine_name
 from segue.server.served import served_models
 from segue.settings.values import Settings
+from segue_cli.commands.engine_name import with_engine_name
 from segue_embedded.embedded import available_bytes
 from segue_embedded.weights import (
     SMALL_MODEL,

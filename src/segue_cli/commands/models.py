@@ -8,8 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from segue.server.models import trained_tokens
-from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.gguf import read_gguf, trained_tokens
 from segue_embedded.weights import add_with_bar, find_weights, list_weights, remove_weights
 
 NAME = "such as smollm2 or qwen2.5-coder-1.5b"

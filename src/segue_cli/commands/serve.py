@@ -11,12 +11,12 @@ from msgspec import structs
 
 from segue.errors import Misconfigured
 from segue.observe.logs import set_up_logging
-from segue.server.names import with_engine_name
 from segue.server.operator import ReadSettings
 from segue.server.serve import serve
 from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import Settings
+from segue_cli.commands.engine_name import with_engine_name
 from segue_cli.commands.first_model import person, with_first_model
 from segue_cli.commands.flags import add_settings
 

@@ -3,37 +3,23 @@
 In: how a request names an MCP server, and what the server has listed. Out: offers, as for any other tool: the model
 calls `label.name`. The request sets which of the tools may be called, and which only after a person has
 approved (docs/protocol.md 4.1); by default every call needs an approval.
+
+A server has listed its tools in an item of the history. That holds as long as requests name the server alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest
-from segue.wire.codec import as_item, encode
-from segue.wire.items import (
-    HostedOutput,
-    Item,
-    McpCall,
-    McpListTools,
-    RemoteTool,
-    WebSearchCall,
-)
-from segue.wire.tools import (
-    FunctionTool,
-    McpTool,
-    Offer,
-    ToolDefinition,
-    Tools,
-    ToolSearchTool,
-    check_names,
-)
-from segue.wire.web import words_of_action
+from segue.wire.codec import encode
+from segue.wire.effects import Effects
+from segue.wire.items import McpListTools, RemoteTool
+from segue.wire.tools import FunctionTool, McpTool, Offer, ToolDefinition, Tools
 
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
@@ -58,6 +44,14 @@ class ApprovalRule(Struct, frozen=True):
     never: ToolFilter | None = None
 
 
+class McpToolWithSecrets(McpTool, tag="mcp", frozen=True, kw_only=True):
+    """A definition as the request gave it, with what is not echoed."""
+
+    headers: dict[str, str] | None = None
+    authorization: str | None = None
+
+
+_with_secrets = msgspec.json.Decoder(McpToolWithSecrets)
 _tool = msgspec.json.Decoder(RemoteTool)
 _allowed: msgspec.json.Decoder[tuple[str, ...] | ToolFilter | None] = msgspec.json.Decoder(
     tuple[str, ...] | ToolFilter | None
@@ -65,6 +59,11 @@ _allowed: msgspec.json.Decoder[tuple[str, ...] | ToolFilter | None] = msgspec.js
 _asking: msgspec.json.Decoder[Literal["always", "never"] | ApprovalRule | None] = (
     msgspec.json.Decoder(Literal["always", "never"] | ApprovalRule | None)
 )
+
+
+def with_secrets(definition: Raw) -> McpToolWithSecrets:
+    """A definition that was accepted, with its secrets."""
+    return _with_secrets.decode(definition)
 
 
 def servers_of(tools: Tools) -> dict[str, McpTool]:
@@ -120,34 +119,27 @@ def needs_approval(definition: McpTool, tool: RemoteTool) -> bool:
             return True
 
 
-def with_listed(tools: Tools, listed: Sequence[McpListTools]) -> Tools:
-    """The same tools, with what their servers have listed; the very same if that is in them already."""
-    lists = {one.server_label: one for one in listed}
-    found = [
-        (definition, lists[label])
+def still_listed(tools: Tools, effects: Effects, tools_before: Tools | None) -> list[McpListTools]:
+    """What the servers of this request have listed before in this history, under the same name and filter."""
+    servers = servers_of(tools)
+    before = servers_of(tools_before) if servers and tools_before is not None else {}
+    return [
+        listed
+        for listed in effects.listed
+        if (server := servers.get(listed.server_label)) is not None
+        and is_same_server(before.get(listed.server_label, server), server)
+    ]
+
+
+def listed_offers(tools: Tools, effects: Effects, tools_before: Tools | None) -> list[Offer]:
+    """What the model can call of what the servers have listed."""
+    lists = {one.server_label: one for one in still_listed(tools, effects, tools_before)}
+    return [
+        offer
         for label, definition in servers_of(tools).items()
         if label in lists
+        for offer in _offers(definition, lists[label])
     ]
-    offers = [offer for definition, one in found for offer in _offers(definition, one)]
-    key = blake2b(digest_size=16)
-    for offer in offers:
-        key.update(encode((offer.qualified_name, offer.tool)))
-    mark = key.digest() if offers else b""
-    if mark == tools.listed:
-        return tools
-    has_search = any(isinstance(one, ToolSearchTool) for one in tools.known)
-    later = [one for one in offers if has_search and one.tool.defer_loading is True]
-    check_names((*_own(tools.offers), *_own(tools.deferred), *offers))
-    return structs.replace(
-        tools,
-        offers=(*_own(tools.offers), *(one for one in offers if one not in later)),
-        deferred=(*_own(tools.deferred), *later),
-        listed=mark,
-    )
-
-
-def _own(offers: Sequence[Offer]) -> list[Offer]:
-    return [one for one in offers if one.builtin != "mcp"]
 
 
 def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
@@ -185,53 +177,9 @@ def is_same_server(one: ToolDefinition | None, other: McpTool) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
-# --- outcomes -------------------------------------------------------------------------------------
-
-
 def error_of(kind: ErrorKind, message: str, code: int = 0) -> Raw:
     """Why a call failed, in the three shapes of the contract."""
     if kind == "mcp_tool_execution_error":
         content = [{"type": "text", "text": message}]
         return Raw(encode({"type": kind, "content": content}))
     return Raw(encode({"type": kind, "code": code, "message": message}))
-
-
-def words_of(value: McpCall) -> str:
-    """The output of a call that a client has sent, as the model reads it."""
-    if isinstance(value.output, str):
-        return value.output
-    if not isinstance(value.error, Raw) or bytes(value.error) == b"null":
-        # Chat endpoints refuse a call without an output.
-        return "[The output of this call is not available.]"
-    match msgspec.json.decode(value.error):
-        case {"message": str() as message}:
-            return f"Error: {message}"
-        case {"content": list() as content}:
-            texts = [str(one.get("text", "")) for one in content if isinstance(one, dict)]
-            return "Error: " + "\n".join(texts)
-        case str() as message:
-            return f"Error: {message}"
-        case _:
-            return "Error: the call failed."
-
-
-def with_outputs(given: Sequence[Item]) -> tuple[Item, ...]:
-    """The items that a client sent, with the output of each hosted call after the call.
-
-    In our own history the two are apart, because the model wrote the one and was given the other.
-    """
-    items: list[Item] = []
-    for item in given:
-        items.append(item)
-        value = item.value
-        if isinstance(value, WebSearchCall) and isinstance(value.action, Raw):
-            items.append(output_item(str(value.id or ""), words_of_action(value.action)))
-        if isinstance(value, McpCall) and (words := words_of(value)) is not None:
-            made_in = value.approval_request_id or value.id
-            items.append(output_item(made_in if isinstance(made_in, str) else "", words))
-    return tuple(items)
-
-
-def output_item(call_id: str, text: str) -> Item:
-    """The output of one of our own tools, for the model."""
-    return as_item(HostedOutput(call_id=call_id, output=text))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec import Raw
 
 from segue.errors import InvalidRequest
+from segue.mcp.definitions import check_servers, is_same_server, listing, servers_of
+from segue.mcp.tool import mcp
+from segue.tools.hosted import ServerTools
 from segue.wire.codec import as_item, decode_item, decode_tools
+from segue.wire.effects import NO_EFFECTS, apply_effects
 from segue.wire.items import Hints, HostedOutput, McpListTools, RemoteTool
-from segue.wire.mcp import (
-    check_servers,
-    is_same_server,
-    listing,
-    servers_of,
-    with_listed,
-    with_outputs,
-)
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Tools, forced_offers
 
@@ -31,6 +28,18 @@ ALL = (READ, WRITE, PLAIN)
 def tools(*others: dict[str, Any], **fields: Any) -> Tools:
     tool = {"type": "mcp", "server_label": "own", **fields}
     return decode_tools(json.dumps([tool, *others]).encode(), None)[0]
+
+
+async def read_pdf(data: bytes) -> None: ...
+
+
+HOSTED = ServerTools([mcp(None)], read_pdf=read_pdf)
+
+
+def with_listed(found: Tools, listed: Sequence[McpListTools]) -> Tools:
+    """The tools of a request whose history has these lists."""
+    effects = apply_effects(NO_EFFECTS, map(as_item, listed))
+    return HOSTED.offer(found, effects, None, ())
 
 
 def offered(found: Tools) -> dict[str, bool]:
@@ -161,9 +170,10 @@ def test_call_that_a_client_sends_back_is_followed_by_what_was_said(
     item = decode_item(json.dumps({**call, **fields}).encode(), "input[0]")
     made_in = fields.get("approval_request_id", "mcp_1")
 
-    assert with_outputs([item]) == (item, as_item(HostedOutput(call_id=made_in, output=words)))
+    output = as_item(HostedOutput(call_id=made_in, output=words))
+    assert HOSTED.with_outputs((item,)) == (item, output)
     other = as_item(McpListTools(id="l", server_label="s", tools=[]))
-    assert with_outputs([other]) == (other,)
+    assert HOSTED.with_outputs((other,)) == (other,)
 
 
 def test_tool_of_a_server_that_is_called_like_another_is_refused() -> None:
