@@ -190,16 +190,18 @@ def _family(
     default_system: str | None = None,
     call_shown: str = CALL_SHOWN,
     *,
+    variant: str = "",
     thinks: bool = False,
     forgets_marks: bool = False,
 ) -> Family:
     """`default_system`: the system text where a request has none; None: then there is no system block. `call_shown`: a
     call as it is shown to the model. `thinks`: the model thinks before it answers, unless its answer begins with
     an empty thought, and forgets what it thought before the user's last message. `forgets_marks`: the model often
-    writes the JSON of a call without marks."""
+    writes the JSON of a call without marks. `variant`: what kept ids are named after, where that is not the name."""
     format = replace(HERMES, is_mended=True, is_guessed=forgets_marks)
     return Family(
-        version=f"{VERSION}-{name}",
+        name=name,
+        version=f"{VERSION}-{variant or name}",
         specials=(START, END),
         stops=(END, END_OF_TEXT),
         marks=(CALL, CALLED, RESPONSE, RESPONDED, THINK, THOUGHT, "<tools>", "</tools>"),
@@ -228,7 +230,9 @@ def _family(
 SMOLLM2 = _family("smollm2", SMOLLM2_SYSTEM, forgets_marks=True)
 QWEN2 = _family("qwen2", QWEN2_SYSTEM, forgets_marks=True)
 # A slip in the coder models' template, which they were trained on.
-QWEN2_CODER = _family("qwen2-coder", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}", forgets_marks=True)
+QWEN2_CODER = _family(
+    "qwen2", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}", variant="qwen2-coder", forgets_marks=True
+)
 QWEN3 = _family("qwen3", thinks=True)
 # Hermes, and every other model that writes ChatML: no system text of its own.
-PLAIN = _family("plain")
+PLAIN = _family("chatml", variant="plain")

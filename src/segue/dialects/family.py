@@ -40,6 +40,8 @@ class _Reader(Protocol):
 class Family:
     """How one model family writes and reads."""
 
+    # The name that `--dialect` has for it; variants that only a model's template can tell apart share one.
+    name: str
     # Names what kept ids mean: a change of the family that changes them needs a new number.
     version: str
     # The special tokens by which a model of this family is known; it cannot do without them.
@@ -101,6 +103,7 @@ class TokenDialect:
             frozenset(map(vocabulary.special, stops)),
             vocabulary.ids(*family.seal),
         )
+        self.name = family.name
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
         self.unread = family.unread

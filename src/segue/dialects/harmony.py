@@ -592,6 +592,7 @@ def _any_call(marks: Callable[[str], list[Node]]) -> Node:
 # --- the family -----------------------------------------------------------------------------------
 
 HARMONY = Family(
+    name="harmony",
     version=VERSION,
     specials=(START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN),
     stops=(CALL, RETURN),

@@ -160,6 +160,7 @@ def _with_prompt(prompt: str) -> Family:
 def _family(fixed_day: str = "") -> Family:
     """`fixed_day`: what day it is, where the model's template always says the same."""
     return Family(
+        name="llama3",
         version=VERSION,
         specials=(BEGIN, HEADER, HEADED, END),
         stops=(END, *OTHER_ENDS),

@@ -120,6 +120,7 @@ class MessagesDialect:
 
     def __init__(self) -> None:
         self.form = MessageForm()
+        self.name = "messages"
         self.fingerprint = VERSION
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()

@@ -386,6 +386,7 @@ def _with_prompt(prompt: str) -> Family:
 def _family(default_system: str = "") -> Family:
     """`default_system`: the system text where a request has none, as some of the models' templates have it."""
     return Family(
+        name="mistral",
         version=VERSION,
         specials=(BEGIN, END, CALL, ARGS, *(mark for pair in AROUND.values() for mark in pair)),
         stops=(END,),

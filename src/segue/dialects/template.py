@@ -117,7 +117,9 @@ class _Cue:
     begin: str
 
 
-def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
+def template_dialect(
+    vocabulary: Vocabulary, template: ChatTemplate, name: str = "template"
+) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
     # What the template has no place for is written with these marks.
     text = template.text + template.plain + "".join(PLAIN.marks)
@@ -128,6 +130,7 @@ def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDia
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
     digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
     family = Family(
+        name=name,
         version=f"{VERSION}-{digest}",
         specials=(),
         stops=ends,
