@@ -227,6 +227,14 @@ class ServedProcess:
         return self.process.wait(WAIT_S)
 
 
+def loaded_modules(served: ServedProcess) -> set[str]:
+    """The modules that a stopped server has imported, and the packages that they are in; it must have run with
+    PYTHONPROFILEIMPORTTIME=1."""
+    lines = [line.split("|") for line in "".join(served.printed).splitlines()]
+    names = {parts[2].strip() for parts in lines if parts[0].startswith("import time:")}
+    return (names | {name.rpartition(".")[0] for name in names}) - {"", "imported package"}
+
+
 @contextmanager
 def served_process(
     *flags: str,

@@ -37,7 +37,7 @@ def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> 
     alone = capsys.readouterr().out
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == alone
-    for verb, (module, about) in VERBS.items():
+    for verb, (module, about, _) in VERBS.items():
         assert f"  {verb} " in alone
         assert about in alone
         assert find_spec(module), f"{verb} has no module"

@@ -241,3 +241,9 @@ class MissingPackage(Misconfigured):
         super().__init__(
             f"{subject}: the package '{package}' is not installed. Run: {command} '{requirement}'"
         )
+
+
+def need_package(subject: str, package: str, extra: str) -> None:
+    """Refuse a setting whose optional package is not installed."""
+    if find_spec(package) is None:
+        raise MissingPackage(subject, package, f"segue-server[{extra}]")

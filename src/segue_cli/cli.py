@@ -24,10 +24,11 @@ from segue.settings.validation import nearest
 
 
 class Verb(NamedTuple):
-    """A command: its module, and what it does."""
+    """A command: its module, what it does, and a package without which it does nothing."""
 
     module: str
     about: str
+    needs: str = "segue_cli"
 
 
 GROUPS: dict[str, dict[str, Verb]] = {
@@ -64,7 +65,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
     },
     "models and documents": {
         "models": Verb(
-            "segue_cli.commands.models", "download, list and remove models of the embedded engine"
+            "segue_cli.commands.models",
+            "download, list and remove models of the embedded engine",
+            needs="segue_embedded",
         ),
         "index": Verb(
             "segue_cli.commands.index",
@@ -80,7 +83,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "use a running server": {
-        "chat": Verb("segue_cli.client.chat", "chat with a model in the terminal, over WebSocket"),
+        "chat": Verb(
+            "segue_cli.client.chat",
+            "chat with a model in the terminal, over WebSocket",
+            needs="rich",
+        ),
         "run": Verb(
             "segue_cli.client.run",
             "start Codex, opencode, pi or Cline on a server, with its key and model",
@@ -92,10 +99,13 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "explain": Verb(
             "segue_cli.client.explain", "say why the prompt of a response was not reused, and where"
         ),
-        "bench": Verb("segue_bench.command", "measure agent loops over each transport"),
+        "bench": Verb(
+            "segue_bench.command", "measure agent loops over each transport", needs="segue_bench"
+        ),
         "fleet": Verb(
             "segue_fleet.command",
             "run PostgreSQL, two servers, HAProxy and four replicas without a model, to try a fleet",
+            needs="segue_fleet",
         ),
     },
     "shell": {
@@ -159,8 +169,8 @@ def program() -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package of a command is there."""
-    return find_spec(VERBS[name].module.partition(".")[0]) is not None
+    """Whether the package that a command needs is there."""
+    return find_spec(VERBS[name].needs) is not None
 
 
 def help_text() -> str:

@@ -1,1 +1,1 @@
-"""The room that answers: how does a model run in this process, and where are its weights?"""
+"""How does a model run inside the server, and where are its weights?"""

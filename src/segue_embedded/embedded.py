@@ -63,10 +63,13 @@ from segue.errors import (
 )
 from segue.seams.model import EngineFacts, Finish, Grammar, Ids, Job, JobStarted, TokenLogprob
 from segue.seams.prompt import Tokens, id_array
+from segue.vocabularies.gguf import GgufValue, trained_tokens
 from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 log = logging.getLogger(__name__)
 
+# What small machines can hold.
+CONTEXT_TOKENS = 8_192
 # Tokens of a prompt between two callbacks, and so how soon a cancel is noticed: about half a second for SmolLM2 on one
 # core. It costs about a tenth of the speed that a batch of 512 has.
 BATCH = 32
@@ -510,6 +513,11 @@ def tell_memory(
             name,
             _shown(free),
         )
+
+
+def context_for(head: Mapping[str, GgufValue]) -> int:
+    """The context of a model where the operator has not said."""
+    return min(trained_tokens(head), CONTEXT_TOKENS)
 
 
 def token_bytes(head: Mapping[str, object]) -> int:

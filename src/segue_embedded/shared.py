@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -154,6 +155,11 @@ def _ids(data: bytes) -> IdArray[int]:
 def _error(frame: _ErrorFrame) -> ApiError:
     kind = KINDS.get(frame.kind, EngineFailed)
     return kind(frame.message, code=frame.code, param=frame.param, wait_s=frame.wait_s)
+
+
+def share_path(folder: str, name: str) -> Path:
+    """The socket of the engine of this model, in the folder of a server."""
+    return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
 @asynccontextmanager

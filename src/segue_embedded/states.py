@@ -18,8 +18,8 @@ import os
 import shutil
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Protocol
@@ -27,6 +27,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from segue.aio import in_background
 from segue.errors import Misconfigured
 from segue.seams.history import Owner, Turn
 from segue.seams.prompt import IdArray, Tokens, id_array
@@ -223,6 +224,27 @@ class SlotStates:
     def _remove(self, path: Path) -> None:
         self._files.pop(path, None)
         path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def keep_states(
+    engine: SlotEngine,
+    memory: Path,
+    bytes_max: int,
+    folder: Path,
+    ciphers: Ciphers,
+    tips: Callable[[], Iterable[Turn]],
+    turns: Turns,
+) -> AsyncIterator[Callable[[Owner, str], Awaitable[None]]]:
+    """Restore what was saved in `folder`, save while inside and on the way out. Yields what forgets a deleted
+    response."""
+    states = SlotStates(engine, folder, memory, ciphers, bytes_max, tips)
+    await states.restore(turns)
+    try:
+        async with in_background("embedded_states", states.keep):
+            yield states.forget
+    finally:
+        await states.save()
 
 
 def _saveable(tips: Iterable[Turn]) -> Iterator[tuple[Turn, IdArray[int]]]:

@@ -51,7 +51,7 @@ class Weights(Struct, frozen=True):
     # Packages and the file in each, in order.
     parts: tuple[tuple[str, str], ...]
     # What it is served with where the operator has set nothing: the sampling that its authors recommend.
-    usual: dict[str, int | float | str]
+    usual: dict[str, int | float | str] = {}
 
 
 # The model that newcomers start with.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.errors import Forbidden
-from segue.listener.auth import bearer, offered, origin_policy
+from segue.listener.auth import bearer_key, offered, origin_policy
 from tests.support import MODEL, fetch, serving, wire
 
 PAGE = "https://app.example"
@@ -27,7 +27,7 @@ PAGE = "https://app.example"
     ],
 )
 def test_bearer_is_read(header: str, secret: str | None) -> None:
-    assert bearer(header) == secret
+    assert bearer_key(lambda name: header) == secret
 
 
 def test_offered_key_is_read_among_other_protocols() -> None:
@@ -39,7 +39,7 @@ def test_offered_key_is_read_among_other_protocols() -> None:
 
 @given(st.text())
 def test_any_header_is_read_without_complaint(text: str) -> None:
-    bearer(text)
+    bearer_key(lambda name: text)
     offered([text])
 
 

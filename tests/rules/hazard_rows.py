@@ -304,7 +304,7 @@ THREATS: dict[str, Tests] = {
         "canaries::test_unexpected_faults_are_logged_without_key_and_content",
         "observe/logs::test_no_key_gets_through_a_log_line",
         "/cli::test_unreachable_store_is_said_without_its_password",
-        "observe/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
+        "exports/audit::test_every_turn_and_every_refusal_is_one_line_without_content",
     ),
     "T6 a key that is taken back while its socket is open": REVOKED,
     # Pictures are never unpacked here, and no request fans out: there is no `n`.

@@ -44,6 +44,7 @@ ROOMS = {
     "server": "5: who is wired to whom?",
     "workers": "5: how do several processes serve one port? Not loaded where one does.",
     "observe": "5: how much, how often, and who asked?",
+    "exports": "5: how do access lines, audit lines and traces leave the server, where the operator asks for them?",
     "reports": "5: what of a prompt could have been reused, and was not? Found out after the turn.",
 }
 

@@ -7,7 +7,7 @@ may be. A made-up tree shows that each rule can fail.
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,9 +73,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
+    # Where the operator asks for them.
+    "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"accounts", "cluster", "dialects", "documents", "engines", "guards", "listener"}
+    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
     | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
     # How do several processes serve one port?
@@ -178,18 +180,49 @@ def upward_imports(module: Module) -> Iterator[str]:
             yield f"{module.name} imports {name}: {module.room} must not know {room}"
 
 
-# Packages that come with the server and that it never loads.
-BESIDE = {"segue_bench", "segue_fleet"}
+# Package beside the server -> the rooms of the server that it may know, and other packages.
+BESIDE: dict[str, set[str]] = {
+    "segue_bench": GROUND | {"vocabularies"},
+    "segue_fleet": GROUND | {"vocabularies"},
+    "segue_embedded": INNER | {"engines", "vocabularies"},
+    "segue_dashboard": INNER | {"turn", "process", "accounts", "listener", "observe", "cluster"},
+    "segue_cli": INNER
+    | {"accounts", "cluster", "engines", "observe", "replicas", "server", "settings", "stores"}
+    | {"vocabularies", "workers", "segue_embedded"},
+}
+# What a server may load if it is installed, and where.
+OPTIONAL = {"segue_embedded": "server", "segue_dashboard": "server.dashboard"}
 
 
-def bench_imports(module: Module) -> Iterator[str]:
-    """Benchmarks and fleet are packages of their own: only cli loads them, inside the function that needs them."""
-    at_start = {id(node) for node in module.tree.body}
+def beside_imports(module: Module) -> Iterator[str]:
+    """The server loads no command line, bench or fleet; the model inside where a function needs it; and the dashboard
+    in one module, which is itself loaded where a function needs it."""
+    late = {id(node) for function in _functions(module) for node in ast.walk(function)}
     for node in ast.walk(module.tree):
-        is_lazy_cli = module.name == "cli" and id(node) not in at_start
         for name in imported_by(node, module):
-            if name.split(".")[0] in BESIDE and not is_lazy_cli:
-                yield f"{module.name} imports {name}: only its own command may load it, when it runs"
+            package = name.split(".")[0]
+            is_dashboard = module.name == "server.dashboard" and package == "segue_dashboard"
+            is_optional = package in OPTIONAL or name.startswith("segue.server.dashboard")
+            if package in BESIDE and not module.name.startswith(OPTIONAL.get(package, "nowhere")):
+                yield f"{module.name} imports {name}: the server must not know it"
+            elif is_optional and id(node) not in late and not is_dashboard:
+                yield f"{module.name} imports {name}, which may be missing, before it is needed"
+
+
+def _functions(module: Module) -> Iterator[ast.AST]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def foreign_imports(module: Module, package: str) -> Iterator[str]:
+    """What a package beside the server imports of it, or of another one, and must not know."""
+    for name in imported_names(module):
+        top = name.split(".")[0]
+        room = room_of(name) if top == "segue" else top
+        known = BESIDE[package] | {package, "__init__"}
+        if top.partition("_")[0] == "segue" and room not in known:
+            yield f"{package}.{module.name} imports {name}: {package} must not know {room}"
 
 
 def unknown_rooms(module: Module) -> Iterator[str]:
@@ -284,7 +317,7 @@ def deep_folders(module: Module) -> Iterator[str]:
 Rule = Callable[[Module], Iterator[str]]
 RULES: list[Rule] = [
     upward_imports,
-    bench_imports,
+    beside_imports,
     unknown_rooms,
     impurities,
     missing_docstrings,
@@ -307,6 +340,31 @@ def forget_trees() -> Iterator[None]:
     """They are large, and other tests follow in this process."""
     yield
     modules.cache_clear()
+
+
+@pytest.mark.parametrize("package", BESIDE)
+def test_package_beside_knows_what_it_may(package: str) -> None:
+    rule = partial(foreign_imports, package=package)
+    assert complaints(PACKAGE.parent / package, rule) == []
+
+
+@pytest.mark.parametrize(
+    "text, complains",
+    [
+        ("from segue.engines import llamacpp", False),
+        ("from segue import errors", False),
+        ("from segue_embedded import weights", False),
+        ("import segueless", False),
+        ("from segue.server import models", True),
+        ("def late():\n    import segue_cli.cli", True),
+    ],
+)
+def test_rule_sees_what_a_package_beside_must_not_know(
+    tmp_path: Path, text: str, complains: bool
+) -> None:
+    (tmp_path / "embedded.py").write_text(text)
+    rule = partial(foreign_imports, package="segue_embedded")
+    assert bool(complaints(tmp_path, rule)) is complains
 
 
 def test_pure_modules_are_pure_all_the_way_down() -> None:
@@ -383,10 +441,16 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (upward_imports, "observe/metrics.py", "from segue.server import app", True),
     (upward_imports, "cli.py", "from segue_cli.commands import serve", False),
     (upward_imports, "cli.py", "from segue.stores import sqlite", True),
-    (bench_imports, "cli.py", "def bench():\n    from segue_bench import command", False),
-    (bench_imports, "cli.py", "from segue_bench import command", True),
-    (bench_imports, "doctor.py", "def late():\n    import segue_bench.machine", True),
-    (bench_imports, "doctor.py", "def late():\n    import segue_fleet.blocks", True),
+    (beside_imports, "server/app.py", "def late():\n    import segue_bench.machine", True),
+    (beside_imports, "server/app.py", "def late():\n    import segue_fleet.blocks", True),
+    (beside_imports, "server/app.py", "def late():\n    from segue_cli import cli", True),
+    (beside_imports, "server/models.py", "import segue_embedded.weights", True),
+    (beside_imports, "server/models.py", "def late():\n    import segue_embedded.weights", False),
+    (beside_imports, "engines/vllm.py", "def late():\n    import segue_embedded.weights", True),
+    (beside_imports, "server/dashboard.py", "from segue_dashboard.feed import Feed", False),
+    (beside_imports, "server/app.py", "def late():\n    import segue_dashboard.feed", True),
+    (beside_imports, "server/app.py", "from segue.server.dashboard import routes", True),
+    (beside_imports, "server/app.py", "def f():\n    import segue.server.dashboard", False),
     (unknown_rooms, "wire/items.py", "", False),
     (unknown_rooms, "plugins/items.py", "", True),
     (unknown_rooms, "items.py", "", True),

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "segue"
+# The packages of a server.
+PACKAGES = [ROOT / "src" / name for name in ("segue", "segue_dashboard", "segue_embedded")]
 PAGE = ROOT / "docs" / "observability.md"
 
 SUPERVISOR = "aio.py"
@@ -83,11 +84,11 @@ def documented(page: str) -> set[str]:
 
 
 def test_no_endless_loop_is_a_bare_task() -> None:
-    assert bare_loops(PACKAGE) == []
+    assert [loop for package in PACKAGES for loop in bare_loops(package)] == []
 
 
 def test_every_loop_is_documented_and_no_other() -> None:
-    found = names(PACKAGE)
+    found = set().union(*map(names, PACKAGES))
     assert len(found) > 20
     assert documented(PAGE.read_text("utf-8")) == found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ServedProcess, served_process
+from tests.support import ServedProcess, loaded_modules, served_process
 
 # Each import is printed, by Python itself.
 IMPORTS = {"PYTHONPROFILEIMPORTTIME": "1"}
@@ -36,18 +36,11 @@ def ask(served: ServedProcess) -> None:
         assert json.load(answer)["status"] == "completed"
 
 
-def loaded(served: ServedProcess) -> set[str]:
-    """The modules that a stopped server has imported, and the packages that they are in."""
-    lines = [line.split("|") for line in "".join(served.printed).splitlines()]
-    names = {parts[2].strip() for parts in lines if parts[0].startswith("import time:")}
-    return names | {name.rpartition(".")[0] for name in names}
-
-
 @pytest.mark.parametrize("store", ["memory", "sqlite:///turns.db"])
 def test_plain_server_and_its_text_turn_load_only_what_they_use(tmp_path: Path, store: str) -> None:
     with served_process("--store", store, cwd=tmp_path, environment=IMPORTS) as served:
         ask(served)
-    names = loaded(served)
+    names = loaded_modules(served)
     assert {"segue.server.app", "segue.turn.loop"} <= names
     assert not names & set(UNUSED)
 
@@ -56,4 +49,4 @@ def test_configured_guard_and_tool_are_loaded_at_the_start(tmp_path: Path) -> No
     flags = ("--store", "memory", "--guard", "rules", "--fetch", "public")
     with served_process(*flags, cwd=tmp_path, environment=IMPORTS) as served:
         pass
-    assert {"segue.guards.rules", "segue.tools.hosted"} <= loaded(served)
+    assert {"segue.guards.rules", "segue.tools.hosted"} <= loaded_modules(served)

@@ -9,6 +9,7 @@ import pytest
 
 from segue.errors import InvalidRequest
 from segue.wire.codec import TOOL_TYPES, TOOLS_MAX, decode_item, decode_tools
+from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import (
     NO_TOOLS,
     FunctionTool,
@@ -16,6 +17,7 @@ from segue.wire.tools import (
     Offer,
     ToolDefinition,
     Tools,
+    forced_offers,
     offer_named,
 )
 
@@ -319,3 +321,12 @@ def test_tools_of_an_older_response_are_read_whatever_they_are_called() -> None:
         decode_tools(raw, None)
 
     assert len(decode_tools(raw, None, is_stored=True)[0].definitions) == 2
+
+
+def test_choice_by_type_means_what_a_hosted_tool_offers_under_that_name() -> None:
+    hosted = Offer(FunctionTool(name="python"), builtin="code_interpreter", execution="server")
+    other = Offer(FunctionTool(name="code_interpreter"))
+    choice = ToolChoiceName(type="code_interpreter")
+
+    assert forced_offers(choice, (hosted, other)) == (hosted,)
+    assert forced_offers(ToolChoiceName(type="function", name="python"), (hosted,)) == ()

@@ -12,6 +12,7 @@ import os
 import sys
 from collections import OrderedDict
 from hashlib import blake2b
+from importlib.util import find_spec
 from math import ceil
 from typing import Literal
 
@@ -48,6 +49,12 @@ class PdfText(Struct, frozen=True):
 
 async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
     """The text of this PDF, up to so many characters and within so many seconds."""
+    if find_spec("pypdf") is None:
+        raise InvalidRequest(
+            "PDF files cannot be read here: the package 'pypdf' is not installed. "
+            "To install it: pip install 'segue-server[pdf]'",
+            code="file_failed",
+        )
     limits = (str(chars_max), str(ceil(s_max) + 1))
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "segue.documents.pdf_worker", *limits),

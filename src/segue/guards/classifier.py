@@ -113,7 +113,7 @@ def _session(path: Path) -> OnnxSession:
     try:
         onnx = importlib.import_module("onnxruntime")
     except ImportError:
-        raise MissingPackage("guard", "onnxruntime", "segue[classifier]") from None
+        raise MissingPackage("guard", "onnxruntime", "segue-server[classifier]") from None
     options = onnx.SessionOptions()
     options.log_severity_level = ERRORS_ONLY
     options.intra_op_num_threads = 1

@@ -41,17 +41,13 @@ FRESH_S = b"600"
 HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
 
 
-def bearer(header: str) -> str | None:
-    """The secret in an Authorization header; None without a header, "" if the header holds no secret."""
-    if not header:
-        return None
-    match = BEARER.fullmatch(header)
-    return match[1] if match else ""
-
-
 def bearer_key(header: ReadHeader) -> str | None:
-    """The secret of a request that has it in its Authorization header."""
-    return bearer(header(b"authorization"))
+    """The secret in the Authorization header; None without a header, "" if the header holds no secret."""
+    text = header(b"authorization")
+    if not text:
+        return None
+    match = BEARER.fullmatch(text)
+    return match[1] if match else ""
 
 
 async def authenticate(

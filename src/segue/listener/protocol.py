@@ -111,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     # Bytes since the last byte of a body, or since a head was complete.
     _overhead_bytes = 0
-    _unread_bytes = 0
+    _watched_bytes = 0
     _is_in_head = True
     _is_upgrading = False
     # Whether the last request has been received completely.
@@ -289,16 +289,16 @@ class HttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        self._unread_bytes = self._left_bytes()
+        self._watched_bytes = self.unread_bytes
         self.unread.writers.discard(self)
-        if self._unread_bytes > UNREAD_BYTES_MIN:
+        if self._watched_bytes > UNREAD_BYTES_MIN:
             self.unread.writers.add(self)
-        if self._unread_bytes:
+        if self._watched_bytes:
             self._write_timer = self.loop.call_later(self.limits.write_s_max, self._read_is_late)
 
     def _read_is_late(self) -> None:
-        left_bytes = self._left_bytes()
-        if left_bytes and self._unread_bytes - left_bytes < PROGRESS_BYTES_MIN:
+        left_bytes = self.unread_bytes
+        if left_bytes and self._watched_bytes - left_bytes < PROGRESS_BYTES_MIN:
             log.warning("HTTP connection cut: the client does not read")
             self.transport.abort()
         else:
@@ -306,9 +306,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        return self._left_bytes()
-
-    def _left_bytes(self) -> int:
         try:
             return self.transport.get_write_buffer_size()
         except RuntimeError:  # uvloop raises on a transport that has ended

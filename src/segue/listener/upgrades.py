@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Sequence
+from functools import partial
 
 from msgspec import structs
 from websockets.datastructures import Headers
@@ -14,8 +15,8 @@ from segue.errors import ApiError, Refused, Unavailable
 from segue.ids import new_id
 from segue.listener.access_line import AccessLine
 from segue.listener.api import Api, Session, Upgrade
-from segue.listener.auth import bearer, client_name, offered
-from segue.listener.exchange import LOGGED_CHARS_MAX
+from segue.listener.auth import client_name, offered
+from segue.listener.exchange import LOGGED_CHARS_MAX, ReadHeader
 from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import Socket
@@ -32,7 +33,7 @@ class Upgrades:
         self._services = services
         # By path, as a client may send it.
         self._paths = {
-            path + end: api.upgrade
+            path + end: (api, api.upgrade)
             for api in apis
             if api.upgrade is not None
             for path in api.spellings(api.upgrade.path)
@@ -47,13 +48,16 @@ class Upgrades:
         """A session for this upgrade, or the error that refuses it; at once where the key is cached and has a place for
         one more connection."""
         path, headers = request.path.partition("?")[0], request.headers
+        header = partial(_header, headers)
         line = None
         if self._services.write_access is not None:
-            line = _access_line(path, headers, socket.address)
-        socket.client = client_name(_header(headers, "User-Agent"))
+            line = _access_line(path, header, socket.address)
+        socket.client = client_name(header(b"user-agent"))
         try:
-            upgrade = self._find(path, headers)
-            secret = _secret_in(headers)
+            api, upgrade = self._find(path, header)
+            secret = api.find_secret(header)
+            if secret is None:
+                secret = offered(headers.get_all("Sec-WebSocket-Protocol"))
             account = self._services.accounts.known(secret)
             if account is None or not account.quota.can_connect:
                 return self._look_up(upgrade, secret, line)
@@ -61,12 +65,11 @@ class Upgrades:
         except ApiError as error:
             return self._refuse(error, path, line)
 
-    def _find(self, path: str, headers: Headers) -> Upgrade:
-        """The upgrade that this path stands for; everything is checked that can be without the key."""
+    def _find(self, path: str, header: ReadHeader) -> tuple[Api, Upgrade]:
+        """What this path can become; everything is checked that can be without the key."""
         limits = self._services.limits
-        self._services.origin_policy.check(_header(headers, "Host"), _header(headers, "Origin"))
-        upgrade = self._paths.get(path)
-        if upgrade is None:
+        self._services.origin_policy.check(header(b"host"), header(b"origin"))
+        if path not in self._paths:
             raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
         if not limits.websocket:
             message = "WebSocket mode is switched off here; use HTTP."
@@ -76,7 +79,7 @@ class Upgrades:
         if len(self.sessions) >= limits.connections_max:
             wait_s = 1 + RETRY_S * random.random()
             raise Unavailable("Too many connections. Please retry.", wait_s=wait_s)
-        return upgrade
+        return self._paths[path]
 
     async def _look_up(
         self, upgrade: Upgrade, secret: str | None, line: AccessLine | None
@@ -99,8 +102,7 @@ class Upgrades:
         services, request_id = self._services, new_id("req")
         error.request_id = request_id
         services.note_refusal("websocket", error.code, request_id)
-        upgrade = self._paths.get(path)
-        route = "" if upgrade is None else upgrade.path
+        route = self._paths[path][1].path if path in self._paths else ""
         services.count_request("GET", route, error.status)
         if line is not None and services.write_access is not None:
             more = {"request_id": request_id, "status": error.status, "reason": error.code}
@@ -120,29 +122,23 @@ class Upgrades:
                 await session.erase(turn_id)
         await self.lost.erase(owner, turn_id)
 
-    def leave_idle(self) -> None:
+    def close_idle(self) -> None:
         """Close the idle sockets; the others close right after their last turn."""
         for session in tuple(self.sessions):
-            session.leave_if_idle()
+            session.close_if_idle()
 
-    def leave(self) -> None:
+    def close_all(self) -> None:
         """Close all sockets: the process is stopping."""
         for session in tuple(self.sessions):
-            session.leave()
+            session.close()
 
 
-def _header(headers: Headers, name: str) -> str:
+def _header(headers: Headers, name: bytes) -> str:
     """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
-    return ", ".join(headers.get_all(name))
+    return ", ".join(headers.get_all(name.decode()))
 
 
-def _secret_in(headers: Headers) -> str | None:
-    """The API key of an upgrade: in its Authorization header or, from a browser, among its subprotocols."""
-    secret = bearer(_header(headers, "Authorization"))
-    return offered(headers.get_all("Sec-WebSocket-Protocol")) if secret is None else secret
-
-
-def _access_line(path: str, headers: Headers, address: str) -> AccessLine:
+def _access_line(path: str, header: ReadHeader, address: str) -> AccessLine:
     """What all lines of a connection in the access log have in common."""
     return AccessLine(
         event="request",
@@ -152,5 +148,5 @@ def _access_line(path: str, headers: Headers, address: str) -> AccessLine:
         status=0,
         took_s=0.0,
         address=address,
-        forwarded_for=_header(headers, "X-Forwarded-For")[:LOGGED_CHARS_MAX],
+        forwarded_for=header(b"x-forwarded-for")[:LOGGED_CHARS_MAX],
     )

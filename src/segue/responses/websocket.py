@@ -604,18 +604,18 @@ class SocketSession:
             self._refuse(self._too_old(), None)
             self.socket.close(1001, "connection limit reached")
         else:
-            self.leave()
+            self.close()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the socket: the process is stopping."""
         self._refuse_unanswered(shutting_down())
         self.socket.close(1012, "service restart")
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         """The process drains. An idle client must know before its next request: a frame that crosses our close frame is
         lost."""
         if self._lanes.is_idle:
-            self.leave()
+            self.close()
 
     def _too_old(self) -> InvalidRequest:
         minutes = round(self._services.limits.connection_age_s / 60)

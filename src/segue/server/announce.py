@@ -11,6 +11,7 @@ from segue import __version__
 from segue.printable import shown_address
 from segue.server.app import App
 from segue.server.models import SCALE_OUT_ADVICE
+from segue.server.pages import has_dashboard
 from segue.server.served import served_models
 from segue.settings.values import ModelSettings, Settings
 
@@ -33,7 +34,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
-        _line("dashboard", f"{url}/"),
+        *([_line("dashboard", f"{url}/")] if has_dashboard() else []),
         _line("store", settings.shown_store),
         _line("settings", settings.config or "no file"),
         *lines,

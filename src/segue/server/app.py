@@ -30,14 +30,13 @@ from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, HINTS
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
-from segue.server.dashboard import dashboard_routes
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
 from segue.server.observers import Observers, open_observers
-from segue.server.pages import ServerPages
+from segue.server.pages import ServerPages, has_dashboard
 from segue.server.reload import Reload
 from segue.server.state import Eraser, State, build_state
 from segue.server.states import open_slot_states
@@ -83,9 +82,9 @@ class App:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
-        self.upgrades.leave_idle()
+        self.upgrades.close_idle()
         await self.runner.drain(grace_s)
-        self.upgrades.leave()
+        self.upgrades.close_all()
 
 
 @asynccontextmanager
@@ -134,8 +133,15 @@ async def _open_server(
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         routes = routes_of(apis, services)
-        routes += ServerPages(services, health.check, health.write_metrics, routes).routes
-        routes += dashboard_routes(state, services, observers, health, upgrades)
+        pages = ServerPages(services, health.check, health.write_metrics, routes)
+        routes += pages.routes
+        if has_dashboard():
+            # Imported here: it may be left out of an installation.
+            from segue.server.dashboard import dashboard_routes
+
+            routes += dashboard_routes(state, services, observers, health, upgrades)
+        else:
+            routes.append(pages.welcome)
         routes += reports.routes
         reload = Reload(served, runner, services, place.engines)
         retention = Retention(settings.retention_s, settings.events_retention_s)

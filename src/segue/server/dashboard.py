@@ -1,4 +1,7 @@
-"""What does the dashboard show, and what can an operator change there? Its pages, each with its sources."""
+"""What does the dashboard show, and what can an operator change there? Its pages, each with its sources.
+
+The only module of the server that knows the package `segue_dashboard`; loaded where that is installed.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from segue.server.state import State
 from segue.server.storage import KEYS_TOPIC
 from segue_dashboard.feed import Feed, Sources
 from segue_dashboard.fleet import FleetReports
+from segue_dashboard.history import RecentTurns
 from segue_dashboard.keys import KeyRoutes, KeySources
 from segue_dashboard.routes import Dashboard
 from segue_dashboard.views import FULLEST, CacheUse
@@ -32,21 +36,27 @@ def dashboard_routes(
     upgrades: Upgrades,
 ) -> list[Route]:
     """The routes of all pages."""
-    runner = services.runner
+    runner, history = services.runner, RecentTurns()
+    observers.add(history.observe, history.note_refusal)
     fleet = FleetReports(
         health.servers,
         observers.metrics.replicas.totals,
         lambda: (runner.running_count, len(upgrades.sessions)),
-        observers.history,
+        history,
         state.peers,
     )
-    feed = _build_feed(state, runner, observers, health, upgrades)
+    feed = _build_feed(state, history, runner, observers, health, upgrades)
     keys = KeyRoutes(services, _key_sources(state, observers))
     return [*Dashboard(services, feed).routes, *keys.routes, *fleet.routes]
 
 
 def _build_feed(
-    state: State, runner: Runner, observers: Observers, health: HealthCheck, upgrades: Upgrades
+    state: State,
+    history: RecentTurns,
+    runner: Runner,
+    observers: Observers,
+    health: HealthCheck,
+    upgrades: Upgrades,
 ) -> Feed:
     """What the dashboard shows of this process and of its siblings."""
     sources = Sources(
@@ -60,7 +70,7 @@ def _build_feed(
         lag_ms=lambda: observers.metrics.lag_ms,
     )
     if state.cluster is None:
-        return Feed(observers.history, sources)
+        return Feed(history, sources)
     peers = state.cluster.peers
     sources = replace(
         sources,
@@ -68,7 +78,7 @@ def _build_feed(
         worker=peers.worker,
         process=state.cluster.group,
     )
-    feed = Feed(observers.history, sources)
+    feed = Feed(history, sources)
     peers.on_message("feed", lambda worker, body: feed.answer(body))
     return feed
 

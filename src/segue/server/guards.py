@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from msgspec import structs
 
-from segue.errors import Misconfigured
+from segue.errors import Misconfigured, need_package
 from segue.seams.guard import Guard
 from segue.settings.values import FIELDS, Settings
 from segue.turn.plan import Guards, Plan
@@ -22,6 +23,13 @@ from segue.turn.running import Running
 GuardBuilder = Callable[[Settings], Guard]
 # How a turn with guards opens its gate.
 OpenGate = Callable[[Plan, Running], Gate]
+
+
+@runtime_checkable
+class ClosingGuard(Protocol):
+    """A guard that holds connections or threads."""
+
+    async def close(self) -> None: ...
 
 
 class GuardSet:
@@ -50,18 +58,15 @@ class GuardSet:
 
     def _guard(self, name: str) -> Guard:
         if name not in self._built:
-            # Imported here and below: most servers have no guards.
-            from segue.guards.classifier import ClassifierGuard
-            from segue.guards.moderation import ModerationGuard
-
             build = GUARDS.get(name) or _imported(name)
             self._built[name] = guard = build(self._settings)
-            if isinstance(guard, ModerationGuard | ClassifierGuard):
+            if name in GUARDS and isinstance(guard, ClosingGuard):
                 self.closers.append(guard.close)
         return self._built[name]
 
 
 def _rules(settings: Settings) -> Guard:
+    # Imported here and below: most servers have no guards.
     from segue.guards.rules import CREDENTIALS, Rules, RulesGuard
 
     rules = structs.asdict(settings.guard_rules)
@@ -71,10 +76,11 @@ def _rules(settings: Settings) -> Guard:
 
 
 def _moderation(settings: Settings) -> Guard:
-    from segue.guards.moderation import ModerationGuard
-
     if not settings.guard_url:
         raise Misconfigured("guard_url: the guard 'moderation' needs the address of an endpoint.")
+    need_package("guard", "aiohttp", "web")
+    from segue.guards.moderation import ModerationGuard
+
     return ModerationGuard(
         settings.guard_url,
         settings.guard_key,

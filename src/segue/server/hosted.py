@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -57,6 +58,8 @@ class HostedTools(AsyncExitStack):
         super().__init__()
         self._settings = settings
         self._loaded: ToolSet | None = None
+        # A long request is resolved in a thread, and may be the first that needs the tools.
+        self._loading = Lock()
         has_web = settings.fetch != "off" or settings.search_index or settings.search_url
         if has_web or settings.mcp or settings.mcp_hosts or settings.hosted_tools:
             self.load()
@@ -68,13 +71,15 @@ class HostedTools(AsyncExitStack):
 
     def load(self) -> ServerTools:
         """The tools."""
-        if self._loaded is None:
-            from segue.server.tools import build_tools
+        with self._loading:
+            if self._loaded is None:
+                from segue.server.tools import build_tools
 
-            places = (*HOSTED_TOOLS, *self._settings.hosted_tools)
-            self._loaded = build_tools(self._settings, self, [*map(_builder, places)])
-            check_tools(dict(zip(places, self._loaded.tools.tools, strict=True)))
-        return self._loaded.tools
+                places = (*HOSTED_TOOLS, *self._settings.hosted_tools)
+                built = build_tools(self._settings, self, [*map(_builder, places)])
+                check_tools(dict(zip(places, built.tools.tools, strict=True)))
+                self._loaded = built
+            return self._loaded.tools
 
     @property
     def bytes(self) -> int:

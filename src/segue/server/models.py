@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,29 +33,27 @@ from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
 from segue.printable import shown_address
-from segue.seams.history import Owner
+from segue.seams.history import Owner, Turn
 from segue.seams.model import Dialect, Engine, Sampling, Scene
+from segue.seams.store import Turns
 from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings
+from segue.stores.seals import RingSeals
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
-from segue.vocabularies.gguf import read_gguf, trained_tokens
+from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import load_vocabulary
 from segue.vocabularies.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from segue.replicas.router import RoutedEngine
-    from segue_embedded.embedded import EmbeddedEngine
 
 log = logging.getLogger(__name__)
 
 # Of an engine that has none of its own. The vocabulary is SmolLM2's: the head of its GGUF file, without weights.
 SCRIPTED_CONTEXT_TOKENS = 1_048_576
 SCRIPTED_VOCABULARY = str(files("segue.vocabularies") / "smollm2.gguf")
-
-# The context of a model inside this process, where the operator has not said: what small machines can hold.
-INSIDE_CONTEXT_TOKENS = 8_192
 
 # What of a model can change while its engine stays; where that is reached over HTTP, these too.
 TUNED = frozenset(
@@ -75,6 +73,12 @@ ROUTED = TUNED | DISCOVERED
 ROUTED |= {"engine_url", "engine_key", "engine_parallel", "engine_drained", "context_tokens"}
 
 Closer = Callable[[], Awaitable[None]]
+# The folder of the states, how they are encrypted, the newest turns of stored chains, and where turns are found; while
+# inside, states are saved, and a deleted turn is forgotten.
+KeepStates = Callable[
+    [Path, RingSeals, Callable[[], Iterable[Turn]], Turns],
+    AbstractAsyncContextManager[Callable[[Owner, str], Awaitable[None]]],
+]
 # Makes a change take effect, which cannot fail; returns what closes what was removed.
 Change = Callable[[], Sequence[Closer]]
 # The URL of each replica that was looked up, and the host that it is a replica of.
@@ -89,8 +93,8 @@ class Built:
     make: Callable[[ModelSettings], Model] = field(init=False)
     closers: list[Closer] = field(default_factory=list)
     token_json: list[TokenJson] = field(default_factory=list)
-    # The engine inside this process, if that is what it has.
-    embedded: EmbeddedEngine | None = None
+    # Saves what the engine has read and restores it after a restart; None where that is not possible or not wanted.
+    keep_states: KeepStates | None = None
     # Prepares the servers that other settings name, or that were looked up; None where it is not reached over HTTP.
     servers: Callable[[ModelSettings, Found | None], Change] | None = None
     # Those that were looked up last.
@@ -265,29 +269,27 @@ def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
 
 def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     # Imported here and below: most servers have no model inside.
-    from segue_embedded.embedded import EmbeddedEngine, tell_memory
-    from segue_embedded.shared import SharedEngine
-    from segue_embedded.states import memory_folder
+    from segue_embedded.embedded import EmbeddedEngine, context_for, tell_memory
+    from segue_embedded.shared import SharedEngine, share_path
+    from segue_embedded.states import keep_states, memory_folder
     from segue_embedded.weights import find_weights
 
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
     head = read_gguf(path)
-    context_tokens = settings.context_tokens or min(trained_tokens(head), INSIDE_CONTEXT_TOKENS)
+    context_tokens = settings.context_tokens or context_for(head)
     if shared:
-        remote = SharedEngine(_share_path(shared, settings.name))
+        remote = SharedEngine(share_path(shared, settings.name))
         return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
     parallel = settings.engine_parallel
     tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
+    memory = memory_folder() if settings.embedded_state_bytes_max else None
     engine = EmbeddedEngine(
-        path,
-        vocabulary,
-        context_tokens=context_tokens,
-        parallel=parallel,
-        memory=memory_folder() if settings.embedded_state_bytes_max else None,
+        path, vocabulary, context_tokens=context_tokens, parallel=parallel, memory=memory
     )
-    built.embedded = engine
+    if memory is not None:
+        built.keep_states = partial(keep_states, engine, memory, settings.embedded_state_bytes_max)
     built.closers.append(engine.close)
     return lambda one: _model(_with_sampling(one), engine, dialect, context_tokens)
 
@@ -301,14 +303,10 @@ def _with_sampling(settings: ModelSettings) -> ModelSettings:
     )
 
 
-def _share_path(folder: str, name: str) -> Path:
-    return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
-
-
 @asynccontextmanager
 async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
     """Load the embedded engines here, and share them with other processes by way of this folder."""
-    from segue_embedded.shared import sharing
+    from segue_embedded.shared import share_path, sharing
 
     async with AsyncExitStack() as stack:
         for one in served_models(settings):
@@ -316,7 +314,7 @@ async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]
                 built = _build(one, "")
                 for close in built.closers:
                     stack.push_async_callback(close)
-                path = _share_path(folder, one.name)
+                path = share_path(folder, one.name)
                 await stack.enter_async_context(sharing(built.make(one).engine, path))
         yield
 

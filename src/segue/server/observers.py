@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from segue.aio import in_background
+from segue.errors import need_package
 from segue.listener.access_line import AccessLine
-from segue.observe.access import AccessLog
-from segue.observe.audit import Audit
 from segue.observe.metrics import Metrics
-from segue.observe.traces import Traces
 from segue.process.afterwards import Afterwards, EndedTurn, Observer
 from segue.seams.history import Owner
 from segue.server.state import State
-from segue_dashboard.history import RecentTurns
+
+if TYPE_CHECKING:
+    from segue.exports.audit import Audit
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,25 @@ LIMITS = (
 )
 
 
+# Learns of a request that was refused: its transport, the code of the error, the id of the request.
+NoteRefusal = Callable[[str, str, str], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Metrics, the dashboard's history, and the queue that feeds them with ended turns."""
+    """Metrics, all others that learn of turns and refusals, and the queue that feeds them with ended turns."""
 
     metrics: Metrics
-    history: RecentTurns
+    turns: list[Observer]
+    refusals: list[NoteRefusal]
     afterwards: Afterwards
-    refusals: Sequence[Callable[[str, str, str], None]]
     write_access: Callable[[AccessLine], None] | None
     audit: Audit | None
+
+    def add(self, observe: Observer, note_refusal: NoteRefusal) -> None:
+        """One more learns of turns and refusals from now on."""
+        self.turns.append(observe)
+        self.refusals.append(note_refusal)
 
     def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """A request was refused before it became a turn."""
@@ -64,35 +74,42 @@ class Observers:
 
 @asynccontextmanager
 async def open_observers(state: State) -> AsyncIterator[Observers]:
-    """Metrics and history always, traces and audit log where they are configured; both drain on the way out."""
-    settings, metrics, history = state.settings, Metrics(), RecentTurns()
+    """Metrics always, traces and audit log where they are configured; both drain on the way out."""
+    settings, metrics = state.settings, Metrics()
     metrics.note_limits({name: getattr(settings, name) for name in LIMITS})
-    observers: list[Observer] = [metrics.observe, history.observe]
-    observers += [UnseenMedia().observe, log_failure]
+    observers: list[Observer] = [metrics.observe, UnseenMedia().observe, log_failure]
     if settings.reuse_bytes_max:
         # The others count what it finds.
         observers.insert(0, state.reuse.observe)
     # Needed only where a key limits what is kept in memory.
     state.accounts.on_bounded = lambda: observers.append(state.trim)
-    refusals = [metrics.note_refusal, history.note_refusal]
+    refusals: list[NoteRefusal] = [metrics.note_refusal]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_background("loop_lag", metrics.watch_loop))
+        # What follows is imported where it is asked for.
         if settings.otel_endpoint:
+            need_package("otel_endpoint", "aiohttp", "web")
+            from segue.exports.traces import Traces
+
             traces = Traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
         audit = None
         if settings.audit_log:
+            from segue.exports.audit import Audit
+
             audit = await stack.enter_async_context(Audit(settings.audit_log))
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
+            from segue.exports.access import AccessLog
+
             place, log_format = settings.access_log, settings.log_format
             log_file = AccessLog(place, log_format, workers=settings.workers)
             access = await stack.enter_async_context(log_file)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
-        yield Observers(metrics, history, afterwards, refusals, write_access, audit)
+        yield Observers(metrics, observers, refusals, afterwards, write_access, audit)
 
 
 def log_failure(turn: EndedTurn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
 
 from msgspec import UNSET
 
@@ -16,6 +17,11 @@ from segue.wire.codec import encode
 from segue.wire.response import ModelCard, ModelList
 
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+def has_dashboard() -> bool:
+    """Whether the package with the dashboard is installed."""
+    return find_spec("segue_dashboard") is not None
 
 
 class ServerPages:
@@ -41,7 +47,14 @@ class ServerPages:
             Route("GET", "/openapi.json", self._openapi, None),
             Route("GET", "/asyncapi.json", self._asyncapi, None),
         )
+        # Where there is no dashboard.
+        self.welcome = Route("GET", "/", self._welcome, None)
         self.described = tuple((route.verb, route.name) for route in (*apis, *self.routes))
+
+    async def _welcome(self, exchange: Exchange) -> None:
+        names = ", ".join(self._services.runner.models)
+        text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
+        await exchange.answer(200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.answer(200, b'{"status":"ok"}')

@@ -6,8 +6,11 @@ an engine over HTTP. What a known embedded model needs is filled in where the op
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from msgspec import structs
 
+from segue.errors import Misconfigured, MissingPackage
 from segue.settings.values import ModelSettings, Settings
 
 # The model of an engine over HTTP that has not said yet what its model is called.
@@ -18,6 +21,12 @@ UNSET = ModelSettings()
 def served_models(settings: Settings) -> tuple[ModelSettings, ...]:
     """The models to serve."""
     models = settings.named_models()
+    engines = {model.engine for model in models} or {settings.engine}
+    if "embedded" in engines and find_spec("segue_embedded") is None:
+        advice = (
+            "Or name an engine server, such as --engine vllm --engine-url http://127.0.0.1:8000."
+        )
+        raise Misconfigured(f"{MissingPackage('engine', 'segue_embedded', 'segue')}\n{advice}")
     if not models:
         models = structs.replace(settings, model=(_default_name(settings),)).named_models()
     return tuple(map(_with_usual, models))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from segue.accounts.hashes import KeyHashes
-from segue.errors import ApiError, Misconfigured
+from segue.errors import ApiError, Misconfigured, need_package
 from segue.seams.access import Keys, RingKey
 from segue.settings.checks import is_loopback
 from segue.settings.values import Settings, StoreKind
@@ -35,6 +35,7 @@ async def _open_sqlite(settings: Settings) -> ServerStore:
 
 
 async def _open_postgresql(settings: Settings) -> ServerStore:
+    need_package("store", "asyncpg", "postgres")
     # Imported here: a server without PostgreSQL needs neither its client nor the time to load it.
     from segue.stores.postgres import PostgresStore
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import structs
 
 from segue.documents.pdf import PdfTexts
-from segue.errors import MissingPackage
+from segue.errors import need_package
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
 from segue.mcp.tool import mcp
@@ -73,6 +72,8 @@ def build_tool_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetche
 
 def build_fetcher(settings: Settings) -> Fetcher:
     """The only code that follows URLs from outside; off unless the operator has switched it on."""
+    if settings.fetch != "off":
+        need_package("fetch", "aiohttp", "web")
     return Fetcher(
         Policy(
             settings.fetch,
@@ -96,6 +97,7 @@ def build_web(settings: Settings, fetcher: Fetcher, stack: AsyncExitStack) -> We
 
 
 def _search_engine(settings: Settings) -> JsonEngine:
+    need_package("search_url", "aiohttp", "web")
     url, title, text = settings.search_fields.split()
     name, _, value = settings.search_header.partition(":")
     headers = ((name, value.strip()),) if name else ()
@@ -104,8 +106,7 @@ def _search_engine(settings: Settings) -> JsonEngine:
 
 def _build_servers(settings: Settings, stack: AsyncExitStack) -> McpServers:
     """The MCP servers that the operator has named, and those of the hosts that requests may name."""
-    if find_spec("mcp") is None:
-        raise MissingPackage("mcp", "mcp", "segue[mcp]")
+    need_package("mcp", "mcp", "mcp")
     # A fetcher of its own: it has other hosts and ports, and works where pages are not fetched.
     fetcher = Fetcher(policy_for(settings.mcp_hosts, settings.fetch_deny))
     stack.callback(fetcher.close)

@@ -450,34 +450,27 @@ class TurnToolCalls:
 
     def _definition(self, tool: HostedTool, key: str, scene: Scene | None) -> ToolDefinition | None:
         if self._definitions is None:
-            self._definitions = self._read_definitions()
+            self._definitions = {
+                (tool.name, tool.key(definition)): definition
+                for tool in self._hosted.tools
+                for definition in self._definitions_of(tool)
+            }
         found = self._definitions.get((tool.name, key))
         if found is None and scene is not None:
             # An item that came while the turn ran may have brought it.
-            brought = (one for one in scene.effects.carried if isinstance(one, tool.definitions))
+            brought = _readable(tool, scene.effects.carried)
             found = next((one for one in brought if tool.key(one) == key), None)
         return found
 
-    def _read_definitions(self) -> dict[tuple[str, str], ToolDefinition]:
-        """The definitions of hosted tools by tool and key. Those of the history have no secrets any more; the
-        definitions of this request go before, and what may have secrets is read once with them."""
+    def _definitions_of(self, tool: HostedTool) -> list[ToolDefinition]:
+        """The definitions of a tool, the newest last. Those of the history have no secrets any more; those of this
+        request are read once with theirs."""
         resolved = self._plan.resolved
-        known = resolved.head.tools
-        found: dict[tuple[str, str], ToolDefinition] = {}
-        for tool in self._hosted.tools:
-            given = [
-                one
-                for one in (*known.carried, *known.definitions)
-                if isinstance(one, tool.definitions)
-            ]
-            if given and tool.with_secrets is not None:
-                raws = [
-                    Raw(encode(one)) for one in known.carried if isinstance(one, tool.definitions)
-                ]
-                raws += raw_tools(resolved.create, tool.definitions)
-                given = [tool.with_secrets(raw) for raw in raws]
-            found |= {(tool.name, tool.key(one)): one for one in given}
-        return found
+        tools = resolved.head.tools
+        if tool.with_secrets is None:
+            return _readable(tool, tools.carried + tools.definitions)
+        given = raw_tools(resolved.create, tool.definitions)
+        return [*_readable(tool, tools.carried), *map(tool.with_secrets, given)]
 
     def _public(self, result: ToolResult, work: _Work) -> ToolResult:
         """The result for model and client: cut at the limit, and as this request may see it."""
@@ -487,6 +480,14 @@ class TurnToolCalls:
             result = structs.replace(result, text=text)
         public = work.tool.public(result, work.item.value, self._plan.resolved.create)
         return structs.replace(result, item=as_item(public))
+
+
+def _readable(tool: HostedTool, definitions: Iterable[ToolDefinition]) -> list[ToolDefinition]:
+    """Those of these definitions that are the tool's, as it reads them."""
+    own = [one for one in definitions if isinstance(one, tool.definitions)]
+    if tool.with_secrets is None:
+        return own
+    return [tool.with_secrets(Raw(encode(definition))) for definition in own]
 
 
 def _output_item(call: ItemValue, text: str) -> Item:

@@ -21,12 +21,9 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import Struct
-from yarl import URL
 
 from segue import __version__
 from segue.web.url import (
@@ -40,6 +37,12 @@ from segue.web.url import (
     parse_next,
     refused,
 )
+
+# An optional library: nothing is fetched where it is not installed.
+if TYPE_CHECKING:
+    from aiohttp import AddrInfoType, ClientResponse
+    from aiohttp.abc import AbstractResolver, ResolveResult
+    from yarl import URL
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 MayReach = Callable[[Address], bool]
@@ -146,8 +149,11 @@ class Fetcher:
         self, target: Target, accepts: Sequence[str], headers: Mapping[str, str]
     ) -> Fetched | str:
         """One request: the content, or where it redirects to."""
+        import aiohttp
+
+        addresses = _CheckedAddresses(await self._addresses(target))
         connector = aiohttp.TCPConnector(
-            resolver=_CheckedAddresses(await self._addresses(target)),
+            resolver=cast("AbstractResolver", addresses),
             use_dns_cache=False,
             force_close=True,
             limit=1,
@@ -179,7 +185,7 @@ class Fetcher:
             raise failed(target.url, "it cannot be reached, or does not speak HTTP.") from error
 
     async def _read(
-        self, target: Target, answer: aiohttp.ClientResponse, accepts: Sequence[str]
+        self, target: Target, answer: ClientResponse, accepts: Sequence[str]
     ) -> Fetched:
         if answer.status != 200:
             raise failed(target.url, f"it answered {answer.status}.")
@@ -244,7 +250,7 @@ class Fetcher:
         except ValueError:
             return False
 
-    def _make_socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
+    def _make_socket(self, info: AddrInfoType) -> socket.socket:
         """The last check: the address in `info` is the one that is connected to."""
         family, kind, protocol, _, place = info
         if not self._is_reachable(str(place[0])):
@@ -262,8 +268,8 @@ class Fetcher:
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
 
-class _CheckedAddresses(AbstractResolver):
-    """Resolves every name to the addresses that were looked up and checked before."""
+class _CheckedAddresses:
+    """An aiohttp resolver: of every name, the addresses that were looked up and checked before."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -272,14 +278,14 @@ class _CheckedAddresses(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
             for address in self._addresses
         ]
 
@@ -295,6 +301,8 @@ async def read_as_data(fetcher: Fetcher, url: str, kind: Literal["file", "image"
 
 def _url_of(target: Target) -> URL:
     """The URL for the HTTP library, which must read the same parts in it."""
+    from yarl import URL
+
     url = URL(target.url, encoded=True)
     path = (url.raw_path, url.raw_query_string)
     if (url.scheme, url.host, url.port) != target.origin or path != (target.path, target.query):

@@ -483,9 +483,9 @@ class _Meant:
             kind = "web_search" if one.type.startswith("web_search") else one.type
             if kind == "mcp":
                 self._remote.add((one.server_label, one.name))
-            elif kind in BUILTINS:
-                self._kinds.add(kind)
-            else:
+                continue
+            self._kinds.add(kind)
+            if kind not in BUILTINS:
                 self._names.add(one.name)
                 self._in_namespaces.add((one.namespace, one.name))
 

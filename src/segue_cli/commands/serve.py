@@ -13,11 +13,11 @@ from segue.errors import Misconfigured
 from segue.observe.logs import set_up_logging
 from segue.server.operator import ReadSettings
 from segue.server.serve import serve
+from segue.server.served import has_engines_inside
 from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import Settings
 from segue_cli.commands.engine_name import with_engine_name
-from segue_cli.commands.first_model import person, with_first_model
 from segue_cli.commands.flags import add_settings
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,20 @@ def run(options: argparse.Namespace) -> int:
     for warning in sources.warnings():
         log.warning("%s", warning)
     try:
-        settings = with_first_model(asked, person())
+        settings = _with_model(asked)
         return _serve(settings, partial(_read_again, options, asked, settings))
     except Misconfigured as error:
         raise Misconfigured(sources.located(str(error))) from None
+
+
+def _with_model(settings: Settings) -> Settings:
+    """The settings with a model where none is named: the engine's own, or one that this machine can hold."""
+    if not has_engines_inside(settings):
+        return asyncio.run(with_engine_name(settings)) if settings.is_unnamed else settings
+    # Imported here: most servers have no model inside.
+    from segue_cli.commands.first_model import person, with_first_model
+
+    return with_first_model(settings, person())
 
 
 def _read_again(options: argparse.Namespace, asked: Settings, chosen: Settings) -> Settings:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from segue.errors import Misconfigured
-from segue.observe.batches import Batches
+from segue.exports.batches import Batches
 
 log = logging.getLogger(__name__)
 

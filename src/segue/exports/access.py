@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from segue.exports.lines import TO_LOG, LineFile
 from segue.listener.access_line import AccessLine
-from segue.observe.lines import TO_LOG, LineFile
 from segue.observe.logs import LogFormat, make_formatter
 
 # The documented name of the logger, for operators who route it (docs/observability.md).

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 import msgspec
 from msgspec import Struct
 
-from segue.observe.lines import TO_LOG, LineFile
+from segue.exports.lines import TO_LOG, LineFile
 from segue.process.afterwards import EndedTurn
 
 # The documented name of the logger, for operators who route it (docs/observability.md).

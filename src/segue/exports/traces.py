@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import Misconfigured
-from segue.observe.batches import Batches
+from segue.exports.batches import Batches
 from segue.process.afterwards import MARKS, EndedTurn
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import websockets
 
 from segue.accounts.hashes import issue_key
 from segue.errors import Misconfigured
+from segue.exports.access import text_of
 from segue.listener.access_line import AccessLine
-from segue.observe.access import text_of
 from segue.observe.logs import LogFormat, make_formatter
 from segue.settings.checks import load_settings
 from tests.engines.fakes.chat import FakeChat, delta, end, usage

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from segue.errors import Misconfigured
-from segue.observe import batches
-from segue.observe.traces import Traces, parent_of
+from segue.exports import batches
+from segue.exports.traces import Traces, parent_of
 from tests.support import MODEL, WAIT_S, fetch, serving, wire
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
