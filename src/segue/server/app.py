@@ -137,7 +137,7 @@ async def _open_server(
         routes += pages.routes
         if has_dashboard():
             # Imported here: it may be left out of an installation.
-            from segue.server.dashboard import dashboard_routes
+            from segue_dashboard.pages import dashboard_routes
 
             routes += dashboard_routes(state, services, observers, health, upgrades)
         else:
