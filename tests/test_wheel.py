@@ -7,6 +7,7 @@ libraries of the tests. `make test-install` does it in empty environments, with 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -232,6 +233,8 @@ def test_missing_library_is_named_with_what_installs_it(
     done = subprocess.run(
         [lean / "segue-server", *words.split()],
         cwd=tmp_path,
+        # Another server may have the usual port.
+        env={**os.environ, "SEGUE_PORT": "0"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -312,7 +312,7 @@ async def test_idle_connection_leaves_a_draining_process_at_once_and_a_busy_one_
     await busy.create()
     for peer in (idle, busy):
         peer.stage.runner.is_draining = True
-        peer.session.leave_if_idle()
+        peer.session.close_if_idle()
     assert (idle.socket.closed, busy.socket.closed) == ([(1012, "service restart")], [])
     busy.begun[0].end()
     await ticks()

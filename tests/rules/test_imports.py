@@ -185,27 +185,26 @@ BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
     "segue_embedded": INNER | {"engines", "vocabularies"},
-    "segue_dashboard": INNER | {"turn", "process", "accounts", "listener", "observe", "cluster"},
+    "segue_dashboard": INNER
+    | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
     | {"accounts", "cluster", "engines", "observe", "replicas", "server", "settings", "stores"}
     | {"vocabularies", "workers", "segue_embedded"},
 }
-# What a server may load if it is installed, and where.
-OPTIONAL = {"segue_embedded": "server", "segue_dashboard": "server.dashboard"}
+# What a server may load if it is installed: in the room that wires it, where a function needs it.
+OPTIONAL = {"segue_embedded", "segue_dashboard"}
 
 
 def beside_imports(module: Module) -> Iterator[str]:
-    """The server loads no command line, bench or fleet; the model inside where a function needs it; and the dashboard
-    in one module, which is itself loaded where a function needs it."""
+    """The server loads no command line, bench or fleet; model inside and dashboard where a function of `server/`
+    needs them."""
     late = {id(node) for function in _functions(module) for node in ast.walk(function)}
     for node in ast.walk(module.tree):
         for name in imported_by(node, module):
             package = name.split(".")[0]
-            is_dashboard = module.name == "server.dashboard" and package == "segue_dashboard"
-            is_optional = package in OPTIONAL or name.startswith("segue.server.dashboard")
-            if package in BESIDE and not module.name.startswith(OPTIONAL.get(package, "nowhere")):
+            if package in BESIDE and not (package in OPTIONAL and module.room == "server"):
                 yield f"{module.name} imports {name}: the server must not know it"
-            elif is_optional and id(node) not in late and not is_dashboard:
+            elif package in OPTIONAL and id(node) not in late:
                 yield f"{module.name} imports {name}, which may be missing, before it is needed"
 
 
@@ -447,10 +446,9 @@ CASES: list[tuple[Rule, str, str, bool]] = [
     (beside_imports, "server/models.py", "import segue_embedded.weights", True),
     (beside_imports, "server/models.py", "def late():\n    import segue_embedded.weights", False),
     (beside_imports, "engines/vllm.py", "def late():\n    import segue_embedded.weights", True),
-    (beside_imports, "server/dashboard.py", "from segue_dashboard.feed import Feed", False),
-    (beside_imports, "server/app.py", "def late():\n    import segue_dashboard.feed", True),
-    (beside_imports, "server/app.py", "from segue.server.dashboard import routes", True),
-    (beside_imports, "server/app.py", "def f():\n    import segue.server.dashboard", False),
+    (beside_imports, "server/app.py", "import segue_dashboard.pages", True),
+    (beside_imports, "server/app.py", "def late():\n    import segue_dashboard.pages", False),
+    (beside_imports, "listener/http.py", "def late():\n    import segue_dashboard.pages", True),
     (unknown_rooms, "wire/items.py", "", False),
     (unknown_rooms, "plugins/items.py", "", True),
     (unknown_rooms, "items.py", "", True),

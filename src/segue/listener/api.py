@@ -84,10 +84,10 @@ class Session(SocketListener, Protocol):
     def dismiss(self) -> None:
         """The key was revoked: running turns finish, nothing more is accepted."""
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         """The process drains: close the socket, if nothing runs on it."""
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The process is stopping: close the socket."""
 
 

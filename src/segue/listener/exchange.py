@@ -164,7 +164,7 @@ class Exchange:
         await inflow.room(len(body) + bytes_max)
         return await inflate(body, encoding, bytes_max)
 
-    def release(self) -> None:
+    def release_body(self) -> None:
         """The body is a turn now, or no longer needed."""
         if self._inflow is not None:
             self._inflow.count(0, 0)

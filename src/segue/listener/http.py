@@ -52,7 +52,7 @@ class HttpApp:
                 raise
             await exchange.refuse(answer)
         finally:
-            exchange.release()
+            exchange.release_body()
             services.count_request(scope["method"], exchange.route, exchange.status)
             if services.write_access is not None:
                 services.write_access(exchange.access_line())

@@ -38,7 +38,7 @@ class Certificate:
         self._stamps: FileStamps = ()
         self.context = _context()
         try:
-            self._stamps = self._look()
+            self._stamps = self._read_stamps()
             self._load()
         except (OSError, ValueError) as error:
             raise Misconfigured(f"tls_cert, tls_key: {cert}, {key}: {_why(error)}.") from None
@@ -46,7 +46,7 @@ class Certificate:
     def reload(self) -> bool:
         """Load the files again; False if they cannot be used, and the old certificate stays."""
         try:
-            self._stamps = self._look()
+            self._stamps = self._read_stamps()
             self._load()
         except (OSError, ValueError) as error:
             log.warning("the TLS certificate was not reloaded: %s", _why(error))
@@ -64,13 +64,13 @@ class Certificate:
         while True:
             await asyncio.sleep(every_s)
             try:
-                has_changed = self._look() != self._stamps
+                has_changed = self._read_stamps() != self._stamps
             except OSError:
                 continue  # between the old file and the new one
             if has_changed:
                 self.reload()
 
-    def _look(self) -> FileStamps:
+    def _read_stamps(self) -> FileStamps:
         stats = [path.stat() for path in self._paths]
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
 

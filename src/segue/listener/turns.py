@@ -52,7 +52,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     """A turn that has ended, or that runs in the background; its failure is raised."""
     subscriber = LastSubscriber()
     running = await services.runner.begin(arrival, subscriber)
-    exchange.release()
+    exchange.release_body()
     exchange.response_id = running.id
     if running.is_background:
         running.detach(subscriber)
@@ -80,7 +80,7 @@ async def stream(
     """Every event of a turn, as it comes. A turn that fails before anything was written is answered with a status."""
     receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
-    exchange.release()
+    exchange.release_body()
     exchange.response_id = running.id
     async with subscribed(exchange, running, subscriber):
         await write_stream(exchange, services, subscriber)

@@ -122,15 +122,15 @@ class Upgrades:
                 await session.erase(turn_id)
         await self.lost.erase(owner, turn_id)
 
-    def leave_idle(self) -> None:
+    def close_idle(self) -> None:
         """Close the idle sockets; the others close right after their last turn."""
         for session in tuple(self.sessions):
-            session.leave_if_idle()
+            session.close_if_idle()
 
-    def leave(self) -> None:
+    def close_all(self) -> None:
         """Close all sockets: the process is stopping."""
         for session in tuple(self.sessions):
-            session.leave()
+            session.close()
 
 
 def _header(headers: Headers, name: bytes) -> str:

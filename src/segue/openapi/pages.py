@@ -1,7 +1,7 @@
 """How is the API described to machines? An OpenAPI document for HTTP, an AsyncAPI document for the WebSocket.
 
-In: the table of routes that the router itself uses, and the schemas of the wire types. Out: JSON, made once. A route
-without an entry here is left out, and a test names it. Pages for people are left out.
+In: the routes of the APIs that are on and of the server itself, and the schemas of the wire types. Out: JSON, made
+once. A route without an entry here is left out, and a test names it. Pages for people are left out.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def asyncapi() -> bytes:
             },
             "components": {
                 "messages": messages,
-                "schemas": {name: _for_async(one) for name, one in schemas().items()},
+                "schemas": {name: _for_async(schema) for name, schema in schemas().items()},
             },
         }
     )
@@ -241,8 +241,8 @@ def _for_async(node: SchemaValue) -> SchemaValue:
         case {"propertyName": str(name), "mapping": _}:
             return name
         case dict():
-            return {key: _for_async(one) for key, one in node.items()}
+            return {key: _for_async(value) for key, value in node.items()}
         case list():
-            return [_for_async(one) for one in node]
+            return [_for_async(value) for value in node]
         case _:
             return node

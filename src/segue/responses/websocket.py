@@ -552,7 +552,7 @@ class SocketSession:
         self.subscribers.clear()
         self._ended.clear()
         if not (how.is_lost and self._lost.add(self.account.owner, self._near)):
-            self._near.leave()
+            self._near.close()
         # The reason in a client's close frame is the client's own text.
         reason, status = how.reason if how.is_lost else "", how.code or LOST
         turns, began_at = self._turn_count, self._opened_at
@@ -604,18 +604,18 @@ class SocketSession:
             self._refuse(self._too_old(), None)
             self.socket.close(1001, "connection limit reached")
         else:
-            self.leave()
+            self.close()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the socket: the process is stopping."""
         self._refuse_unanswered(shutting_down())
         self.socket.close(1012, "service restart")
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         """The process drains. An idle client must know before its next request: a frame that crosses our close frame is
         lost."""
         if self._lanes.is_idle:
-            self.leave()
+            self.close()
 
     def _too_old(self) -> InvalidRequest:
         minutes = round(self._services.limits.connection_age_s / 60)

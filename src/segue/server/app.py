@@ -82,9 +82,9 @@ class App:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let running turns finish, end the rest, close the WebSocket connections."""
-        self.upgrades.leave_idle()
+        self.upgrades.close_idle()
         await self.runner.drain(grace_s)
-        self.upgrades.leave()
+        self.upgrades.close_all()
 
 
 @asynccontextmanager
@@ -137,7 +137,7 @@ async def _open_server(
         routes += pages.routes
         if has_dashboard():
             # Imported here: it may be left out of an installation.
-            from segue.server.dashboard import dashboard_routes
+            from segue_dashboard.pages import dashboard_routes
 
             routes += dashboard_routes(state, services, observers, health, upgrades)
         else:

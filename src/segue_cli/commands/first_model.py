@@ -1,5 +1,4 @@
-"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits; in front of an
-engine, the engine's own.
+"""Which model does a newcomer get? The one that starts anywhere, unless a better one is wanted and fits.
 
 `--model auto` takes the better model where there is memory to spare, and fetches it. On a terminal, where no model was
 named, it is offered once; the answer is remembered. Weights that are missing are fetched there if the person agrees.
@@ -7,7 +6,6 @@ named, it is offered once; the answer is remembered. Weights that are missing ar
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,6 @@ from msgspec.structs import replace
 
 from segue.server.served import served_models
 from segue.settings.values import Settings
-from segue_cli.commands.engine_name import with_engine_name
 from segue_embedded.embedded import available_bytes
 from segue_embedded.weights import (
     SMALL_MODEL,
@@ -43,7 +40,7 @@ def _with_chosen(settings: Settings, ask: Callable[[str], str] | None) -> Settin
     is_named = settings.models or (settings.model and settings.model != (AUTO,))
     if is_named or settings.engine != "embedded":
         # With another engine, "auto" is the engine's own name for a model.
-        return asyncio.run(with_engine_name(settings)) if settings.is_unnamed else settings
+        return settings
     chosen = better_model()
     if chosen is None or not (settings.model or (ask and _is_wanted(*chosen, ask))):
         return replace(settings, model=())

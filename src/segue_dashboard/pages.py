@@ -1,6 +1,6 @@
-"""What does the dashboard show, and what can an operator change there? Its pages, each with its sources.
+"""Which pages does the dashboard add to a server, and from where does each read what it shows?
 
-The only module of the server that knows the package `segue_dashboard`; loaded where that is installed.
+The one door of this package: a server calls `dashboard_routes` where the package is installed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _build_feed(
         process=state.cluster.group,
     )
     feed = Feed(history, sources)
-    peers.answer("feed", lambda worker, body: feed.answer(body))
+    peers.on_message("feed", lambda worker, body: feed.answer(body))
     return feed
 
 
