@@ -319,6 +319,10 @@ class Dialect(Protocol):
     """How a model family writes and reads: renderer and parser in one, because they must agree."""
 
     @property
+    def name(self) -> str:
+        """What `--dialect` calls it; `messages` where the engine renders and parses."""
+
+    @property
     def fingerprint(self) -> str:
         """Names dialect and vocabulary; kept ids hold only under the same one."""
 

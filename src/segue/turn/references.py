@@ -42,7 +42,8 @@ async def replace_indirect(
     answered after their calls."""
     hosted = resources.hosted
     has_words = frozenset() if hosted is None else hosted.has_words
-    if given.kinds.isdisjoint(INDIRECT) and given.kinds.isdisjoint(has_words):
+    kinds = given.kinds
+    if kinds.isdisjoint(INDIRECT) and kinds.isdisjoint(has_words):
         return given
     items = await resolve_references(given.items, parent, caller, is_stored=is_stored)
     opened = unseal(structs.replace(given, items=items), caller.owner, resources.seals)
