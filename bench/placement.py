@@ -104,7 +104,7 @@ def judge(
 def _union(caches: Iterable[BlockCache], room: int) -> BlockCache:
     whole = BlockCache(room)
     for cache in caches:
-        whole.take(cache)
+        whole.merge(cache)
     return whole
 
 

@@ -131,7 +131,8 @@ def _total_panel(runs: Sequence[BenchRun], left: float, top: float, width: float
     for number, run in enumerate(runs):
         y = top + 34 + number * ROW
         size = max(1.5, scale * run.total_s)
-        low, high = scale * min(run.total_s_each), scale * max(run.total_s_each)
+        low = scale * min(run.total_s_each)
+        high = scale * max(run.total_s_each)
         after = x + max(size, high)
         parts += [
             text(x - 8, y + 13, run.name, "", "end"),
@@ -161,9 +162,13 @@ class ChartAxis:
     def place(self, value: float, start: float, end: float) -> float:
         """Where a value stands between two ends of the picture."""
         value = min(max(value, self.low), self.high)
-        low, high, at = self.low, self.high, value
+        low = self.low
+        high = self.high
+        at = value
         if self.is_log:
-            low, high, at = math.log(low), math.log(high), math.log(at)
+            low = math.log(low)
+            high = math.log(high)
+            at = math.log(at)
         return start + (end - start) * (at - low) / (high - low)
 
 
@@ -180,7 +185,10 @@ def line_chart(
     title: str, lines: Sequence[ChartLine], x: ChartAxis, y: ChartAxis, below: str
 ) -> str:
     """Lines with their names at their ends; `below` names the horizontal axis."""
-    left, top, right, bottom = 64.0, 44.0, WIDTH - 190.0, 314.0
+    left = 64.0
+    top = 44.0
+    right = WIDTH - 190.0
+    bottom = 314.0
     parts = [text(8, 20, title, "title")]
     for value, words in y.labels:
         at = y.place(value, bottom, top)
@@ -198,7 +206,8 @@ def line_chart(
     drawn = sorted(((line, placed(line.points[-1])) for line in lines), key=lambda pair: pair[1][1])
     heights = spread([end[1] for _, end in drawn], 17)
     for (line, end), height in zip(drawn, heights, strict=True):
-        kind, name = _class(line.colour), end[0] + 20
+        kind = _class(line.colour)
+        name = end[0] + 20
         parts += [
             _path(f"line {kind}", *map(placed, line.points)),
             _path(f"line thin {kind}", (end[0] + 3, end[1]), (name - 4, height)),
@@ -212,7 +221,8 @@ def along_chart(runs: Sequence[BenchRun]) -> str:
     """Each turn's time, turn by turn; all runs have one speed and one context."""
     count = max(run.turns for run in runs)
     values = [ms for run in runs for ms in run.turn_ms_along]
-    low, high = min(values) * 0.8, max(values) * 1.25
+    low = min(values) * 0.8
+    high = max(values) * 1.25
     step = max(1, round(count / 6 / 5) * 5) if count > 10 else 1
     turns = [1, *(n for n in range(step, count + 1, step) if n > 1)]
     return line_chart(
@@ -249,7 +259,8 @@ def stage_chart(runs: Sequence[BenchRun]) -> str:
     words = f"Where a turn's time goes at {speed_words(runs[0].tokens_per_s)}, ms"
     parts = [text(8, 20, words, "title")]
     for number, run in enumerate(runs):
-        x, y = float(LABEL), 40.0 + number * 32
+        x = float(LABEL)
+        y = 40.0 + number * 32
         parts.append(text(x - 8, y + 16, run.name, "", "end"))
         for stage, name in STAGE_WORDS.items():
             spent = run.stages_ms.get(stage, 0.0)
@@ -257,13 +268,15 @@ def stage_chart(runs: Sequence[BenchRun]) -> str:
                 parts.append(bar(x, y, spent * scale, 22, stage, f"{name}: {spent:.2f} ms"))
                 x += spent * scale
         parts.append(text(x + 8, y + 16, f"{sum(run.stages_ms.values()):.1f}"))
-    x, y = float(LABEL), 48.0 + len(runs) * 32
+    x = float(LABEL)
+    y = 48.0 + len(runs) * 32
     for stage, name in STAGE_WORDS.items():
         if not any(run.stages_ms.get(stage, 0.0) for run in runs):
             continue
         width = 34 + 7 * len(name)
         if x + width > WIDTH:
-            x, y = float(LABEL), y + 22
+            x = float(LABEL)
+            y = y + 22
         parts += [bar(x, y, 12, 12, stage, name, 2), text(x + 18, y + 11, name, "soft")]
         x += width
     return picture(y + 26, "Where a turn's time goes", parts)

@@ -232,11 +232,14 @@ def next_frame(buffer: bytes, at: int) -> tuple[int, int, int] | None:
     """First byte, and start and end of the payload, of the server's frame at this place; None until it is whole."""
     if len(buffer) - at < 2:
         return None
-    size, start = buffer[at + 1], at + 2
+    size = buffer[at + 1]
+    start = at + 2
     if size == 126:
-        size, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 4
+        size = int.from_bytes(buffer[at + 2 : at + 4], "big")
+        start = at + 4
     elif size == 127:
-        size, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
+        size = int.from_bytes(buffer[at + 2 : at + 10], "big")
+        start = at + 10
     return None if len(buffer) < start + size else (buffer[at], start, start + size)
 
 
@@ -251,7 +254,8 @@ def read_message(connection: ClientConnection) -> bytes:
                 if first & 0x80:
                     return data if len(parts) == 1 else b"".join(parts)
             case 8:
-                url, reason = connection.address.url, data[2:].decode()
+                url = connection.address.url
+                reason = data[2:].decode()
                 raise ConnectionFailed(f"{url} closed the WebSocket: {reason!r}.")
             case 9:
                 connection.send(frame(data, 10))

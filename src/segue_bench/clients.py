@@ -172,7 +172,8 @@ class StreamingClients:
         counts = self._counts
         counts.tokens = counts.answers = 0
         counts.late = array("L", bytes(8 * LATE_STEPS)) if self._is_paced else None
-        counts.is_counting, began = True, time.perf_counter()
+        counts.is_counting = True
+        began = time.perf_counter()
         await asyncio.sleep(amount)
         counts.is_counting = False
         self._seconds = time.perf_counter() - began
@@ -255,9 +256,9 @@ class ReturningClients:
 
     async def connect(self) -> None:
         """Open all connections, each with a turn."""
-        await _each(len(self._clients), self._begin)
+        await _each(len(self._clients), self._open_with_turn)
 
-    async def _begin(self, number: int) -> None:
+    async def _open_with_turn(self, number: int) -> None:
         await self._clients[number].open()
         await self._clients[number].turn()
 

@@ -223,8 +223,8 @@ class ProgressBar:
 # --- reading flags --------------------------------------------------------------------------------
 
 
-def _or(given: T | None, preset: T) -> T:
-    return preset if given is None else given
+def _or(value: T | None, preset: T) -> T:
+    return preset if value is None else value
 
 
 def _numbers(text: str | None, flag: str) -> tuple[float, ...]:

@@ -100,7 +100,7 @@ class HealthProbe:
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = threading.Thread(target=self._probe_forever, daemon=True)
         self.peak_bytes = 0
         self.health_ms_max = 0.0
 
@@ -112,7 +112,7 @@ class HealthProbe:
         self._is_over.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _probe_forever(self) -> None:
         while not self._is_over.wait(WATCH_S):
             began = time.perf_counter()
             try:
@@ -128,8 +128,8 @@ class HealthProbe:
 def read_gauge(process: ServerProcess, name: str) -> float:
     """A value of the server's `/metrics`; 0 where it is not there."""
     _, page = get(local(process.port), "/metrics")
-    found = re.search(rf"^{re.escape(name)} (\S+)$", page.decode(), re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    value = re.search(rf"^{re.escape(name)} (\S+)$", page.decode(), re.MULTILINE)
+    return float(value[1]) if value else 0.0
 
 
 def connected(process: ServerProcess) -> int:
@@ -207,7 +207,8 @@ def run_reconnect(clients: int, cause: DisconnectCause, *flags: str) -> Reconnec
     """Disconnect many clients, and let all of them come back at once, each to its stored turn."""
     options = stream_server(0, 0, flags)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, ExitStack() as stack:
-        folder, first = Path(name), stack.enter_context(ExitStack())
+        folder = Path(name)
+        first = stack.enter_context(ExitStack())
         process = first.enter_context(serve_in(folder, options))
         with apart(process):
             herd = stack.enter_context(crowd(process.port, "herd", clients))
@@ -275,7 +276,10 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{in_words(machine)}.", style="dim")
     if options.json:
         write_json(options.json, CrowdReport(machine, runs, returns))
-    return int(any(map(drops, runs)) or any(one.herd.served < one.guests for one in returns))
+    return int(
+        any(map(drops, runs))
+        or any(reconnect.herd.served < reconnect.guests for reconnect in returns)
+    )
 
 
 def drops(run: CrowdRun) -> int:

@@ -101,7 +101,7 @@ def sum_up(case: BenchCase, loops: Sequence[MeasuredLoop]) -> BenchRun:
         piece_cache=case.caches.pieces,
         repetitions=len(loops),
         total_s_each=[_r(loop.total_s) for loop in loops],
-        ttft_ms_each=[_r(statistics.median(t.ttft_s * 1e3 for t in one.turns)) for one in loops],
+        ttft_ms_each=[_r(statistics.median(t.ttft_s * 1e3 for t in loop.turns)) for loop in loops],
         turn_ms_along=[
             _r(statistics.median(loop.turns[n].turn_s * 1e3 for loop in loops))
             for n in range(case.turns)
@@ -128,8 +128,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _cpu_ms(loops: Sequence[MeasuredLoop]) -> float | None:
-    known = [loop.cpu_s * 1e3 / loop.case.turns for loop in loops if loop.cpu_s is not None]
-    return _r(statistics.median(known)) if known else None
+    cpu_ms = [loop.cpu_s * 1e3 / loop.case.turns for loop in loops if loop.cpu_s is not None]
+    return _r(statistics.median(cpu_ms)) if cpu_ms else None
 
 
 def _output_tokens(loop: MeasuredLoop) -> float | None:
@@ -147,12 +147,14 @@ def _stages_ms(loops: Sequence[MeasuredLoop]) -> dict[str, float]:
     client = statistics.mean(turn.client_s * 1e3 for loop in loops for turn in loop.turns)
     whole = statistics.mean(turn.turn_s * 1e3 for loop in loops for turn in loop.turns)
     counted = [(loop.counted, loop.case.turns) for loop in loops if loop.counted is not None]
-    found = {"client": _r(client)}
+    stages = {"client": _r(client)}
     for stage in STAGES if counted else ():
-        spent = statistics.mean(one.stage_s[stage] * 1e3 / turns for one, turns in counted)
-        found[stage] = _r(spent)
-    found["rest"] = _r(max(0.0, whole - sum(found.values())))
-    return found
+        spent = statistics.mean(
+            counters.stage_s[stage] * 1e3 / turns for counters, turns in counted
+        )
+        stages[stage] = _r(spent)
+    stages["rest"] = _r(max(0.0, whole - sum(stages.values())))
+    return stages
 
 
 def _shares(stages: dict[str, float], whole_ms: float) -> TimeShares:

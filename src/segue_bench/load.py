@@ -98,9 +98,11 @@ async def _apply(
     clients = StreamingClients(process.port, connections, tokens_per_s, lanes, seed)
     try:
         await clients.connect()
-        cpu, own = process.cpu_s(), time.process_time()
+        cpu = process.cpu_s()
+        own = time.process_time()
         await clients.run("count", seconds)
-        spent, own = process.cpu_s(), time.process_time() - own
+        spent = process.cpu_s()
+        own = time.process_time() - own
         memory = process.memory_bytes()
     except (OSError, TimeoutError) as error:
         raise ServerNotStarted(f"{connections} connections cannot be opened: {error}") from None
@@ -138,7 +140,9 @@ def apply(connections: int, lanes: int, tokens_per_s: float, seconds: float, see
 def search(lanes: int, seed: int, on_probe: Callable[[LoadRun], None]) -> list[LoadRun]:
     """Double the streams until they are not sustained, then halve the gap; every probe that was made."""
     probes: list[LoadRun] = []
-    good, bad, streams = 0, 0, 16
+    good = 0
+    bad = 0
+    streams = 16
     while len(probes) < SEARCH_PROBES_MAX:
         connections = max(1, streams // lanes)
         for _ in range(TRIES):

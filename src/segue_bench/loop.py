@@ -42,7 +42,9 @@ def run_loop(
     try:
         opening = way.open()
         before = replace(way.traffic)
-        counters, cpu, client_cpu = server.counters(), server.cpu_s(), time.process_time()
+        counters = server.counters()
+        cpu = server.cpu_s()
+        client_cpu = time.process_time()
         began = time.perf_counter()
         turns = []
         for output in target.workload.outputs[: case.turns]:
@@ -52,7 +54,8 @@ def run_loop(
             on_turn()
         total = time.perf_counter() - began
         client_cpu = time.process_time() - client_cpu
-        cpu_after, counters_after = server.cpu_s(), server.counters()
+        cpu_after = server.cpu_s()
+        counters_after = server.counters()
     finally:
         way.close()
     return MeasuredLoop(

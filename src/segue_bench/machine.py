@@ -39,7 +39,7 @@ def describe() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
         segue=__version__,
-        packages={name: known for name in PACKAGES if (known := _version(name))},
+        packages={name: version for name in PACKAGES if (version := _version(name))},
         load_before=[round(load, 2) for load in os.getloadavg()],
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
@@ -59,8 +59,8 @@ def _cpu() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return model[1] if model else platform.machine()
 
 
 def _memory_gb() -> float | None:

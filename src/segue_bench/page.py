@@ -126,7 +126,8 @@ def _cards(runs: Sequence[BenchRun]) -> list[tuple[str, bool, str, str]]:
 
 
 def _title(run: BenchRun) -> str:
-    context, speed = tokens_words(run.context_tokens), speed_words(run.tokens_per_s)
+    context = tokens_words(run.context_tokens)
+    speed = speed_words(run.tokens_per_s)
     return f"{context} tokens, {speed}, {run.turns} turns"
 
 

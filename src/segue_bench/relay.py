@@ -25,7 +25,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, dela
     loop = asyncio.get_running_loop()
     flying: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(FLYING_MAX)
 
-    async def take() -> None:
+    async def receive() -> None:
         data = b"-"
         while data:
             try:
@@ -34,7 +34,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, dela
                 data = b""
             await flying.put((loop.time() + delay_s, data))
 
-    taking = loop.create_task(take())
+    receiving = loop.create_task(receive())
     with suppress(OSError):
         while True:
             due, data = await flying.get()
@@ -45,7 +45,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, dela
             writer.write(data)
             await writer.drain()
     # The other end will notice and close too; what is still on its way cannot be delivered.
-    taking.cancel()
+    receiving.cancel()
     writer.close()
 
 

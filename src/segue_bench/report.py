@@ -92,7 +92,8 @@ def table(runs: Sequence[BenchRun]) -> Table:
     """All runs, those that are compared with each other together."""
     drawn = empty_table(*COLUMNS.split("|"))
     for group in groups(runs):
-        first, reference = group[0], baseline(group)
+        first = group[0]
+        reference = baseline(group)
         context = tokens_words(first.context_tokens)
         drawn.add_section()
         drawn.add_row(f"[bold cyan]{context}, {speed_words(first.tokens_per_s)}")

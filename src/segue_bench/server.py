@@ -84,8 +84,8 @@ def parse_counters(text: str) -> ServerCounters:
     """Read a page of metrics; a counter that is not there is 0."""
 
     def total(name: str, labels: str = "[^}]*") -> float:
-        found = re.findall(rf"^{re.escape(name)}(?:{{{labels}}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        values = re.findall(rf"^{re.escape(name)}(?:{{{labels}}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values))
 
     return ServerCounters(
         total("segue_tokens_tokenized_total"),
@@ -143,7 +143,8 @@ def apart(process: ServerProcess) -> Iterator[None]:
     if len(cores()) < 2:
         yield
         return
-    first, before = min(cores()), os.sched_getaffinity(0)
+    first = min(cores())
+    before = os.sched_getaffinity(0)
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         # A thread may end meanwhile.
         with suppress(ProcessLookupError):
@@ -247,13 +248,13 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Serv
         try:
             is_up = select.select([child.stdout], [], [], START_S_MAX)[0]
             line = child.stdout.readline() if is_up else b""
-            found = re.search(announced, line.decode("utf-8", "replace"))
-            if found is None:
+            announcement = re.search(announced, line.decode("utf-8", "replace"))
+            if announcement is None:
                 errors.seek(0)
                 tail = errors.read().decode("utf-8", "replace").strip()[-LOG_TAIL:]
                 name = " ".join(command[:2])
                 raise ServerNotStarted(f"{name} did not start: {tail or 'no error output'}")
-            yield ServerProcess(int(found[1]), child.pid, child.stdout)
+            yield ServerProcess(int(announcement[1]), child.pid, child.stdout)
         finally:
             child.send_signal(signal.SIGTERM)
             try:
@@ -269,7 +270,8 @@ def spawn(command: Sequence[str], announced: str, folder: Path) -> Iterator[Serv
 
 def make_certificate(folder: Path) -> Path:
     """A self-signed certificate for localhost, key and certificate in one file, valid for a day."""
-    path, key = folder / "certificate.pem", folder / "key.pem"
+    path = folder / "certificate.pem"
+    key = folder / "key.pem"
     command = [*shlex.split(CERTIFICATE), "-keyout", str(key), "-out", str(path)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=START_S_MAX)

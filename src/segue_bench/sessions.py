@@ -27,7 +27,8 @@ BLOCK = 64
 # What a chat template writes around a message, about.
 MESSAGE_TOKENS = 5
 # The least that a client or a model says, in tokens.
-SAID_TOKENS_MIN, ANSWER_TOKENS_MIN = 4, 4
+SAID_TOKENS_MIN = 4
+ANSWER_TOKENS_MIN = 4
 
 StepKind = Literal["root", "continuation", "fork", "reset"]
 
@@ -101,7 +102,7 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
     continued: set[int] = set()
     for number, turn in enumerate(turns):
         source = f"{session.id} {number}"
-        given = max(SAID_TOKENS_MIN, turn.input // tokens_per)
+        prompt_tokens = max(SAID_TOKENS_MIN, turn.input // tokens_per)
         output = _output_tokens(turns, number, tokens_per)
         parent = steps[turn.parent] if turn.parent >= 0 else None
         kind: StepKind = "reset"
@@ -109,16 +110,19 @@ def plan(session: Session, tokens_per: int = 1, turns_max: int | None = None) ->
         history: tuple[Part, ...] = ()
         if parent is None:
             kind = "root"
-            head = Said(source, min((session.tools + session.system) // tokens_per, given * 4 // 5))
+            head = Said(
+                source, min((session.tools + session.system) // tokens_per, prompt_tokens * 4 // 5)
+            )
         elif turns[turn.parent].input - turn.shared <= BLOCK:
             kind = "fork" if parent.number in continued else "continuation"
             continued.add(parent.number)
             history = (*parent.history, Answered(parent.number, parent.output_tokens))
-            head, at = parent.head, parent.number
+            head = parent.head
+            at = parent.number
         else:
             head, history = _kept(parent, turn.shared // tokens_per, source)
             at = _ancestor(steps, parent, head, history)
-        said = given - head.tokens - sum(one.tokens + MESSAGE_TOKENS for one in history)
+        said = prompt_tokens - head.tokens - sum(part.tokens + MESSAGE_TOKENS for part in history)
         new = Said(source, max(SAID_TOKENS_MIN, said - MESSAGE_TOKENS))
         before = 0 if at is None else len(steps[at].history) + 1
         steps.append(
@@ -140,7 +144,9 @@ def _output_tokens(turns: Sequence[SessionTurn], number: int, tokens_per: int) -
     """What was answered, cut to what the next prompt kept of it: reasoning is often dropped."""
     turn = turns[number]
     grown = [
-        one.input - turn.input for one in turns if one.parent == number and one.input > turn.input
+        child.input - turn.input
+        for child in turns
+        if child.parent == number and child.input > turn.input
     ]
     room = min(grown, default=turn.output) // tokens_per - 2 * MESSAGE_TOKENS - SAID_TOKENS_MIN
     return max(ANSWER_TOKENS_MIN, min(turn.output // tokens_per, room))

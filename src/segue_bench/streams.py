@@ -26,8 +26,11 @@ ANSWER_S = 1.0
 ANSWER_TOKENS_MIN = 10
 LATE_STEP_S = 0.0001
 LATE_STEPS = 200_000
-TEXT, CLOSE, PING = 0x81, 0x88, 0x89
-CLOSE_OPCODE, PONG_OPCODE = 8, 10
+TEXT = 0x81
+CLOSE = 0x88
+PING = 0x89
+CLOSE_OPCODE = 8
+PONG_OPCODE = 10
 
 
 def stream_server(tokens: float, tokens_per_s: float, flags: Sequence[str] = ()) -> ServerOptions:
@@ -220,7 +223,8 @@ def note_late(late: array[int], arrivals: list[float], tokens_per_s: float) -> N
 
 def late_ms(late: array[int] | None, share: float) -> float | None:
     """The delay that this share of the events does not exceed; None where none were counted."""
-    wanted, seen = sum(late or ()) * share, 0
+    wanted = sum(late or ()) * share
+    seen = 0
     if not wanted:
         return None
     assert late is not None

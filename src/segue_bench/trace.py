@@ -169,7 +169,7 @@ def kind_of_step(step: Step) -> Kind:
 class Client(Protocol):
     """How requests of a session are sent."""
 
-    def ask(self, chain: int, request: TraceRequest) -> TurnTiming:
+    def send(self, chain: int, request: TraceRequest) -> TurnTiming:
         """One turn of a chain, which is named by its first step."""
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class SocketClient:
         self._port = port
         self._chains: dict[int, ClientConnection] = {}
 
-    def ask(self, chain: int, request: TraceRequest) -> TurnTiming:
+    def send(self, chain: int, request: TraceRequest) -> TurnTiming:
         if chain not in self._chains:
             self._chains[chain] = open_websocket(local(self._port))
         watch = Stopwatch()
@@ -204,15 +204,15 @@ class HttpClient:
         self._connection = ClientConnection(self._address)
         self._is_streamed = is_streamed
 
-    def ask(self, chain: int, request: TraceRequest) -> TurnTiming:
+    def send(self, chain: int, request: TraceRequest) -> TurnTiming:
         try:
-            return self._asked(request)
+            return self._send_once(request)
         except ConnectionFailed:
             self._connection.close()
             self._connection = ClientConnection(self._address)
-            return self._asked(request)
+            return self._send_once(request)
 
-    def _asked(self, request: TraceRequest) -> TurnTiming:
+    def _send_once(self, request: TraceRequest) -> TurnTiming:
         watch = Stopwatch()
         watch.ready()
         return http_turn(self._connection, watch, request.data, is_streamed=self._is_streamed)
@@ -239,16 +239,18 @@ class Replay:
         """Send it, and read its turn."""
         parent = step.parent
         self._chains[step.number] = step.number if parent is None else self._chains[parent]
-        request, is_restarted = self._request(step, is_chained=self._is_chained), False
+        request = self._request(step, is_chained=self._is_chained)
+        is_restarted = False
         chain = self._chains[step.number]
         try:
-            timing = self._client.ask(chain, request)
+            timing = self._client.send(chain, request)
         except TurnFailed as error:
             if not self._is_chained or step.parent is None or LOST not in str(error):
                 raise
             # As clients do (docs/protocol.md).
-            request, is_restarted = self._request(step, is_chained=False), True
-            timing = self._client.ask(chain, request)
+            request = self._request(step, is_chained=False)
+            is_restarted = True
+            timing = self._client.send(chain, request)
         response = timing.last.response
         if response is None or response.usage is None:
             raise TurnFailed("the last event has no response with usage")
@@ -464,4 +466,5 @@ class _Counting:
             time.sleep(0.002)
             now = self._server.counters()
         self._run.totals[self._kind].add_counted(now.since(self._before))
-        self._before, self._turns = now, 0
+        self._before = now
+        self._turns = 0

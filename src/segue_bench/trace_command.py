@@ -83,10 +83,10 @@ def run(options: argparse.Namespace, shown: Sequence[str]) -> int:
             file="agent_sessions.json" if options.trace == SHIPPED else Path(options.trace).name,
             command=shlex.join(["segue", "bench", *shown]),
         ),
-        amplification=[row for one in runs for row in amplifications(one)],
-        ttft=[along(one) for one in runs if not one.way.startswith("json")],
+        amplification=[row for run in runs for row in amplifications(run)],
+        ttft=[along(run) for run in runs if not run.way.startswith("json")],
         failures=[
-            f"{one.server} {one.way}: {one.first_failure}" for one in runs if one.first_failure
+            f"{run.server} {run.way}: {run.first_failure}" for run in runs if run.first_failure
         ],
     )
     _print(report, console)

@@ -90,7 +90,7 @@ class TraceReport(Struct, frozen=True):
 def amplifications(run: TraceRun) -> list[Amplification]:
     """The rows of one way, kinds without a turn left out."""
     totals = ((kind, run.totals[kind]) for kind in KINDS)
-    return [_row(run, kind, one) for kind, one in totals if one.turns or one.failed]
+    return [_row(run, kind, total) for kind, total in totals if total.turns or total.failed]
 
 
 def _row(run: TraceRun, kind: str, totals: TraceTotals) -> Amplification:
@@ -136,10 +136,12 @@ def along(run: TraceRun) -> TraceAlong:
     groups = []
     for place, first in enumerate(GROUPS):
         end = GROUPS[place + 1] if place + 1 < len(GROUPS) else float("inf")
-        found = [one for one in run.along if first <= one[0] < end]
-        if found:
-            tokens = round(statistics.median(one[1] for one in found))
-            groups.append(TtftGroup(first, len(found), tokens, _ms([one[2] for one in found])))
+        points = [point for point in run.along if first <= point[0] < end]
+        if points:
+            tokens = round(statistics.median(point[1] for point in points))
+            groups.append(
+                TtftGroup(first, len(points), tokens, _ms([point[2] for point in points]))
+            )
     return TraceAlong(run.server, run.way, groups)
 
 
@@ -211,7 +213,8 @@ def _group_words(first: int) -> str:
 def ttft_chart(lines: Sequence[TraceAlong]) -> str:
     """The same as a picture."""
     values = [group.ttft_ms_p50 for line in lines for group in line.groups]
-    low, high = max(0.05, min(values) * 0.8), max(values) * 1.25
+    low = max(0.05, min(values) * 0.8)
+    high = max(values) * 1.25
     firsts = [group.first_turn for group in lines[0].groups]
     drawn = [
         ChartLine(

@@ -280,10 +280,10 @@ class HttpWay:
         self.traffic = Traffic()
 
     def open(self) -> TurnTiming:
-        return self._ask(lambda: self._create(self._items, None))
+        return self._send(lambda: self._create(self._items, None))
 
     def turn(self, output: str) -> TurnTiming:
-        return self._ask(lambda: self._next(output))
+        return self._send(lambda: self._next(output))
 
     def _next(self, output: str) -> bytes:
         last, response = ended(self._last)
@@ -298,7 +298,7 @@ class HttpWay:
         more = b'"stream":true,' if self._is_streamed else b""
         return body(self._target, items, store=self._is_chained, parent=parent, more=more)
 
-    def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
+    def _send(self, make: Callable[[], bytes]) -> TurnTiming:
         watch = Stopwatch()
         data = make()
         watch.ready()
@@ -352,17 +352,17 @@ class SocketWay:
 
     def open(self) -> TurnTiming:
         self._connection = open_websocket(self._target.address, self.traffic)
-        return self._ask(lambda: self._create(self._target.workload.opening, None))
+        return self._send(lambda: self._create(self._target.workload.opening, None))
 
     def turn(self, output: str) -> TurnTiming:
         last, response = ended(self._last)
-        return self._ask(lambda: self._create(new_items(last, output), response.id))
+        return self._send(lambda: self._create(new_items(last, output), response.id))
 
     def _create(self, items: Sequence[bytes], parent: str | None, more: bytes = b"") -> bytes:
         kind = b'"type":"response.create",' + more
         return body(self._target, items, store=self._store, parent=parent, more=kind)
 
-    def _ask(self, make: Callable[[], bytes]) -> TurnTiming:
+    def _send(self, make: Callable[[], bytes]) -> TurnTiming:
         assert self._connection is not None, "the session is open"
         watch = Stopwatch()
         data = frame(make())
@@ -387,11 +387,11 @@ class RolloutWay(SocketWay):
         last = self._last
         assert last is not None, "the session is open"
         if last.type == "response.done":
-            return self._ask(lambda: append(last, output))
+            return self._send(lambda: append(last, output))
         _, response = ended(last)
         rollout = b'"rollout":true,'
         try:
-            timing = self._ask(lambda: self._create(new_items(last, output), response.id, rollout))
+            timing = self._send(lambda: self._create(new_items(last, output), response.id, rollout))
         except TurnFailed as error:
             raise WayNotSupported(f"the server refuses rollout mode ({error})") from None
         if timing.last.type != "response.done" and open_calls(timing.last):

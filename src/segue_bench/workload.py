@@ -155,11 +155,12 @@ def _text(source: random.Random, size: int) -> str:
 def _corpus() -> str:
     """The source of the standard library, or ours where it is not installed as text."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    found, size = [], 0
+    texts = []
+    size = 0
     for path in sorted(library.glob("*.py")) or sorted(Path(__file__).parents[1].rglob("*.py")):
         text = path.read_bytes().decode("ascii", "replace")
-        found.append(text)
+        texts.append(text)
         size += len(text)
         if size > CORPUS_CHARS:
             break
-    return "".join(found)
+    return "".join(texts)

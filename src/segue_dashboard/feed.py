@@ -182,8 +182,10 @@ class Feed:
 
     def picture(self, viewer: Viewer) -> Picture:
         """The present, as far as this worker knows it."""
-        self._keep_probing()
-        sources, history, may = self._sources, self.history, viewer.is_operator
+        self._start_probe()
+        sources = self._sources
+        history = self.history
+        may = viewer.is_operator
         running_count, running = views.running_rows(sources.runnings(), viewer)
         return Picture(
             totals=history.totals if may else history.totals_of(viewer.owner),
@@ -213,8 +215,9 @@ class Feed:
                 if len(some) < STATUSES_A_TURN:
                     break
                 await asyncio.sleep(0)
-            statuses.sort(key=lambda one: one.opened_at)
-            self._statuses, self._seen = statuses, {}
+            statuses.sort(key=lambda status: status.opened_at)
+            self._statuses = statuses
+            self._seen = {}
             self._survey_at = time.perf_counter() + max(TICK_S / 2, SURVEY_PART * cpu_s)
 
     def _connections(self, viewer: Viewer) -> Connections:
@@ -224,7 +227,7 @@ class Feed:
             self._seen[viewer] = shown
         return self._seen[viewer]
 
-    def _keep_probing(self) -> None:
+    def _start_probe(self) -> None:
         """Check the engines now and then, beside the stream: an engine that does not answer must not delay it."""
         now = time.perf_counter()
         if now < self._probe_at or (self._probing is not None and not self._probing.done()):
@@ -260,6 +263,7 @@ class Watcher:
         picture = encode(together([share.picture for share in shares.values()]))
         if picture == self._last and not turns:
             return None
-        is_same, self._last = picture == self._last, picture
+        is_same = picture == self._last
+        self._last = picture
         raw = None if is_same else msgspec.Raw(picture)
         return encode(Update(time.time() * 1000, missed, turns, raw))

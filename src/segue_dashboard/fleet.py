@@ -121,45 +121,49 @@ class FleetReports:
         self._peers = peers
         self._started_at = time.time()
         if peers is not None:
-            peers.answer(SUBJECT, self._answer_peer)
+            peers.on_message(SUBJECT, self._on_peer_request)
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        return (Route("GET", r"/dashboard/fleet", self._answer, "operator"),)
+        return (Route("GET", r"/dashboard/fleet", self._serve, "operator"),)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
         await exchange.answer(200, encode_json(await self.view(exchange.owner)))
 
-    async def _answer_peer(self, worker: str, body: bytes) -> bytes:
+    async def _on_peer_request(self, worker: str, body: bytes) -> bytes:
         return msgspec.msgpack.encode(self._own(body.decode()))
 
     async def view(self, owner: Owner) -> FleetView:
         """All replicas and processes, and the conversations of this owner."""
-        parts, known = [self._own(owner)], 1
+        parts = [self._own(owner)]
+        processes_known = 1
         if self._peers is not None:
             others = self._peers.others
-            known += len(others)
+            processes_known += len(others)
             answers = await self._peers.ask(SUBJECT, owner.encode(), others)
             parts += map(_part, answers.values())
-        processes = sorted((one.process for one in parts), key=lambda one: (one.machine, one.pid))
+        processes = [part.process for part in parts]
+        processes.sort(key=lambda process: (process.machine, process.pid))
         return FleetView(
-            replicas=joined_rows(row for one in parts for row in one.replicas),
-            conversations=joined_visits(one.visits for one in parts)[:CONVERSATIONS_MAX],
+            replicas=joined_rows(row for part in parts for row in part.replicas),
+            conversations=joined_visits(part.visits for part in parts)[:CONVERSATIONS_MAX],
             processes=processes,
-            processes_known=known,
+            processes_known=processes_known,
         )
 
     def _own(self, owner: Owner) -> FleetPart:
         process = ProcessRow(platform.node(), os.getpid(), self._started_at, *self._load())
-        return FleetPart(process, [self._row(one) for one in self._engines()], self._visits(owner))
+        return FleetPart(
+            process, [self._row(engine) for engine in self._engines()], self._visits(owner)
+        )
 
     def _visits(self, owner: Owner) -> Visits:
-        found: Visits = {}
+        visits: Visits = {}
         for _, turn in self._history.after(0, owner):
             if replica := turn.tally.started.route:
                 began_ms = self._history.wall_ms + turn.receipt.received_at * 1000
-                found.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
-        return dict(islice(found.items(), CONVERSATIONS_MAX))
+                visits.setdefault(turn.chain, {}).setdefault(replica, []).append(began_ms)
+        return dict(islice(visits.items(), CONVERSATIONS_MAX))
 
     def _row(self, engine: EngineStatus) -> ReplicaRow:
         totals = self._totals.get((engine.model, engine.name)) or ReplicaTotals()
@@ -215,15 +219,16 @@ def joined_rows(rows: Iterable[ReplicaRow]) -> list[ReplicaRow]:
 def _joined(rows: list[ReplicaRow]) -> ReplicaRow:
     states = {row.state for row in rows}
     lost: dict[str, LostPrefixes] = {}
-    for one in (loss for row in rows for loss in row.lost):
-        known = lost.get(one.reason, LostPrefixes(one.reason, 0, 0))
-        sums = (known.turns + one.turns, known.tokens + one.tokens)
-        lost[one.reason] = LostPrefixes(one.reason, *sums)
+    for loss in (loss for row in rows for loss in row.lost):
+        before = lost.get(loss.reason, LostPrefixes(loss.reason, 0, 0))
+        lost[loss.reason] = LostPrefixes(
+            loss.reason, before.turns + loss.turns, before.tokens + loss.tokens
+        )
     rates = [row.prefill_tokens_s for row in rows if row.prefill_tokens_s is not None]
     return msgspec.structs.replace(
         rows[0],
         **{name: sum(getattr(row, name) for row in rows) for name in SUMMED},
         state="down" if "down" in states else "up" if "up" in states else "drained",
         prefill_tokens_s=sum(rates) / len(rates) if rates else None,
-        lost=sorted(lost.values(), key=lambda one: -one.tokens),
+        lost=sorted(lost.values(), key=lambda loss: -loss.tokens),
     )

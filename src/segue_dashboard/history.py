@@ -43,7 +43,8 @@ class RecentTurns:
         """Add a turn that ended."""
         self.count += 1
         self._ring.append((self.count, turn))
-        entry, tally = turn.entry, turn.tally
+        entry = turn.entry
+        tally = turn.tally
         counted = [self.totals]
         if entry.owner in self._owners or len(self._owners) < OWNERS_MAX:
             counted.append(self._owners.setdefault(entry.owner, Totals()))
@@ -60,10 +61,10 @@ class RecentTurns:
     def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """Count a request that was refused before it became a turn."""
         now_ms = round(self.wall_ms + time.perf_counter() * 1000)
-        known = self._refusals.get((transport, code))
-        if known is not None:
-            known.count += 1
-            known.at_ms = now_ms
+        row = self._refusals.get((transport, code))
+        if row is not None:
+            row.count += 1
+            row.at_ms = now_ms
         elif len(self._refusals) < REFUSALS_MAX:
             self._refusals[transport, code] = RefusalCount(transport, code, 1, now_ms)
 

@@ -112,7 +112,8 @@ class KeyRoutes:
 
     @property
     def routes(self) -> Sequence[Route]:
-        keys, key = "/dashboard/keys", "/dashboard/keys/{id}"
+        keys = "/dashboard/keys"
+        key = "/dashboard/keys/{id}"
         return (
             Route("GET", keys, self._list, "operator"),
             Route("POST", keys, self._create, "operator"),
@@ -122,14 +123,14 @@ class KeyRoutes:
 
     async def _list(self, exchange: Exchange) -> None:
         self._check_origin(exchange)
-        found = KeyList(
+        listed = KeyList(
             await self._sources.keys.given_out(),
             await self._sources.ledger.report(None, int(time.time()) // DAY_S * DAY_S),
             self._services.accounts.is_required,
             exchange.account.key_id,
             exchange.owner,
         )
-        await exchange.answer(200, encode(found))
+        await exchange.answer(200, encode(listed))
 
     async def _create(self, exchange: Exchange) -> None:
         self._check_origin(exchange)
@@ -144,8 +145,8 @@ class KeyRoutes:
                 f"Unknown scopes: {', '.join(sorted(unknown))}. Choose from {', '.join(SCOPES)}."
             )
             raise InvalidRequest(message, param="scopes")
-        known = {LOCAL, *(key.owner for key in await self._sources.keys.given_out())}
-        if owner in known - {exchange.owner}:
+        owners = {LOCAL, *(key.owner for key in await self._sources.keys.given_out())}
+        if owner in owners - {exchange.owner}:
             raise Forbidden(
                 f"The owner '{owner}' exists already, and a new key could read its conversations. Choose another "
                 f"owner, or run on the server: segue keys create --name NAME --owner '{owner}'"
@@ -180,7 +181,8 @@ class KeyRoutes:
         await exchange.answer(200, encode({"id": key_id, "revoked": True}))
 
     def _check_origin(self, exchange: Exchange) -> None:
-        host, origin = exchange.header(b"host"), exchange.header(b"origin")
+        host = exchange.header(b"host")
+        origin = exchange.header(b"origin")
         self._services.origin_policy.check_own(host, origin)
 
     async def _note(self, exchange: Exchange, event: str, key_id: str) -> None:

@@ -79,7 +79,7 @@ def _build_feed(
         process=state.cluster.group,
     )
     feed = Feed(history, sources)
-    peers.answer("feed", lambda worker, body: feed.answer(body))
+    peers.on_message("feed", lambda worker, body: feed.answer(body))
     return feed
 
 

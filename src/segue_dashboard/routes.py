@@ -28,7 +28,8 @@ KINDS = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
-PAGE, API_PAGE = "index.html", "docs.html"
+PAGE = "index.html"
+API_PAGE = "docs.html"
 
 # Nothing from other servers, nothing inline, no frames. `{sockets}` names our own WebSocket URLs: not every browser
 # counts them as 'self'.
@@ -143,7 +144,8 @@ class Dashboard:
         await exchange.start(200, SSE_HEADERS)
         await self._write(exchange, _event(watcher.hello()))
         wrote_at = loop.time()
-        runner, may_stay = self._services.runner, self._services.accounts.may_stay
+        runner = self._services.runner
+        may_stay = self._services.accounts.may_stay
         while not (leaving.done() or runner.is_draining) and may_stay(exchange.account):
             update = await watcher.update()
             if update is not None or loop.time() - wrote_at > PING_S:

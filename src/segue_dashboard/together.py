@@ -23,17 +23,19 @@ def together(pictures: Sequence[Picture]) -> Picture:
     """One snapshot of all workers."""
     if len(pictures) == 1:
         return pictures[0]
-    running = sorted((row for one in pictures for row in one.running), key=lambda r: r.created_at)
-    memory = (row for one in pictures for row in one.memory)
-    replicas = (row for one in pictures for row in one.replicas)
-    refusals = (row for one in pictures for row in one.refusals)
-    backlogs = [one.backlog for one in pictures if one.backlog is not None]
-    lags = [one.lag_ms for one in pictures if one.lag_ms is not None]
-    columns = zip(*(structs.astuple(one.totals) for one in pictures), strict=True)
+    running = sorted(
+        (row for picture in pictures for row in picture.running), key=lambda r: r.created_at
+    )
+    memory = (row for picture in pictures for row in picture.memory)
+    replicas = (row for picture in pictures for row in picture.replicas)
+    refusals = (row for picture in pictures for row in picture.refusals)
+    backlogs = [picture.backlog for picture in pictures if picture.backlog is not None]
+    lags = [picture.lag_ms for picture in pictures if picture.lag_ms is not None]
+    columns = zip(*(structs.astuple(picture.totals) for picture in pictures), strict=True)
     return Picture(
         totals=Totals(*map(sum, columns)),
-        connections=_connections([one.connections for one in pictures]),
-        running_count=sum(one.running_count for one in pictures),
+        connections=_connections([picture.connections for picture in pictures]),
+        running_count=sum(picture.running_count for picture in pictures),
         running=running[: views.RUNNING_LISTED_MAX],
         memory=_merged(memory, lambda row: row.name, _merge_caches),
         replicas=joined(replicas, is_up=any),
@@ -43,14 +45,14 @@ def together(pictures: Sequence[Picture]) -> Picture:
     )
 
 
-def _connections(several: Sequence[Connections]) -> Connections:
-    rows = (row for one in several for row in one.rows)
+def _connections(workers: Sequence[Connections]) -> Connections:
+    rows = (row for worker in workers for row in worker.rows)
     return Connections(
-        count=sum(one.count for one in several),
-        lanes=sum(one.lanes for one in several),
-        running=sum(one.running for one in several),
-        waiting=sum(one.waiting for one in several),
-        cells="".join(one.cells for one in several)[: views.CELLS_MAX],
+        count=sum(worker.count for worker in workers),
+        lanes=sum(worker.lanes for worker in workers),
+        running=sum(worker.running for worker in workers),
+        waiting=sum(worker.waiting for worker in workers),
+        cells="".join(worker.cells for worker in workers)[: views.CELLS_MAX],
         rows=nlargest(views.CONNECTIONS_LISTED_MAX, rows, key=views.load_of),
     )
 
@@ -59,17 +61,17 @@ def _merged(rows: Iterable[T], key: Callable[[T], object], merge: Callable[[T, T
     """One row for each key, from the rows of all workers."""
     merged: dict[object, T] = {}
     for row in rows:
-        known = merged.get(key(row))
-        merged[key(row)] = row if known is None else merge(known, row)
+        before = merged.get(key(row))
+        merged[key(row)] = row if before is None else merge(before, row)
     return list(merged.values())
 
 
-def _merge_caches(one: CacheUse, other: CacheUse) -> CacheUse:
-    if one.name == views.FULLEST:
-        return max(one, other, key=lambda use: use.bytes)
-    return CacheUse(one.name, one.bytes + other.bytes, one.bytes_max + other.bytes_max)
+def _merge_caches(first: CacheUse, second: CacheUse) -> CacheUse:
+    if first.name == views.FULLEST:
+        return max(first, second, key=lambda use: use.bytes)
+    return CacheUse(first.name, first.bytes + second.bytes, first.bytes_max + second.bytes_max)
 
 
-def _merge_refusals(one: RefusalCount, other: RefusalCount) -> RefusalCount:
-    at_ms = max(one.at_ms, other.at_ms)
-    return RefusalCount(one.transport, one.code, one.count + other.count, at_ms)
+def _merge_refusals(first: RefusalCount, second: RefusalCount) -> RefusalCount:
+    at_ms = max(first.at_ms, second.at_ms)
+    return RefusalCount(first.transport, first.code, first.count + second.count, at_ms)

@@ -181,7 +181,9 @@ def name_connection(key: str, salt: bytes) -> str:
 
 def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnView:
     """A turn for the page; `wall_ms` is the wall clock at the zero of the process's own clock."""
-    entry, tally, marks = turn.entry, turn.tally, turn.marks
+    entry = turn.entry
+    tally = turn.tally
+    marks = turn.marks
     began = marks["received"]
     connection, _, lane = turn.lane.partition("/")
     reason, lost = tally.lost or (None, 0)
@@ -226,38 +228,43 @@ def _place(started: JobStarted) -> str | None:
 
 def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list[RunningRow]]:
     """The number of running turns, and the oldest of the viewer's own."""
-    seen = [one for one in runnings if viewer.is_operator or one.owner == viewer.owner]
-    own = [one for one in seen if one.owner == viewer.owner][:RUNNING_LISTED_MAX]
-    responses = [one.response for one in own]
+    seen = [running for running in runnings if viewer.is_operator or running.owner == viewer.owner]
+    own = [running for running in seen if running.owner == viewer.owner][:RUNNING_LISTED_MAX]
+    responses = [running.response for running in own]
     return len(seen), [
-        RunningRow(one.id, one.previous_response_id, one.model, one.created_at) for one in responses
+        RunningRow(response.id, response.previous_response_id, response.model, response.created_at)
+        for response in responses
     ]
 
 
-def load_of(one: SessionStatus | ConnectionRow) -> tuple[int, int]:
+def load_of(connection: SessionStatus | ConnectionRow) -> tuple[int, int]:
     """Orders connections by how busy they are."""
-    return one.running + one.waiting, one.turns
+    return connection.running + connection.waiting, connection.turns
 
 
 def connections(
-    glances: Iterable[SessionStatus], viewer: Viewer, wall_ms: float, salt: bytes
+    sessions: Iterable[SessionStatus], viewer: Viewer, wall_ms: float, salt: bytes
 ) -> Connections:
     """The connections that this viewer may count, the oldest first, and the busiest of its own."""
-    seen = [one for one in glances if viewer.is_operator or one.owner == viewer.owner]
-    own = (one for one in seen if one.owner == viewer.owner)
+    seen = [session for session in sessions if viewer.is_operator or session.owner == viewer.owner]
+    own = (session for session in seen if session.owner == viewer.owner)
     busiest = nlargest(CONNECTIONS_LISTED_MAX, own, key=load_of)
     return Connections(
         count=len(seen),
-        lanes=sum(one.lanes for one in seen),
-        running=sum(one.running for one in seen),
-        waiting=sum(one.waiting for one in seen),
-        cells="".join(str(min(one.running, CELL_MAX)) for one in seen[:CELLS_MAX]),
+        lanes=sum(session.lanes for session in seen),
+        running=sum(session.running for session in seen),
+        waiting=sum(session.waiting for session in seen),
+        cells="".join(str(min(session.running, CELL_MAX)) for session in seen[:CELLS_MAX]),
         rows=[
             ConnectionRow(
-                name_connection(one.key, salt),
-                round(wall_ms + one.opened_at * 1000),
-                *(one.lanes, one.running, one.waiting, one.turns, one.state_bytes),
+                name_connection(session.key, salt),
+                round(wall_ms + session.opened_at * 1000),
+                session.lanes,
+                session.running,
+                session.waiting,
+                session.turns,
+                session.state_bytes,
             )
-            for one in busiest
+            for session in busiest
         ],
     )

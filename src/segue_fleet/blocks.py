@@ -76,7 +76,8 @@ class BlockCache:
     def found(self, digests: Sequence[int]) -> int:
         """How many blocks of this prompt's beginning are here."""
         # A block is dropped before those that it stands on: the first that is missing ends the beginning.
-        low, high = 0, len(digests)
+        low = 0
+        high = len(digests)
         while low < high:
             middle = (low + high) // 2
             if digests[middle] in self._blocks:
@@ -85,7 +86,7 @@ class BlockCache:
                 high = middle
         return low
 
-    def take(self, other: BlockCache) -> None:
+    def merge(self, other: BlockCache) -> None:
         """Its blocks are here too, as recently used as they were there."""
         self.use(list(reversed(other._blocks)))
 
@@ -137,6 +138,6 @@ class CountedReplica:
         size = self.shape.block_tokens
         # The last token of a prompt is always computed: the first of the answer comes from it.
         whole = max(0, prompt_tokens - 1) // size
-        found = self.cache.found(digests[:whole])
+        found_blocks = self.cache.found(digests[:whole])
         self.cache.use(digests)
-        return self.clock.serve(now, prompt_tokens, found * size, answer_tokens)
+        return self.clock.serve(now, prompt_tokens, found_blocks * size, answer_tokens)

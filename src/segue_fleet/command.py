@@ -46,7 +46,8 @@ class FleetRecord(Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    shape, replica = FleetShape(), ReplicaShape()
+    shape = FleetShape()
+    replica = ReplicaShape()
     parser.add_argument(
         "action", choices=ACTIONS, help="up: start, and run until Ctrl-C; status; down: end it"
     )
@@ -101,11 +102,11 @@ def _up(folder: Path, options: argparse.Namespace) -> int:
         fleet.start(lambda line: print(f"  {line}", flush=True))
         _record(fleet)
         print(_welcome(fleet), flush=True)
-        _watch(fleet)
+        _restart_forever(fleet)
     except KeyboardInterrupt:
         print("\nending the fleet", flush=True)
     finally:
-        # A second Ctrl-C would leave processes behind.
+        # A second Ctrl-C would leave processes running.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         fleet.stop()
         remove_folder(folder)
@@ -167,7 +168,7 @@ def _welcome(fleet: Fleet) -> str:
     lines = [
         "",
         f"API            {url}/v1   (HAProxy, in turns to {len(machines)} machines)",
-        *(f"dashboard      {one}/" for one in machines),
+        *(f"dashboard      {machine}/" for machine in machines),
         f"replicas       {' '.join(fleet.members[name].url for name in fleet.replicas)}",
         f"Prometheus     {fleet.members['prometheus'].url}"
         if fleet.has_prometheus
@@ -185,7 +186,7 @@ def _welcome(fleet: Fleet) -> str:
     return "\n".join(lines)
 
 
-def _watch(fleet: Fleet) -> None:
+def _restart_forever(fleet: Fleet) -> None:
     """Until Ctrl-C: a process that ended is started again."""
     back_at: dict[str, float] = {}
     while True:
@@ -228,7 +229,7 @@ def _running(folder: Path) -> FleetRecord:
 
 def _status(folder: Path, *, is_json: bool) -> int:
     record = _running(folder)
-    rows = [_row(one) for one in record.members]
+    rows = [_row(member) for member in record.members]
     if is_json:
         print(json.dumps({"pid": record.pid, "folder": str(folder), "members": rows}, indent=2))
         return 0
@@ -294,8 +295,8 @@ def _kill_left(record: FleetRecord) -> None:
     """Processes of a fleet whose own process was killed: those that still are what they were."""
     for member in record.members:
         try:
-            words = Path(f"/proc/{member.pid}/cmdline").read_bytes()
+            command = Path(f"/proc/{member.pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"segue" in words:
+        if b"segue" in command:
             kill_session(member.pid)

@@ -97,7 +97,7 @@ class FleetShape(Struct, frozen=True):
     seed: int = 1
     port: int = 0
     with_prometheus: bool = True
-    # Whether the machines see one engine behind a balancer that knows only its load, and not the replicas themselves.
+    # Whether the machines see one engine, a load balancer that knows only the load, and not the replicas themselves.
     is_by_load: bool = False
     serve_flags: tuple[str, ...] = ()
 
@@ -158,16 +158,16 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """The API, behind HAProxy."""
+        """The URL of the API, which is HAProxy's."""
         return self.members["haproxy"].url
 
     @property
     def replicas(self) -> list[str]:
-        return [one for one in self.members if one.startswith("replica-")]
+        return [name for name in self.members if name.startswith("replica-")]
 
     @property
     def machines(self) -> list[str]:
-        return [one for one in self.members if one.startswith("machine-")]
+        return [name for name in self.members if name.startswith("machine-")]
 
     @property
     def has_prometheus(self) -> bool:
@@ -200,17 +200,17 @@ class Fleet:
     def _stages(self) -> list[list[Running]]:
         """Those of a stage start together, when the stages before it are up."""
         replicas = [self._replica(number) for number in range(self.shape.replicas)]
-        engines = [one.url for one in replicas]
+        engines = [replica.url for replica in replicas]
         balancers = []
         if self.shape.is_by_load:
             balancers = [self._balancer("by-load", "leastconn", "/health", engines, 0)]
             engines = [balancers[0].url]
         machines = [self._machine(number, engines) for number in range(self.shape.machines)]
-        urls = [one.url for one in machines]
+        urls = [machine.url for machine in machines]
         front = self._balancer("haproxy", "roundrobin", "/ready", urls, self.shape.port)
         stages = [[self._postgres(), *replicas], balancers, machines, [front]]
         if self._prometheus is not None:
-            targets = [*urls, *(one.url for one in replicas)]
+            targets = [*urls, *(replica.url for replica in replicas)]
             stages[-1].append(self._watcher(self._prometheus, targets))
         return stages
 
@@ -230,7 +230,8 @@ class Fleet:
         )
 
     def _replica(self, number: int) -> Running:
-        port, shape = next(self._ports), self.shape.replica
+        port = next(self._ports)
+        shape = self.shape.replica
         url = f"http://{HOST}:{port}"
         command = [
             sys.executable, "-m", "segue_fleet.replica", "--port", str(port), "--model", MODEL,
@@ -242,7 +243,8 @@ class Fleet:
         return Running(f"replica-{number}", url, command, lambda: answers(url + "/health"))
 
     def _machine(self, number: int, engines: Sequence[str]) -> Running:
-        port, name = next(self._ports), f"machine-{'abcdefghij'[number]}"
+        port = next(self._ports)
+        name = f"machine-{'abcdefghij'[number]}"
         url = f"http://{HOST}:{port}"
         folder = self.folder / name
         folder.mkdir()
@@ -262,7 +264,8 @@ class Fleet:
         url = f"http://{HOST}:{port}"
         path = self.folder / f"{name}.cfg"
         lines = (
-            f"    server s{n} {one.removeprefix('http://')}\n" for n, one in enumerate(servers)
+            f"    server s{n} {server.removeprefix('http://')}\n"
+            for n, server in enumerate(servers)
         )
         settings = HAPROXY_SETTINGS.format(host=HOST, port=port, balance=balance, health=health)
         path.write_text(settings + "".join(lines))
@@ -273,7 +276,7 @@ class Fleet:
     def _watcher(self, program: Path, targets: Sequence[str]) -> Running:
         port = next(self._ports)
         url = f"http://{HOST}:{port}"
-        names = ", ".join(f'"{one.removeprefix("http://")}"' for one in targets)
+        names = ", ".join(f'"{target.removeprefix("http://")}"' for target in targets)
         path = self.folder / "prometheus.yml"
         path.write_text(
             "global:\n  scrape_interval: 2s\nscrape_configs:\n  - job_name: segue-fleet\n"
@@ -347,8 +350,8 @@ class Fleet:
         """Processes that have ended by themselves, or were killed from outside."""
         return [
             name
-            for name, one in self.members.items()
-            if one.process is not None and one.process.poll() is not None
+            for name, member in self.members.items()
+            if member.process is not None and member.process.poll() is not None
         ]
 
     def stop(self) -> None:
@@ -358,8 +361,8 @@ class Fleet:
 
     def seen(self) -> list[FleetMember]:
         return [
-            FleetMember(name, one.process.pid if one.process else 0, one.url)
-            for name, one in self.members.items()
+            FleetMember(name, member.process.pid if member.process else 0, member.url)
+            for name, member in self.members.items()
         ]
 
 
@@ -370,7 +373,8 @@ def _gentle(name: str) -> signal.Signals:
 
 def await_port(url: str) -> None:
     """Until the workers of a process have ended too, so that its port is free."""
-    port, until = urlsplit(url).port, time.monotonic() + STOP_S
+    port = urlsplit(url).port
+    until = time.monotonic() + STOP_S
     while port and time.monotonic() < until:
         try:
             socket.create_server((HOST, port)).close()
@@ -385,10 +389,10 @@ def kill_session(leader: int) -> None:
     their own."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    for one in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(ProcessLookupError, PermissionError):
-            if os.getsid(int(one.name)) == leader:
-                os.kill(int(one.name), signal.SIGKILL)
+            if os.getsid(int(folder.name)) == leader:
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def remove_folder(folder: Path) -> None:

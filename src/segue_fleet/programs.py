@@ -57,8 +57,8 @@ def wheel_postgres() -> Path | None:
 
 
 def _on_path(name: str) -> Path | None:
-    found = shutil.which(name)
-    return None if found is None else Path(found)
+    path = shutil.which(name)
+    return None if path is None else Path(path)
 
 
 def _in_checkout(folder: str, name: str) -> Path | None:

@@ -28,7 +28,8 @@ from msgspec import Struct
 from segue_fleet.blocks import CountedReplica, ReplicaShape, Served, block_digests
 
 HOST = "127.0.0.1"
-GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+GENERATE = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
 CONTEXT_TOKENS = 1_048_576
 # A request without a limit, or with all that the context leaves, gets an answer of so many tokens, by seed.
 ANSWER_TOKENS = (20, 200)
@@ -135,10 +136,10 @@ class Replica:
         """How long it is until then in real time."""
         return max(0.0, (at_s - self.now_s()) / self._factor)
 
-    def take(self, asked: _Asked) -> tuple[Served, list[int]]:
+    def serve(self, asked: _Asked) -> tuple[Served, list[int]]:
         """Count a job; its times, and its answer."""
         prompt = asked.token_ids or asked.prompt
-        answer = self._answer(prompt, asked)
+        answer = self._random_answer(prompt, asked)
         digests = block_digests([*prompt, *answer], asked.cache_salt, self.shape.block_tokens)
         served = self._counted.serve(self.now_s(), len(prompt), len(answer), digests)
         self._served.append(served)
@@ -155,7 +156,7 @@ class Replica:
         )
         return served, answer
 
-    def _answer(self, prompt: Sequence[int], asked: _Asked) -> list[int]:
+    def _random_answer(self, prompt: Sequence[int], asked: _Asked) -> list[int]:
         tail = msgspec.json.encode([self._seed, len(prompt), list(prompt[-64:])])
         draw = random.Random(blake2b(tail, digest_size=8).digest())
         limit = asked.sampling_params.max_tokens or asked.max_tokens
@@ -170,20 +171,21 @@ class Replica:
         return words if stop is None else [*words, stop]
 
     def counters(self) -> ReplicaCounters:
-        now, served = self.now_s(), self._served
-        firsts = [one.first_at_s - one.at_s for one in served]
-        waits = [one.wait_s for one in served]
-        found = sum(one.found_tokens for one in served)
-        prompts = sum(one.prompt_tokens for one in served)
+        now = self.now_s()
+        served = self._served
+        firsts = [answer.first_at_s - answer.at_s for answer in served]
+        waits = [answer.wait_s for answer in served]
+        found = sum(answer.found_tokens for answer in served)
+        prompts = sum(answer.prompt_tokens for answer in served)
         size = self.shape.block_tokens
         return ReplicaCounters(
             requests=len(served),
-            running=sum(one.read_at_s <= now < one.end_at_s for one in served),
-            waiting=sum(now < one.read_at_s for one in served),
+            running=sum(answer.read_at_s <= now < answer.end_at_s for answer in served),
+            waiting=sum(now < answer.read_at_s for answer in served),
             prompt_tokens=prompts,
             found_tokens=found,
             computed_tokens=prompts - found,
-            answer_tokens=sum(one.answer_tokens for one in served),
+            answer_tokens=sum(answer.answer_tokens for answer in served),
             kv_tokens=len(self._counted.cache) * size,
             kv_tokens_max=self.shape.kv_tokens // size * size,
             wait_s_p50=percentile(waits, 0.5),
@@ -239,7 +241,8 @@ class ReplicaConnection(asyncio.Protocol):
             self._close()
 
     def on_message_begin(self) -> None:
-        self._path, self._body = "", []
+        self._path = ""
+        self._body = []
 
     def on_url(self, url: bytes) -> None:
         self._path += url.decode("latin-1")
@@ -250,7 +253,8 @@ class ReplicaConnection(asyncio.Protocol):
             self._close()
 
     def on_message_complete(self) -> None:
-        body, self._body = b"".join(self._body), []
+        body = b"".join(self._body)
+        self._body = []
         path = self._path.partition("?")[0]
         if path in (GENERATE, COMPLETIONS):
             self._generate(path, body)
@@ -290,7 +294,7 @@ class ReplicaConnection(asyncio.Protocol):
     async def _stream(self, path: str, asked: _Asked) -> None:
         """Wait, read the prompt, and write the answer, all by the simulated clock."""
         replica = self._replica
-        served, answer = replica.take(asked)
+        served, answer = replica.serve(asked)
         await asyncio.sleep(replica.real_s(served.first_at_s))
         self._write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

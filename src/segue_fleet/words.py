@@ -36,7 +36,9 @@ def tokenizer_path() -> Path:
 def known_words() -> KnownWords:
     """Those words of the vocabulary that are one token with a space before them and one without."""
     vocabulary = vocabulary_from_gguf(tokenizer_path())
-    texts, ids, first = [], [], []
+    texts = []
+    ids = []
+    first = []
     for id in range(vocabulary.size):
         if not WORD.fullmatch(vocabulary.bytes_of(id)):
             continue

@@ -59,7 +59,7 @@ async def test_workers_know_each_other_and_their_siblings(three: list[Peers]) ->
 async def test_all_answers_are_gathered(three: list[Peers]) -> None:
     here, there, far = three
     for one in three:
-        one.answer("name", says(one.group.encode()))
+        one.on_message("name", says(one.group.encode()))
     assert await here.ask("name", b"!", here.others) == {there.worker: b"one!", far.worker: b"two!"}
     assert await here.ask("name", b"!", here.siblings) == {there.worker: b"one!"}
     assert await far.ask("name", b"!", far.siblings) == {}
@@ -67,15 +67,15 @@ async def test_all_answers_are_gathered(three: list[Peers]) -> None:
 
 async def test_first_answer_is_enough_to_find_something(three: list[Peers]) -> None:
     here, there, far = three
-    there.answer("who", silent)
-    far.answer("who", says(b"me"))
+    there.on_message("who", silent)
+    far.on_message("who", says(b"me"))
     async with asyncio.timeout(module.ANSWER_S / 2):
         assert await here.find("who", b"", here.others) == (far.worker, b"me")
 
 
 async def test_nothing_is_found_if_no_worker_has_an_answer(three: list[Peers]) -> None:
     here, there, _ = three
-    there.answer("who", says(None))
+    there.on_message("who", says(None))
     async with asyncio.timeout(module.ANSWER_S / 2):
         assert await here.find("who", b"", here.others) is None
 
@@ -85,8 +85,8 @@ async def test_worker_that_does_not_answer_is_not_waited_for_long(
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.05)
     here, there, far = three
-    there.answer("name", silent)
-    far.answer("name", says(b"far"))
+    there.on_message("name", silent)
+    far.on_message("name", says(b"far"))
     async with asyncio.timeout(WAIT_S):
         assert await here.ask("name", b"", here.others) == {far.worker: b"far"}
 
@@ -98,7 +98,7 @@ async def test_worker_that_leaves_is_missed_at_once_and_waited_for_no_longer(
     gone: list[str] = []
     here.when_gone(gone.append)
     leaving = Peers(bus)
-    leaving.answer("name", silent)
+    leaving.on_message("name", silent)
     async with leaving.joined():
         await met(*three, leaving)
         asking = asyncio.create_task(here.ask("name", b"", [leaving.worker]))
@@ -135,7 +135,7 @@ async def test_message_reaches_the_other_workers_and_not_its_sender(three: list[
         return take
 
     for name, one in zip("abc", three, strict=True):
-        one.answer("news", keep(name))
+        one.on_message("news", keep(name))
     await three[0].send("news", b"to all")
     await three[0].send("news", b"to one", to=three[2].worker)
     async with asyncio.timeout(WAIT_S):
@@ -150,7 +150,7 @@ async def test_answer_that_breaks_is_none(
         raise RuntimeError
 
     here, there, _ = three
-    there.answer("name", broken)
+    there.on_message("name", broken)
     assert await here.ask("name", b"secret", [there.worker]) == {}
     assert "handler for cluster message name failed" in caplog.text
     assert "secret" not in caplog.text

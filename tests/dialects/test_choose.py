@@ -197,7 +197,24 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 def test_every_name_of_the_settings_is_a_dialect() -> None:
     """Two names are no family: both look at the model's own files. Templates of ours are run like any other."""
-    assert {"auto", "template", *FAMILIES, *TEMPLATES} == {*DIALECTS}
+    assert {"auto", "template", *(family.name for family in FAMILIES), *TEMPLATES} == {*DIALECTS}
+
+
+def test_dialect_is_called_as_the_flag_calls_it(tmp_path: Path) -> None:
+    path = find_weights("smollm2")
+    names = ["chatml", "smollm2", "qwen2", "qwen3", "template"]
+
+    assert [dialect_for(name, path, smollm2()).name for name in names] == names
+    assert dialect_for("auto", path, smollm2()).name == "smollm2"
+
+
+def test_every_dialect_of_the_matrix_has_a_name_of_the_flag() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = re.findall(
+        r"^\|[^|]+\|[^|]+\| ([\w.-]+) \|", page.partition("<!-- matrix -->")[2], re.MULTILINE
+    )
+
+    assert {"template", "llama3"} <= {*rows} - {"dialect", "---"} <= {*DIALECTS}
 
 
 def test_every_name_is_a_dialect_on_the_page() -> None:

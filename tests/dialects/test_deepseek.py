@@ -190,6 +190,7 @@ def test_model_is_known_by_its_files_or_by_name(name: str, tmp_path: Path) -> No
     by_name = dialect_for(name, folder(tmp_path, None), vocabulary())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES[name]}))
 
+    assert by_name.name == choose(tmp_path, vocabulary()).name == name
     assert choose(tmp_path, vocabulary()).fingerprint == by_name.fingerprint
     assert choose(tmp_path / "tokenizer.json", vocabulary()).fingerprint == by_name.fingerprint
     with pytest.raises(Misconfigured, match="runs no template"):

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from segue.documents import pdf_worker as program
-from segue.documents.pdf_worker import UNREAD_PAGE, UNREAD_REST, take_apart
+from segue.documents.pdf_worker import UNREAD_PAGE, UNREAD_REST, extract
 from tests.support import MODEL, fetch, serving
 
 FONT = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
@@ -47,7 +47,7 @@ def pdf(*pages: bytes, form: bytes = b"") -> bytes:
 
 def pages_of(data: bytes) -> str:
     """What is on the pages, of a file that is not broken."""
-    title, *pages, end = take_apart(data, 1_000_000)
+    title, *pages, end = extract(data, 1_000_000)
     assert (title, end) == ("", {"is_broken": False})
     return "\n\n".join(map(str, pages))
 

@@ -105,12 +105,6 @@ class Model:
             "auto", folder, vocabulary_from_file(folder), None, dict(self.family.values)
         )
 
-    @property
-    def dialect_name(self) -> str:
-        version, *variant = self.dialect.fingerprint.split("-")[:-1]
-        name = version.rstrip("0123456789")
-        return name if name == "template" or not variant else variant[0]
-
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template has words for tools and calls, and a place for what they return."""

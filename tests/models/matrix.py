@@ -72,7 +72,7 @@ def row_of(name: str) -> tuple[str, Row]:
     if model.is_trimmed:
         row = {column: TRIMMED if is_turn(column, one) else one for column, one in row.items()}
     try:
-        return model.dialect_name, row
+        return model.dialect.name, row
     except Exception:
         return "–", row
 

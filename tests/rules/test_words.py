@@ -3,6 +3,8 @@
 - docs/glossary.md defines a word of ours once, in alphabetical order, and has few of them.
 - A public class or type of the package has a name that no other one has.
 - Texts that people read use no old-fashioned words: logs, errors, help, that is, every string that is no docstring.
+- In the rooms of `CLEAN`, docstrings and comments use none either, and nothing is called `one`: the noun says more. A
+  room that has been cleaned is added here, and stays clean.
 
 Made-up pages and trees show that each rule can fail.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +40,15 @@ BANNED = {
     "cannot be had": "is not available",
     "is of no use": "cannot be used",
 }
+# Rooms and packages whose docstrings, comments and names are in plain words too.
+CLEAN = (
+    *("segue/cluster", "segue/dialects", "segue/documents", "segue/guards", "segue/memory"),
+    *("segue/readers", "segue/session", "segue/stores", "segue/vocabularies", "segue/web"),
+    *("segue_bench", "segue_dashboard", "segue_fleet"),
+)
+# What is quoted as code is a name and no word of ours: a user called `nobody`.
+QUOTED = re.compile(r"`[^`]*`")
+FILLER = "one"
 BANNED_WORDS = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
 
 
@@ -114,6 +126,48 @@ def old_words(package: Path) -> Iterator[str]:
                 yield f'{place}:{line}: "{found[0]}" in "{text}"; say {BANNED[found[0].lower()]}'
 
 
+# --- docstrings, comments and filler names ----------------------------------------------------------------------------
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a module, with their lines."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) is not None:
+            yield node.body[0].lineno, text
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def bindings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every name that is given to a value, with its line: variables, parameters and captures of a pattern."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line):
+                yield line, name
+            case ast.arg(arg=name, lineno=line):
+                yield line, name
+            case (
+                ast.MatchAs(name=str(name), lineno=line)
+                | ast.MatchStar(name=str(name), lineno=line)
+            ):
+                yield line, name
+
+
+def unclean(room: Path) -> Iterator[str]:
+    """Banned words in docstrings and comments, and values that are called `one`."""
+    for path in sorted(room.rglob("*.py")):
+        for line, text in prose(path):
+            for word in BANNED_WORDS.findall(QUOTED.sub("", text)):
+                yield f'{path.name}:{line}: "{word}" in a docstring or comment; say {BANNED[word.lower()]}'
+        for line, name in bindings(ast.parse(path.read_bytes())):
+            if name == FILLER:
+                yield f'{path.name}:{line}: "{name}" is no name; say what it is, as in `for turn in turns`'
+
+
 def test_glossary_is_short_and_defines_each_word_once() -> None:
     assert list(glossary_complaints(GLOSSARY.read_text("utf-8"))) == []
 
@@ -126,6 +180,13 @@ def test_public_type_names_are_unique() -> None:
 def test_messages_use_plain_words() -> None:
     found = list(old_words(PACKAGE))
     assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("room", CLEAN)
+def test_clean_room_stays_clean(room: str) -> None:
+    assert (PACKAGE.parent / room).is_dir(), f"{room} is not there any more"
+    complaints = list(unclean(PACKAGE.parent / room))
+    assert not complaints, "\n" + "\n".join(complaints)
 
 
 # --- the rules can fail -----------------------------------------------------------------------------------------------
@@ -186,3 +247,28 @@ def test_rule_sees_a_name_that_two_files_have(
 def test_rule_sees_an_old_word(tmp_path: Path, text: str, complains: bool) -> None:
     (tmp_path / "file.py").write_text(text)
     assert bool(list(old_words(tmp_path))) is complains
+
+
+@pytest.mark.parametrize(
+    "text, complains",
+    [
+        ('"""Nobody is told."""', True),
+        ('def f():\n    """What stands behind it."""', True),
+        ("x = 1  # whoever asks", True),
+        ('"""It runs as `nobody`, and is informed."""', False),
+        ('log.info("told")', False),
+        ("for one in range(3): ...", True),
+        ("one = 1", True),
+        ("while one := f(): ...", True),
+        ("[one for one in ()]", True),
+        ("def f(one): ...", True),
+        ("lambda one: 1", True),
+        ("match x:\n    case [one]: ...", True),
+        ("match x:\n    case [1, *one]: ...", True),
+        ("turn.one = f(one=1, other=one)", False),
+        ("for turn in turns: ...", False),
+    ],
+)
+def test_rule_sees_what_is_not_clean(tmp_path: Path, text: str, complains: bool) -> None:
+    (tmp_path / "file.py").write_text(text)
+    assert bool(list(unclean(tmp_path))) is complains

@@ -34,8 +34,8 @@ def put(budget: Budget, pile: Pile, size: int) -> None:
 def test_greedy_key_pays_for_itself() -> None:
     budget = Budget(100)
     modest, greedy = Pile(), Pile()
-    budget.enter(modest, "ada", None)
-    budget.enter(greedy, "eve", int)
+    budget.add(modest, "ada", None)
+    budget.add(greedy, "eve", int)
     put(budget, modest, 30)
     for _ in range(20):
         put(budget, greedy, 10)
@@ -47,7 +47,7 @@ def test_longest_unused_connection_of_a_key_goes_first() -> None:
     budget = Budget(1_000)
     piles = [Pile() for _ in range(3)]
     for pile in piles:
-        budget.enter(pile, "ada", lambda: 30)
+        budget.add(pile, "ada", lambda: 30)
         put(budget, pile, 10)
     budget.settle(piles[0])
     put(budget, piles[2], 10)
@@ -57,7 +57,7 @@ def test_longest_unused_connection_of_a_key_goes_first() -> None:
 def test_key_whose_limit_has_shrunk_lets_go() -> None:
     budget = Budget(1_000)
     pile, limit = Pile(), [100]
-    budget.enter(pile, "ada", lambda: limit[0])
+    budget.add(pile, "ada", lambda: limit[0])
     for _ in range(9):
         put(budget, pile, 10)
     limit[0] = 40
@@ -70,10 +70,10 @@ def test_key_whose_limit_has_shrunk_lets_go() -> None:
 def test_closed_connection_counts_no_longer() -> None:
     budget = Budget(100)
     pile = Pile()
-    budget.enter(pile, "ada", None)
+    budget.add(pile, "ada", None)
     put(budget, pile, 60)
-    budget.leave(pile)
-    budget.leave(pile)
+    budget.remove(pile)
+    budget.remove(pile)
     assert budget.bytes == 0
     put(budget, pile, 60)
     assert budget.bytes == 0, "a turn that ends after its connection"
@@ -90,7 +90,7 @@ def test_whatever_happens_all_limits_hold_and_the_modest_lose_nothing(
     budget = Budget(bytes_max)
     piles = [Pile() for _ in range(6)]
     for n, pile in enumerate(piles):
-        budget.enter(pile, f"k{n % 3}", lambda: key_max)
+        budget.add(pile, f"k{n % 3}", lambda: key_max)
     for which, size in puts:
         before = {n: sum(p.bytes for p in piles[n::3]) for n in range(3)}
         put(budget, piles[which], size)
@@ -128,7 +128,7 @@ async def test_caches_at_their_limit_are_looked_at_once_for_many_saves() -> None
     budget = CountedBudget(20_000_000)
     piles = [Pile() for _ in range(100)]
     for number, pile in enumerate(piles):
-        budget.enter(pile, f"key{number % 10}", None)
+        budget.add(pile, f"key{number % 10}", None)
         put(budget, pile, 200_000)
     assert budget.looks == 0
     for number in range(1_500):

@@ -96,7 +96,7 @@ async def test_dropped_history_counts_as_long_as_a_running_turn_stands_on_it() -
     # Its child brings it back.
     await turns.save(make_turn("child", parent))
     assert (turns.bytes, turns.dropped.bytes) == (11 * NODE, 0)
-    turns.leave()
+    turns.close()
     assert turns.dropped.bytes == 0, "what comes later is not counted any more"
 
 
@@ -107,11 +107,11 @@ async def test_dropped_turn_does_not_count_while_another_cache_holds_it_or_once_
     caches = [MemoryTurns(PLENTY), MemoryTurns(PLENTY)]
     parent: Turn | None = make_turn("parent")
     for cache in caches:
-        budget.enter(cache, "ada", None)
+        budget.add(cache, "ada", None)
         await cache.save(parent)
     caches[0].shrink(NODE)
     assert budget.dropped.bytes == 0
-    caches[1].leave()
+    caches[1].close()
     assert budget.dropped.bytes == 1_000
     del cache, caches
     assert budget.dropped.bytes == 1_000

@@ -338,7 +338,7 @@ class Meter:
         self._on_report = on_report
         self._quotas: dict[str, KeyQuota] = {}
         if others is not None:
-            others.answer("short", self._give_back)
+            others.on_message("short", self._give_back)
 
     def watch(self, quota: KeyQuota) -> None:
         """Look at this quota regularly from now on."""

@@ -66,7 +66,7 @@ class Hub:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                self._take(_decode(await read_frame(reader)), writer)
+                self._on_frame(_decode(await read_frame(reader)), writer)
         except (*CONNECTION_LOST, asyncio.CancelledError):
             # The connection's own task: a cancel means no more than its end.
             pass
@@ -75,7 +75,7 @@ class Hub:
                 self._remove(topic, writer)
             writer.close()
 
-    def _take(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
+    def _on_frame(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
         match frame.verb:
             case "listen":
                 self._listeners.setdefault(frame.topic, set()).add(writer)

@@ -66,13 +66,13 @@ class PeerClaims:
         claim, _, made_at = self._claims.get(key, (None, "", 0.0))
         return claim if self._clock() - made_at < CLAIM_S else None
 
-    def drop(self, claim: PeerClaim) -> None:
+    def remove(self, claim: PeerClaim) -> None:
         """Forget the claim of this turn."""
-        known = self.get(claim.hashed_key)
-        if known is not None and known.turn_id == claim.turn_id:
+        held = self.get(claim.hashed_key)
+        if held is not None and held.turn_id == claim.turn_id:
             del self._claims[claim.hashed_key]
 
-    def forget(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         """Forget all claims of this worker."""
         for key, (_, claimant, _) in tuple(self._claims.items()):
             if claimant == worker:
@@ -90,14 +90,15 @@ class SharedIdempotencyKeys:
     ) -> None:
         self._keys = idempotency_keys
         self._peers = peers
-        self._own, self._foreign = PeerClaims(clock), PeerClaims(clock)
+        self._own = PeerClaims(clock)
+        self._foreign = PeerClaims(clock)
         # Questions that wait for answers, and the turns whose keys were released meanwhile: an answer may still name
         # one of them.
         self._asking = 0
         self._released: set[str] = set()
-        peers.answer("claim", self._answer_claim)
-        peers.answer("unclaim", self._take_unclaim)
-        peers.when_gone(self._foreign.forget)
+        peers.on_message("claim", self._on_claim)
+        peers.on_message("unclaim", self._on_unclaim)
+        peers.when_gone(self._foreign.remove_worker)
 
     async def claim(self, claim: Claim) -> Claim:
         """Take the key if it is free in all workers; returns the claim that holds it now."""
@@ -111,7 +112,7 @@ class SharedIdempotencyKeys:
         if holder.turn_id != claim.turn_id or self._own.get(own.hashed_key) is not None:
             return holder
         self._own.put(own)
-        rival = await self._ask(own)
+        rival = await self._find_rival(own)
         if rival is None:
             self._own.put(structs.replace(own, is_settled=True))
             return holder
@@ -123,10 +124,10 @@ class SharedIdempotencyKeys:
         await self._keys.release(claim)
         if not claim.is_stored:
             own = _peer_claim(claim)
-            self._own.drop(own)
+            self._own.remove(own)
             await self._peers.send("unclaim", _encode(own))
 
-    async def _ask(self, own: PeerClaim) -> PeerClaim | None:
+    async def _find_rival(self, own: PeerClaim) -> PeerClaim | None:
         """The claim of another worker that goes before this one."""
         self._asking += 1
         try:
@@ -143,7 +144,7 @@ class SharedIdempotencyKeys:
             if not self._asking:
                 self._released.clear()
 
-    async def _answer_claim(self, worker: str, body: bytes) -> bytes | None:
+    async def _on_claim(self, worker: str, body: bytes) -> bytes | None:
         claim = _decode(body)
         own = self._own.get(claim.hashed_key)
         if own is not None:
@@ -151,9 +152,9 @@ class SharedIdempotencyKeys:
         self._foreign.put(claim, worker)
         return None
 
-    async def _take_unclaim(self, _: str, body: bytes) -> None:
+    async def _on_unclaim(self, _: str, body: bytes) -> None:
         claim = _decode(body)
-        self._foreign.drop(claim)
+        self._foreign.remove(claim)
         if self._asking:
             self._released.add(claim.turn_id)
 

@@ -92,7 +92,8 @@ class PartJoiner:
         """The message, if this was its last part; None before, and for a payload of another program."""
         try:
             name, position, count, part = payload.split(".")
-            data, is_last = base64.b64decode(part, validate=True), int(position) + 1 == int(count)
+            data = base64.b64decode(part, validate=True)
+            is_last = int(position) + 1 == int(count)
         except ValueError:
             return None
         parts = self._partial.setdefault(name, [])

@@ -71,7 +71,7 @@ class PendingQuestion:
         self.over = asyncio.Event()
         self._check()
 
-    def take(self, worker: str, body: bytes | None) -> None:
+    def on_answer(self, worker: str, body: bytes | None) -> None:
         """A worker's answer; None if it has none, or is gone."""
         self._waiting.discard(worker)
         if body is not None:
@@ -109,7 +109,7 @@ class Peers:
         """The other workers of this group."""
         return [worker for worker, (_, group) in self._peers.items() if group == self.group]
 
-    def answer(self, subject: str, call: PeerHandler) -> None:
+    def on_message(self, subject: str, call: PeerHandler) -> None:
         """From now on `call` handles questions and messages about this subject."""
         assert subject not in self._handlers, "a subject has one handler"
         self._handlers[subject] = call
@@ -199,7 +199,7 @@ class Peers:
         self._peers[message.worker] = (asyncio.get_running_loop().time(), message.group)
         if message.kind == "answer":
             if (question := self._questions.get(message.number)) is not None:
-                question.take(message.worker, message.body)
+                question.on_answer(message.worker, message.body)
         elif message.kind == "beat":
             if message.is_new or not is_known:
                 spawn(self._publish(_topic(message.worker), self._message("beat")), self._tasks)
@@ -210,21 +210,23 @@ class Peers:
         if self._peers.pop(worker, None) is None:
             return
         for question in tuple(self._questions.values()):
-            question.take(worker, None)
+            question.on_answer(worker, None)
         for call in self._on_gone:
             call(worker)
 
     async def _handle(self, message: PeerMessage) -> None:
-        """Answer a question, or take a message."""
-        call, body = self._handlers.get(message.subject), None
+        """Call the handler of a message, and send its result if it was a question."""
+        call = self._handlers.get(message.subject)
+        body = None
         try:
             if call is not None and message.body is not None:
                 body = await call(message.worker, message.body)
         except Exception:
             log.exception("handler for cluster message %s failed", message.subject)
         if message.kind == "ask":
-            number, subject = message.number, message.subject
-            answer = self._message("answer", number=number, subject=subject, body=body)
+            answer = self._message(
+                "answer", number=message.number, subject=message.subject, body=body
+            )
             await self._publish(_topic(message.worker), answer)
 
 

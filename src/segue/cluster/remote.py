@@ -134,7 +134,9 @@ class EventForwarder:
         while self._waiting:
             if not self._waiting[-1].is_terminal:
                 await asyncio.sleep(GATHER_S)
-            batch, self._waiting, self._bytes = self._waiting, [], 0
+            batch = self._waiting
+            self._waiting = []
+            self._bytes = 0
             try:
                 await self._bus.publish(self._topic, _pack(batch))
             except ApiError:
@@ -156,7 +158,7 @@ class RemoteTurn(Running):
         # Set after the terminal event, or when the last subscriber has left.
         self.is_over = asyncio.Event()
 
-    def take(self, events: Sequence[Event]) -> bool:
+    def feed(self, events: Sequence[Event]) -> bool:
         """Publish these events, each once; False if some before them are missing."""
         fresh = [event for event in events if event.number > self.last]
         if not fresh:
@@ -217,7 +219,8 @@ class RemoteTurns:
         # Finds a turn that runs in this worker.
         self._find = find
         # Where the end of a turn is read when its worker is gone.
-        self._turns, self._log = turns, events
+        self._turns = turns
+        self._log = events
         self._silence_s = silence_s
         self._remote: dict[str, RemoteTurn] = {}
         self._reaching: dict[TurnRef, asyncio.Lock] = {}
@@ -227,12 +230,12 @@ class RemoteTurns:
         self._forwarders: dict[str, EventForwarder] = {}
         # By topic: the worker that runs a remote turn, and the events that it has sent.
         self._sources: dict[str, tuple[str, EventQueue]] = {}
-        peers.answer("look", self._answer_look)
-        peers.answer("follow", self._answer_follow)
-        peers.answer("cancel", self._take_cancel)
+        peers.on_message("look", self._on_look)
+        peers.on_message("follow", self._on_follow)
+        peers.on_message("cancel", self._on_cancel)
         for subject in ("give_up", "leave", "hold", "go_on"):
-            peers.answer(subject, partial(self._take_from_follower, subject))
-        peers.when_gone(self._forget_worker)
+            peers.on_message(subject, partial(self._on_follower_message, subject))
+        peers.when_gone(self._on_worker_gone)
 
     @property
     def tasks(self) -> Sequence[asyncio.Task[None]]:
@@ -259,7 +262,7 @@ class RemoteTurns:
     async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """The encoded response so far of a turn that runs in another worker; None if there is none."""
         ref = TurnRef(owner, turn_id)
-        answer = await self._ask("look", ref, _pack(ref), is_known=is_known)
+        answer = await self._ask_worker("look", ref, _pack(ref), is_known=is_known)
         return None if answer is None else answer[1]
 
     async def reach(self, owner: Owner, turn_id: str, *, is_known: bool) -> Running | None:
@@ -268,8 +271,8 @@ class RemoteTurns:
         lock = self._reaching.setdefault(ref, asyncio.Lock())
         try:
             async with lock:
-                if (known := self.find(owner, turn_id)) is not None:
-                    return known
+                if (running := self.find(owner, turn_id)) is not None:
+                    return running
                 started: asyncio.Future[Running | None] = asyncio.Future()
                 spawn(self._follow(ref, started, is_known=is_known), self._tasks)
                 return await started
@@ -287,7 +290,7 @@ class RemoteTurns:
             async with self._bus.subscribe(
                 topic, lambda body: events.put_nowait(_decode_events(body))
             ):
-                answer = await self._ask_source(ref, -1, topic, is_known=is_known)
+                answer = await self._request_events(ref, -1, topic, is_known=is_known)
                 if answer is None:
                     return
                 source, start = answer
@@ -299,7 +302,7 @@ class RemoteTurns:
                     await self._catch_up(remote, start.last, events)
                     if not started.done():
                         started.set_result(remote)
-                    await self._take_events(ref, remote, topic, events)
+                    await self._receive_events(ref, remote, topic, events)
                 finally:
                     del self._remote[ref.turn_id], self._sources[topic]
                     await self._peers.send("leave", topic.encode(), source)
@@ -307,15 +310,15 @@ class RemoteTurns:
             if not started.done():
                 started.set_result(None)
 
-    async def _ask_source(
+    async def _request_events(
         self, ref: TurnRef, after: int, topic: str, *, is_known: bool
     ) -> tuple[str, FollowStart] | None:
         """The worker that runs the turn, and its answer."""
         request = FollowRequest(ref.owner, ref.turn_id, after, topic)
-        answer = await self._ask("follow", ref, _pack(request), is_known=is_known)
+        answer = await self._ask_worker("follow", ref, _pack(request), is_known=is_known)
         return None if answer is None else (answer[0], _decode_start(answer[1]))
 
-    async def _ask(
+    async def _ask_worker(
         self, subject: str, ref: TurnRef, body: bytes, *, is_known: bool
     ) -> tuple[str, bytes] | None:
         """The answer of the worker that began the turn. `is_known`: the store has the turn, and it has not ended: then
@@ -342,11 +345,11 @@ class RemoteTurns:
             async with asyncio.timeout(CATCH_UP_S):
                 while remote.last < last:
                     batch = await events.get()
-                    if batch is None or not remote.take(batch):
+                    if batch is None or not remote.feed(batch):
                         events.put_nowait(None)
                         return
 
-    async def _take_events(
+    async def _receive_events(
         self, ref: TurnRef, remote: RemoteTurn, topic: str, events: EventQueue
     ) -> None:
         over = asyncio.create_task(remote.is_over.wait())
@@ -357,7 +360,7 @@ class RemoteTurns:
                 await asyncio.wait([over, getting], timeout=self._silence_s, return_when=either)
                 batch = getting.result() if getting.done() else None
                 getting.cancel()
-                is_sound = batch is not None and remote.take(batch)
+                is_sound = batch is not None and remote.feed(batch)
                 if not is_sound and not remote.is_over.is_set():
                     await self._recover(ref, remote, topic)
         finally:
@@ -366,7 +369,7 @@ class RemoteTurns:
     async def _recover(self, ref: TurnRef, remote: RemoteTurn, topic: str) -> None:
         """The source was silent, or events were missed: follow the turn again, or read how it ended."""
         while not remote.is_over.is_set():
-            answer = await self._ask_source(ref, remote.last, topic, is_known=True)
+            answer = await self._request_events(ref, remote.last, topic, is_known=True)
             if answer is not None and answer[1].first <= remote.last + 1:
                 return
             try:
@@ -376,13 +379,13 @@ class RemoteTurns:
                 log.warning("turn %s: neither its worker nor the store answers", ref.turn_id)
             else:
                 if written:
-                    remote.take(written)
+                    remote.feed(written)
                 elif turn is None or turn.response.status in ENDED:
                     response = remote.response if turn is None else turn.response
-                    remote.take([terminal_event(response, remote.last + 1)])
+                    remote.feed([terminal_event(response, remote.last + 1)])
             await asyncio.sleep(LOOK_S)
 
-    def _forget_worker(self, worker: str) -> None:
+    def _on_worker_gone(self, worker: str) -> None:
         for source, events in tuple(self._sources.values()):
             if source == worker:
                 events.put_nowait(None)
@@ -392,12 +395,12 @@ class RemoteTurns:
 
     # --- at the source ---
 
-    async def _answer_look(self, _: str, body: bytes) -> bytes | None:
+    async def _on_look(self, _: str, body: bytes) -> bytes | None:
         ref = _decode_ref(body)
         running = self._find(ref.owner, ref.turn_id)
         return encode(running.visible) if running is not None and running.is_stored else None
 
-    async def _answer_follow(self, follower: str, body: bytes) -> bytes | None:
+    async def _on_follow(self, follower: str, body: bytes) -> bytes | None:
         request = _decode_request(body)
         running = self._find(request.owner, request.turn_id)
         if running is None or not running.is_stored:
@@ -408,17 +411,18 @@ class RemoteTurns:
         first = running.attach_from_oldest(forwarder)
         return encode(FollowStart(running.visible, max(first, request.after + 1), running.last))
 
-    async def _take_cancel(self, _: str, body: bytes) -> None:
+    async def _on_cancel(self, _: str, body: bytes) -> None:
         ref = _decode_ref(body)
         running = self._find(ref.owner, ref.turn_id)
         if running is not None:
             running.notify(Cancel())
 
-    async def _take_from_follower(self, subject: str, _: str, body: bytes) -> None:
+    async def _on_follower_message(self, subject: str, _: str, body: bytes) -> None:
         forwarder = self._forwarders.get(body.decode())
         if forwarder is None:
             return
-        running, forwarder.is_held = forwarder.running, subject == "hold"
+        running = forwarder.running
+        forwarder.is_held = subject == "hold"
         if subject == "go_on":
             running.wake()
         elif subject != "hold":

@@ -29,11 +29,16 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
-START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
 BLOCK = Mark(START)
-CALL, CALLED = "<tool_call>", "</tool_call>"
-RESPONSE, RESPONDED = "<tool_response>", "</tool_response>"
-THINK, THOUGHT = HERMES.think, HERMES.thought
+CALL = "<tool_call>"
+CALLED = "</tool_call>"
+RESPONSE = "<tool_response>"
+RESPONDED = "</tool_response>"
+THINK = HERMES.think
+THOUGHT = HERMES.thought
 # After a block stands a newline of its own.
 BLOCK_END = Mark(END, "\n")
 # A change of this file that changes what kept ids mean needs a new number.
@@ -63,7 +68,7 @@ JOINS = MODEL_TURN | {("response", "response")}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     default_system: str | None,
     call_shown: str,
     vocabulary: Vocabulary,
@@ -79,7 +84,7 @@ def _begin(
     chunks: list[Chunk] = [] if system is None else [system]
     if head.tools.offers:
         chunks += ["\n\n"] if chunks else []
-        chunks += _told(definitions_of(head.tools.offers), call_shown)
+        chunks += _tools_section(definitions_of(head.tools.offers), call_shown)
     ids = array("I")
     if chunks:
         ids = vocabulary.ids(BLOCK, "system\n", *chunks, BLOCK_END)
@@ -113,7 +118,7 @@ def content_of(parts: Sequence[Part]) -> list[Chunk]:
             case "response":
                 content += [Own(f"{RESPONSE}\n"), part.text, Own(f"\n{RESPONDED}")]
             case "tools":
-                content += _told(part.text, CALL_SHOWN)
+                content += _tools_section(part.text, CALL_SHOWN)
             case _:
                 content.append(part.text)
     return content
@@ -129,7 +134,7 @@ def definitions_of(tools: Iterable[Offer]) -> str:
     return "\n".join(dumps(definition_of(tool)) for tool in tools)
 
 
-def _told(definitions: str, call_shown: str) -> tuple[Chunk, ...]:
+def _tools_section(definitions: str, call_shown: str) -> tuple[Chunk, ...]:
     return Own(TOOLS_BEFORE), definitions, Own(f"{TOOLS_AFTER}{call_shown}\n{CALLED}")
 
 
@@ -185,23 +190,25 @@ def _family(
     default_system: str | None = None,
     call_shown: str = CALL_SHOWN,
     *,
+    variant: str = "",
     thinks: bool = False,
     forgets_marks: bool = False,
 ) -> Family:
     """`default_system`: the system text where a request has none; None: then there is no system block. `call_shown`: a
     call as it is shown to the model. `thinks`: the model thinks before it answers, unless its answer begins with
     an empty thought, and forgets what it thought before the user's last message. `forgets_marks`: the model often
-    writes the JSON of a call without marks."""
+    writes the JSON of a call without marks. `variant`: what kept ids are named after, where that is not the name."""
     format = replace(HERMES, is_mended=True, is_guessed=forgets_marks)
     return Family(
-        version=f"{VERSION}-{name}",
+        name=name,
+        version=f"{VERSION}-{variant or name}",
         specials=(START, END),
         stops=(END, END_OF_TEXT),
         marks=(CALL, CALLED, RESPONSE, RESPONDED, THINK, THOUGHT, "<tools>", "</tools>"),
         seal=(BLOCK_END,),
         cue=(Mark(START, "assistant\n"),),
         render=Writing(
-            begin=partial(_begin, default_system, call_shown),
+            begin=partial(_write_head, default_system, call_shown),
             given=_given,
             wrote=partial(_write, BLOCK_END),
             turning=_last_question if thinks else None,
@@ -223,7 +230,9 @@ def _family(
 SMOLLM2 = _family("smollm2", SMOLLM2_SYSTEM, forgets_marks=True)
 QWEN2 = _family("qwen2", QWEN2_SYSTEM, forgets_marks=True)
 # A slip in the coder models' template, which they were trained on.
-QWEN2_CODER = _family("qwen2-coder", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}", forgets_marks=True)
+QWEN2_CODER = _family(
+    "qwen2", QWEN2_SYSTEM, f"{{{CALL_SHOWN}}}", variant="qwen2-coder", forgets_marks=True
+)
 QWEN3 = _family("qwen3", thinks=True)
 # Hermes, and every other model that writes ChatML: no system text of its own.
-PLAIN = _family("plain")
+PLAIN = _family("chatml", variant="plain")

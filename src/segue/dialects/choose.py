@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,18 +39,9 @@ from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, ItemValue
 from segue.wire.tools import FunctionTool, Tools, offers_of
 
-# Every family by the name that the settings have for it. Where a name has variants, only the model's template can tell
-# them apart, so that the name alone means the first. Of several families with the same special tokens, the first is
-# taken where a model has no template.
-FAMILIES: dict[str, tuple[Family, ...]] = {
-    "chatml": (PLAIN,),
-    "smollm2": (SMOLLM2,),
-    "qwen2": (QWEN2, QWEN2_CODER),
-    "qwen3": (QWEN3,),
-    "llama3": (LLAMA3,),
-    "mistral": (MISTRAL,),
-    "harmony": (HARMONY,),
-}
+# Every family. Where a name has variants, only the model's template can tell them apart, so that the name alone means
+# the first. Of several families with the same special tokens, the first is taken where a model has no template.
+FAMILIES = (PLAIN, SMOLLM2, QWEN2, QWEN2_CODER, QWEN3, LLAMA3, MISTRAL, HARMONY)
 
 
 def dialect_for(
@@ -62,7 +52,7 @@ def dialect_for(
     values: Mapping[str, object] = NO_VALUES,
 ) -> TokenDialect:
     """The dialect with this name, for the model in this GGUF or tokenizer folder; `text` is a template instead of the
-    model's own, `values` what templates are told."""
+    model's own, `values` what templates get besides the messages."""
     match name:
         case "auto":
             return choose(path, vocabulary, text, values)
@@ -73,13 +63,14 @@ def dialect_for(
                     f"dialect: there is no chat template in {path}. Name a file with --template, "
                     "or another --dialect."
                 )
-            return _told(template_dialect(vocabulary, template), template)
+            return _noting_tools(template_dialect(vocabulary, template), template)
         case _ if text:
             raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
         case _ if name in TEMPLATES:
             return deepseek_dialect(name, path, vocabulary, values)
         case _:
-            return TokenDialect(FAMILIES[name][0], vocabulary)
+            family = next(family for family in FAMILIES if family.name == name)
+            return TokenDialect(family, vocabulary)
 
 
 def choose(
@@ -92,12 +83,12 @@ def choose(
     template = template_in(path, text, values)
     vocabulary = vocabulary.protecting(template.text if template else "")
     has_all = vocabulary.specials.issuperset
-    candidates = [family for family in chain(*FAMILIES.values()) if has_all(family.specials)]
-    known = [family for family in candidates if family.is_known_by_tokens]
-    if known and not text:
-        return TokenDialect(known[0], vocabulary)
+    candidates = [family for family in FAMILIES if has_all(family.specials)]
+    by_tokens = [family for family in candidates if family.is_known_by_tokens]
+    if by_tokens and not text:
+        return TokenDialect(by_tokens[0], vocabulary)
     if template is not None:
-        return _told(_by_template(template, candidates, vocabulary), template)
+        return _noting_tools(_by_template(template, candidates, vocabulary), template)
     if (name := name_of(path)) is not None:
         return deepseek_dialect(name, path, vocabulary, values)
     if candidates and candidates[0].is_format_known(path):
@@ -114,7 +105,7 @@ def choose(
     )
 
 
-def _told(dialect: TokenDialect, template: ChatTemplate) -> TokenDialect:
+def _noting_tools(dialect: TokenDialect, template: ChatTemplate) -> TokenDialect:
     dialect.lacks_tools = "tools" not in template.text
     return dialect
 

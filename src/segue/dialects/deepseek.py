@@ -45,4 +45,4 @@ def deepseek_dialect(
     template = template_in(path, TEMPLATES[name], values)
     assert template is not None
     vocabulary.protecting(template.text).ids(*map(Mark, ROLES))
-    return template_dialect(vocabulary, template)
+    return template_dialect(vocabulary, template, name)

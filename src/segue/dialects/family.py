@@ -40,6 +40,8 @@ class _Reader(Protocol):
 class Family:
     """How one model family writes and reads."""
 
+    # The name that `--dialect` has for it; variants that only a model's template can tell apart share one.
+    name: str
     # Names what kept ids mean: a change of the family that changes them needs a new number.
     version: str
     # The special tokens by which a model of this family is known; it cannot do without them.
@@ -101,6 +103,7 @@ class TokenDialect:
             frozenset(map(vocabulary.special, stops)),
             vocabulary.ids(*family.seal),
         )
+        self.name = family.name
         self.fingerprint = self._bound.fingerprint
         self.stops = self._bound.stops
         self.unread = family.unread
@@ -110,7 +113,8 @@ class TokenDialect:
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""
-        family, head = self._family, scene.head
+        family = self._family
+        head = scene.head
         rendered = family.render(self._bound, scene)
         chunks: Chunks = ()
         schema = None
@@ -131,7 +135,8 @@ class TokenDialect:
         return self._family.write(self._bound.vocabulary, items)
 
     def reader(self, scene: Scene) -> _Reader:
-        family, bound = self._family, self._bound
+        family = self._family
+        bound = self._bound
         is_free = scene.head.tool_choice in ("auto", "none")
         found = None if is_free else grammar_offer(scene)
         if found is None:

@@ -68,8 +68,13 @@ from segue.wire.kinds import is_model_written
 from segue.wire.requests import TextFormat
 from segue.wire.tools import Offer
 
-START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
-CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
+START = "<|start|>"
+END = "<|end|>"
+MESSAGE = "<|message|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "harmony2"
 CUE = Mark(START, "assistant")
@@ -97,7 +102,7 @@ PEOPLE = {"assistant", "user", "all"}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     vocabulary: Vocabulary,
     head: Head,
     items: Sequence[wire.Item],
@@ -351,7 +356,8 @@ def _property(name: str, schema: object, indent: str) -> str:
     if not isinstance(schema, dict):
         return f"{indent}{name}: any,\n"
     out = ""
-    title, description = _text(schema, "title"), _text(schema, "description")
+    title = _text(schema, "title")
+    description = _text(schema, "description")
     if title is not None:
         out += f"{indent}// {title}\n{indent}//\n"
     variants = schema.get("oneOf")
@@ -368,7 +374,8 @@ def _property(name: str, schema: object, indent: str) -> str:
 
 
 def _variants(name: str, schema: dict[str, object], variants: Sequence[object], indent: str) -> str:
-    description, default = _text(schema, "description"), _default(schema)
+    description = _text(schema, "description")
+    default = _default(schema)
     first = _text(variants[0], "description") if variants else None
     out = "" if description in (None, first) else f"{indent}// {description}\n"
     out += "" if default is None else f"{indent}// {default}\n"
@@ -450,7 +457,7 @@ class HarmonyReader:
             items.ids.append(self._vocabulary.special(CALL if is_call else END))
         return [*items.parsed, TurnClosed(items.ids)]
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
+    def _feed_token(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         if self._is_done():
             return
         mark = self._marks.get(id)
@@ -468,7 +475,7 @@ class HarmonyReader:
         if mark == END:
             self._end()
         elif self._body is not None:
-            self._take_text(id, logprobs)
+            self._feed_text(id, logprobs)
         elif mark == MESSAGE:
             self._open_body()
         elif mark in (CHANNEL, CONSTRAIN):
@@ -480,13 +487,13 @@ class HarmonyReader:
     def _is_done(self) -> bool:
         return self._is_stopped or self._items.is_over
 
-    def _take_text(self, id: int, logprobs: TokenLogprob | None) -> None:
+    def _feed_text(self, id: int, logprobs: TokenLogprob | None) -> None:
         data = self._vocabulary.bytes_of(id)
         if id not in self._bound.plain_tokens:
             self._bound.plain_tokens[id] = plain_token(data)
         text = self._decode.decode(data)
         if self._items.pending is not None:
-            self._items.pending.take(id, logprobs, len(text))
+            self._items.pending.add_token(id, logprobs, len(text))
         self._write_text(text)
         self._is_passing = (
             self._items.open is not None
@@ -497,17 +504,17 @@ class HarmonyReader:
     def _open_body(self) -> None:
         """The header is whole: it says what follows."""
         channel = self._header.get(CHANNEL, "")
-        found = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
-        name = "" if found is None else found[1].removeprefix(f"{FUNCTIONS}.")
-        is_called = found is not None and found[1] not in PEOPLE
+        recipient = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
+        name = "" if recipient is None else recipient[1].removeprefix(f"{FUNCTIONS}.")
+        is_called = recipient is not None and recipient[1] not in PEOPLE
         self._body = call_in(self._scene, name) if is_called else None
         if self._body is not None:
-            self._items.begin(self._body)
+            self._items.open_item(self._body)
             return
         is_thought = channel.split()[:1] == ["analysis"]
         self._body = ItemOpened("reasoning" if is_thought else "message")
         if self._items.pending is not None:
-            self._items.pending.begin(0)
+            self._items.pending.start_text(0)
 
     def _write_text(self, text: str) -> None:
         assert self._body is not None
@@ -515,7 +522,7 @@ class HarmonyReader:
         if not text:
             return
         if items.open is None:
-            items.begin(self._body)
+            items.open_item(self._body)
         if self._body.is_call:
             items.write_arguments(text)
         else:
@@ -527,17 +534,20 @@ class HarmonyReader:
         self._decode.reset()
         items = self._items
         if items.pending is not None:
-            items.pending.add(len(rest))
+            items.pending.add_chars(len(rest))
         stray = "" if CHANNEL in self._header else self._header[""].removeprefix("assistant")
         if self._body is None and stray.strip():
             # No message at all, only text: an untrained model, or a broken prompt. Its logprobs were not kept.
-            self._body, rest = ItemOpened("message"), stray + rest
+            self._body = ItemOpened("message")
+            rest = stray + rest
         if self._body is not None:
             self._write_text(rest)
         items.end_arguments()
         items.close(is_cut=is_cut)
-        self._header, self._section = {"": ""}, ""
-        self._body, self._is_passing = None, False
+        self._header = {"": ""}
+        self._section = ""
+        self._body = None
+        self._is_passing = False
 
 
 # --- forced answers -------------------------------------------------------------------------------
@@ -582,13 +592,14 @@ def _any_call(marks: Callable[[str], list[Node]]) -> Node:
 # --- the family -----------------------------------------------------------------------------------
 
 HARMONY = Family(
+    name="harmony",
     version=VERSION,
     specials=(START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN),
     stops=(CALL, RETURN),
     seal=(Mark(CALL),),
     cue=(CUE,),
     render=Writing(
-        begin=_begin,
+        begin=_write_head,
         given=_given,
         wrote=_wrote,
         is_alike=_is_alike,

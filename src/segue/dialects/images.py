@@ -17,7 +17,8 @@ from segue.vocabularies.chat_template import Chat, TemplateRunner
 from segue.wire.items import InputImage
 
 # Noncharacters, as in `shield.py`.
-IMAGE_BEFORE, IMAGE_AFTER = "\ufdd3", "\ufdd4"
+IMAGE_BEFORE = "\ufdd3"
+IMAGE_AFTER = "\ufdd4"
 IMAGE = f"{IMAGE_BEFORE}[0-9a-f]{{32}}{IMAGE_AFTER}"
 # Two words that no template has.
 WORDS = ("Before9b1", "After9b1")

@@ -32,12 +32,17 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
-BEGIN, HEADER, HEADED = "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"
-END, TAG = "<|eot_id|>", "<|python_tag|>"
+BEGIN = "<|begin_of_text|>"
+HEADER = "<|start_header_id|>"
+HEADED = "<|end_header_id|>"
+END = "<|eot_id|>"
+TAG = "<|python_tag|>"
 OTHER_ENDS = ("<|eom_id|>", "<|end_of_text|>")
 CALLS = replace(formats.LLAMA3, is_mended=True)
-THINK, THOUGHT = CALLS.think, CALLS.thought
-AFTER_ROLE, BLOCK_END = Mark(HEADED), Mark(END)
+THINK = CALLS.think
+THOUGHT = CALLS.thought
+AFTER_ROLE = Mark(HEADED)
+BLOCK_END = Mark(END)
 # A change of this file that changes what kept ids mean needs a new number.
 VERSION = "llama1"
 
@@ -64,7 +69,7 @@ ROLES = {
 }  # fmt: skip
 
 
-def _begin(
+def _write_head(
     fixed_day: str,
     vocabulary: Vocabulary,
     head: Head,
@@ -148,20 +153,21 @@ def _day(at: int) -> str:
 
 
 def _with_prompt(prompt: str) -> Family:
-    found = DAY.search(prompt)
-    return _family(found[1] if found else "")
+    day = DAY.search(prompt)
+    return _family(day[1] if day else "")
 
 
 def _family(fixed_day: str = "") -> Family:
     """`fixed_day`: what day it is, where the model's template always says the same."""
     return Family(
+        name="llama3",
         version=VERSION,
         specials=(BEGIN, HEADER, HEADED, END),
         stops=(END, *OTHER_ENDS),
         marks=(THINK, THOUGHT),
         seal=(BLOCK_END,),
         cue=(Mark(HEADER, "assistant"), Mark(HEADED, "\n\n")),
-        render=Writing(begin=partial(_begin, fixed_day), given=_given, wrote=_write).render,
+        render=Writing(begin=partial(_write_head, fixed_day), given=_given, wrote=_write).render,
         write=_write,
         reader=partial(TextReader, format=CALLS),
         call=CallForm(

@@ -2,8 +2,8 @@
 
 For engines that render and parse themselves. A prompt is a row of JSON messages, each serialized once and chained: the
 next turn adds what the model wrote and what is given now, and nothing before that is touched. Instructions and what
-developers say before anybody else are the first message; only if they change is everything written again. Tools are not
-part of it: the engine has a field for them.
+developers say before the first user message are the first message; only if they change is everything written again.
+Tools are not part of it: the engine has a field for them.
 
 A model turn is one assistant message: reasoning, text and calls together. Calls and their outputs are paired by
 `call_id`; a call or an output without an id is written as text, because endpoints refuse either without the other.
@@ -28,7 +28,7 @@ from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
 from segue.readers.plain_names import PlainNames
-from segue.seams.history import Round, Warm, since_fresh
+from segue.seams.history import Round, Warm, above, since_fresh
 from segue.seams.model import (
     Deltas,
     ItemOpened,
@@ -120,6 +120,7 @@ class MessagesDialect:
 
     def __init__(self) -> None:
         self.form = MessageForm()
+        self.name = "messages"
         self.fingerprint = VERSION
         # None: the endpoint ends the model's turn itself.
         self.stops: frozenset[int] = frozenset()
@@ -132,7 +133,8 @@ class MessagesDialect:
 
     def form_for(self, scene: Scene) -> MessageForm:
         """The form in which this scene is written."""
-        form, respelled = self.form, self._names_of(scene).respelled
+        form = self.form
+        respelled = self._names_of(scene).respelled
         sees_images = scene.sees_images and form.sees_images
         if sees_images == form.sees_images and not respelled:
             return form
@@ -143,23 +145,25 @@ class MessagesDialect:
         return self._names_of(scene).name
 
     def _names_of(self, scene: Scene) -> PlainNames:
-        tools, effects, known = scene.head.tools, scene.effects, self._names
-        if known is None or known[0] is not tools or known[1] is not effects:
-            known = self._names = (tools, effects, PlainNames(callable_offers(scene)))
-        return known[2]
+        tools = scene.head.tools
+        effects = scene.effects
+        cached = self._names
+        if cached is None or cached[0] is not tools or cached[1] is not effects:
+            cached = self._names = (tools, effects, PlainNames(callable_offers(scene)))
+        return cached[2]
 
     def render_as(self, scene: Scene, form: MessageForm) -> Rendered:
         """The messages in this form."""
         warm, rounds = self._last_warm(scene, form)
-        rows = [row for one in rounds for row in (one.given, one.wrote)] + [scene.given]
-        given = (item.value for row in rows for item in row)
-        answered = {call_id_of(value) for value in given if is_output(value)}
+        rows = [row for round_ in rounds for row in (round_.given, round_.wrote)] + [scene.given]
+        values = (item.value for row in rows for item in row)
+        answered = {call_id_of(value) for value in values if is_output(value)}
         names = self._names_of(scene)
-        messages = [one for row in rows for one in _messages(row, form, answered, names)]
+        messages = [message for row in rows for message in _messages(row, form, answered, names)]
         if warm is None and scene.head.instructions is not None:
             messages.insert(0, _message("system", scene.head.instructions))
         # More instructions may follow at the beginning, and belong into the same message.
-        is_begun = warm is not None or any(one["role"] != "system" for one in messages)
+        is_begun = warm is not None or any(message["role"] != "system" for message in messages)
         placed = place(messages, form.roles, is_beginning=warm is None)
         context = warm or NO_MESSAGES
         tokens = sum(map(_tokens, placed))
@@ -211,7 +215,7 @@ class MessagesDialect:
             if row is not None:
                 return row, [Round((), turn.rounds[-1].wrote), *reversed(later)]
             later.extend(reversed(turn.rounds))
-            turn = turn.above
+            turn = above(turn)
         return None, since_fresh(later[::-1])
 
     def _usable(self, head: Head, warm: Warm | None, form: MessageForm) -> Messages | None:
@@ -437,7 +441,7 @@ class MessagesReader:
         if not self._is_open("reasoning"):
             if not text.strip():
                 return
-            self._begin(ItemOpened("reasoning"))
+            self._open(ItemOpened("reasoning"))
             if self.is_over:
                 return
             self._has_thought = True
@@ -446,13 +450,15 @@ class MessagesReader:
 
     def _talk(self, text: str, logprobs: tuple[wire.Logprob, ...]) -> None:
         if not self._is_open("message"):
-            text, logprobs = self._blank + text, self._blank_logprobs + logprobs
+            text = self._blank + text
+            logprobs = self._blank_logprobs + logprobs
             if not text.strip():
-                self._blank, self._blank_logprobs = text, logprobs
+                self._blank = text
+                self._blank_logprobs = logprobs
                 return
             # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
             text = text.lstrip("\n") if self._has_thought else text
-            self._begin(ItemOpened("message"))
+            self._open(ItemOpened("message"))
             if self.is_over:
                 return
         self._items.parsed.append(ItemText(text, logprobs))
@@ -466,7 +472,7 @@ class MessagesReader:
             opened = call_of(self._scene, self._names.offer(name), name)
             if opened is None:
                 raise EngineFailed("The engine called a tool that it was not allowed to call.")
-            self._begin(opened)
+            self._open(opened)
             if self.is_over:
                 return
             self._index = index
@@ -476,13 +482,14 @@ class MessagesReader:
     def _is_open(self, kind: str) -> bool:
         return self._items.open is not None and self._items.open.kind == kind
 
-    def _begin(self, opened: ItemOpened) -> None:
+    def _open(self, opened: ItemOpened) -> None:
         self._close()
         if not self.is_over:
-            self._items.begin(opened)
+            self._items.open_item(opened)
 
     def _close(self, *, is_cut: bool = False) -> None:
-        self._blank, self._blank_logprobs = "", ()
+        self._blank = ""
+        self._blank_logprobs = ()
         if self._items.open is None:
             return
         self._items.end_arguments()

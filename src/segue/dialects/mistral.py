@@ -56,8 +56,13 @@ from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
-BEGIN, END = "<s>", "</s>"
-THINK, THOUGHT, CALL, CALL_ID, ARGS = "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+BEGIN = "<s>"
+END = "</s>"
+THINK = "[THINK]"
+THOUGHT = "[/THINK]"
+CALL = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
+ARGS = "[ARGS]"
 # What stands around a part, by its kind.
 AROUND = {
     "system": ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
@@ -80,7 +85,7 @@ JOINS = MODEL_TURN | {("talk", "talk"), ("user", "user")}
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _begin(
+def _write_head(
     default_system: str,
     vocabulary: Vocabulary,
     head: Head,
@@ -205,7 +210,7 @@ class MistralReader:
             return items.parsed
         for n, id in enumerate(piece.ids):
             if not (self._is_stopped or items.is_over):
-                self._take(id, piece.logprobs[n : n + 1])
+                self._feed_token(id, piece.logprobs[n : n + 1])
         return items.parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
@@ -214,7 +219,7 @@ class MistralReader:
         self._finish(is_cut=is_cut and not (self._is_stopped or items.is_over))
         return [*items.parsed, TurnClosed(items.ids + self._bound.seal)]
 
-    def _take(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
+    def _feed_token(self, id: int, logprobs: Sequence[TokenLogprob | None]) -> None:
         mark = self._marks.get(id)
         if self._state in (CALL, CALL_ID):
             self._name_logprobs.extend(logprobs or [None])
@@ -226,7 +231,7 @@ class MistralReader:
             self._state = CALL_ID
         elif mark == ARGS and self._state in (CALL, CALL_ID) and self._held.strip():
             self._items.ids.append(id)
-            self._begin_call_or_text(self._held.strip())
+            self._open_call_or_text(self._held.strip())
         elif mark == THOUGHT and self._state == THINK:
             self._items.ids.append(id)
             self._finish()
@@ -242,9 +247,9 @@ class MistralReader:
             self._talk(Ids([id], logprobs))
         else:
             self._items.ids.append(id)
-            self._take_text(self._decode.decode(self._vocabulary.bytes_of(id)))
+            self._feed_text(self._decode.decode(self._vocabulary.bytes_of(id)))
 
-    def _take_text(self, text: str) -> None:
+    def _feed_text(self, text: str) -> None:
         if self._state == THINK:
             self._think(text)
         elif self._state == CALL:
@@ -277,7 +282,8 @@ class MistralReader:
         """There is no name after the mark of a call."""
         ids = self._items.ids[self._name_from :]
         self._items.ids = self._items.ids[: self._name_from]
-        self._state, self._held = "", ""
+        self._state = ""
+        self._held = ""
         self._decode.reset()
         self._talk(Ids(ids, self._name_logprobs[: len(ids)] if any(self._name_logprobs) else ()))
 
@@ -286,7 +292,7 @@ class MistralReader:
     def _think(self, text: str) -> None:
         self._held += text
         if self._items.open is None and self._held.strip():
-            self._items.begin(ItemOpened("reasoning"))
+            self._items.open_item(ItemOpened("reasoning"))
         if self._items.open is not None:
             self._items.write(self._held)
             self._held = ""
@@ -298,20 +304,21 @@ class MistralReader:
             self._was_text()
         elif brace and offer_in(self._scene, name.strip()) is not None:
             # The mark before the arguments is missing.
-            self._begin_call_or_text(name.strip())
+            self._open_call_or_text(name.strip())
             if self._items.open is not None and self._state == ARGS:
                 self._argue(brace + rest)
 
-    def _begin_call_or_text(self, name: str) -> None:
+    def _open_call_or_text(self, name: str) -> None:
         opened = call_in(self._scene, name)
         if opened is None:
             self._was_text()
             return
         self._decode.reset()
-        self._held, self._arguments = "", []
+        self._held = ""
+        self._arguments = []
         self._state = ARGS
         self._is_streamed = True if opened.kind == "custom" else None
-        self._items.begin(opened)
+        self._items.open_item(opened)
 
     def _argue(self, text: str) -> None:
         self._arguments.append(text)
@@ -332,14 +339,15 @@ class MistralReader:
             self._text = None
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         self._decode.reset()
-        self._take_text(rest)
+        self._feed_text(rest)
         if self._state == ARGS:
             arguments = "".join(self._arguments)
             self._items.write(self._unsent(arguments, is_cut=is_cut))
             self._items.end_arguments()
             is_cut = is_cut and not is_object(arguments.strip())
         self._items.close(is_cut=is_cut)
-        self._state, self._held = "", ""
+        self._state = ""
+        self._held = ""
 
     def _unsent(self, arguments: str, *, is_cut: bool) -> str:
         """What is left to send of the arguments when they are whole, unless they were sent as they came."""
@@ -371,19 +379,22 @@ def _is_format_known(path: Path) -> bool:
 
 
 def _with_prompt(prompt: str) -> Family:
-    found = SYSTEM.search(prompt)
-    return _family(found[1] if found else "")
+    system = SYSTEM.search(prompt)
+    return _family(system[1] if system else "")
 
 
 def _family(default_system: str = "") -> Family:
     """`default_system`: the system text where a request has none, as some of the models' templates have it."""
     return Family(
+        name="mistral",
         version=VERSION,
         specials=(BEGIN, END, CALL, ARGS, *(mark for pair in AROUND.values() for mark in pair)),
         stops=(END,),
         seal=(Mark(END),),
         cue=(),
-        render=Writing(begin=partial(_begin, default_system), given=_given, wrote=_write).render,
+        render=Writing(
+            begin=partial(_write_head, default_system), given=_given, wrote=_write
+        ).render,
         write=_write,
         reader=MistralReader,
         call=CallForm(

@@ -145,10 +145,10 @@ def _output(item: Item, show: Show | None) -> str:
         case items.LocalShellCallOutput(output=text) | items.HostedOutput(output=text):
             return text
         case items.ShellCallOutput(output=outputs):
-            return dumps([_printed(one) for one in outputs])
+            return dumps([_printed(output) for output in outputs])
         case items.ToolSearchOutput():
-            found = [dumps(definition_of(offer)) for offer in added_by(item)]
-            return "\n".join(found) or NOTHING_FOUND
+            definitions = [dumps(definition_of(offer)) for offer in added_by(item)]
+            return "\n".join(definitions) or NOTHING_FOUND
         case items.McpApprovalResponse(reason=reason):
             return f"{DECLINED} {reason}" if reason else DECLINED
         case _:
@@ -190,7 +190,8 @@ def _joined(
     """These parts as one text, with `glue` between words; around a picture there is none."""
     if isinstance(content, str):
         return content
-    text, needs_glue = "", False
+    text = ""
+    needs_glue = False
     for part in content:
         shown = show(part) if show and isinstance(part, items.InputImage) else None
         text += (glue if needs_glue and shown is None else "") + (shown or words_of(part))

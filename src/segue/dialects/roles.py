@@ -1,8 +1,8 @@
 """Where may a system message stand, and who may speak after whom? What templates and endpoints differ in. Pure.
 
-In: messages as chat templates and chat endpoints take them, with `system` for whoever gives instructions. Out: the same
-words in an order that this model accepts. Nothing is lost: what cannot be said as system is said as user, with words
-around it that tell who speaks.
+In: messages as chat templates and chat endpoints take them, with `system` for instructions. Out: the same texts in an
+order that this model accepts. Nothing is lost: what cannot be said as system is said as user, with words around it that
+name the speaker.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ def place(
 ) -> list[JsonObject]:
     """The messages in an order that is accepted; `is_beginning`: none were sent before them."""
     leading = _leading(messages) if is_beginning else 0
-    lead, rest = list(messages[:leading]), messages[leading:]
-    if rule.needs_user and lead and not any(one["role"] == "user" for one in rest):
+    lead = list(messages[:leading])
+    rest = messages[leading:]
+    if rule.needs_user and lead and not any(message["role"] == "user" for message in rest):
         rest = [_as_user(lead.pop()), *rest]
     placed: list[JsonObject] = []
     if lead:
-        text = "\n\n".join(str(one["content"]) for one in lead)
+        text = "\n\n".join(str(message["content"]) for message in lead)
         joined: JsonObject = {"role": "system", "content": text}
         placed.append(_as_user(joined) if rule.system == "never" else joined)
     placed += [
-        _as_user(one) if one["role"] == "system" and rule.system != "anywhere" else one
-        for one in rest
+        _as_user(message) if message["role"] == "system" and rule.system != "anywhere" else message
+        for message in rest
     ]
     return list(_alternating(placed)) if rule.alternates else placed
 
 
 def _leading(messages: Sequence[JsonObject]) -> int:
     """How many system messages there are before anything else."""
-    others = (n for n, one in enumerate(messages) if one["role"] != "system")
+    others = (n for n, message in enumerate(messages) if message["role"] != "system")
     return next(others, len(messages))
 
 
@@ -70,27 +71,27 @@ def _as_user(message: JsonObject) -> JsonObject:
 def _alternating(messages: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """Neighbours with one role become one message; after a tool's output the model speaks before the user does."""
     last: JsonObject | None = None
-    for one in messages:
-        if last is not None and last["role"] == one["role"] and _can_join(last, one):
-            last = {**last, "content": _joined(last["content"], one["content"])}
+    for message in messages:
+        if last is not None and last["role"] == message["role"] and _can_join(last, message):
+            last = {**last, "content": _joined(last["content"], message["content"])}
             continue
         if last is not None:
             yield last
-            if last["role"] == "tool" and one["role"] == "user":
+            if last["role"] == "tool" and message["role"] == "user":
                 yield {"role": "assistant", "content": NOTED}
-        last = one
+        last = message
     if last is not None:
         yield last
 
 
-def _can_join(one: JsonObject, other: JsonObject) -> bool:
-    return one.keys() == other.keys() == {"role", "content"}
+def _can_join(first: JsonObject, second: JsonObject) -> bool:
+    return first.keys() == second.keys() == {"role", "content"}
 
 
-def _joined(one: object, other: object) -> object:
-    if isinstance(one, str) and isinstance(other, str):
-        return f"{one}\n\n{other}"
-    return [*_parts(one), *_parts(other)]
+def _joined(first: object, second: object) -> object:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), *_parts(second)]
 
 
 def _parts(content: object) -> list[object]:

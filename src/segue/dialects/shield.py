@@ -13,7 +13,9 @@ from segue.dialects.images import IMAGE
 from segue.vocabularies.vocabulary import Chunk, Mark, Own
 
 # Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.
-SHIELD, PLACE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"
+SHIELD = "\ufdd0"
+PLACE = "\ufdd1"
+ESCAPE = "\ufdd2"
 # The mark of an image is ours already.
 OURS = re.compile(f"(?!{IMAGE})[\ufdd0-\ufdd3]")
 ESCAPED = re.compile(f"{ESCAPE}([0-3])")
@@ -42,11 +44,11 @@ class Shield:
         """The same text with every mark in it broken, and with letters escaped that mean something here."""
         clean = text
         if not text.isascii():
-            clean = OURS.sub(lambda found: f"{ESCAPE}{ord(found[0]) - 0xFDD0}", text)
+            clean = OURS.sub(lambda mark: f"{ESCAPE}{ord(mark[0]) - 0xFDD0}", text)
         if any(letter in clean for letter in self._first_letters):
             # Breaking a mark may leave another that began inside of it.
             while self._mark.search(clean):
-                clean = self._mark.sub(lambda found: found[0][0] + SHIELD + found[0][1:], clean)
+                clean = self._mark.sub(lambda mark: mark[0][0] + SHIELD + mark[0][1:], clean)
         return self._apart(clean)
 
     def _apart(self, text: str) -> str:
@@ -67,9 +69,9 @@ class Shield:
             case str():
                 return value if value in STRUCTURE else self.text(value)
             case list():
-                return [self.value(one) for one in value]
+                return [self.value(entry) for entry in value]
             case dict():
-                return {self.value(name): self.value(one) for name, one in value.items()}
+                return {self.value(name): self.value(entry) for name, entry in value.items()}
             case _:
                 return value
 
@@ -82,4 +84,4 @@ class Shield:
 
 def mended(text: str) -> str:
     """The text as it was before it was shielded."""
-    return ESCAPED.sub(lambda found: chr(0xFDD0 + int(found[1])), text.replace(SHIELD, ""))
+    return ESCAPED.sub(lambda mark: chr(0xFDD0 + int(mark[1])), text.replace(SHIELD, ""))

@@ -98,7 +98,7 @@ class _Step:
     # How many of them are the model's, and how many are outputs of tools.
     answers: int
     outputs: int = 0
-    # What was sampled for them, where it was kept; the messages as they are told.
+    # What was sampled for them, where it was kept; the messages as the template gets them.
     kept: Round | None = None
     said: Sequence[dict[str, object]] = ()
 
@@ -109,7 +109,7 @@ class _Cue:
 
     # The whole small conversation, up to where the model speaks.
     whole: str
-    # What the template adds to make the model speak; None if that cannot be told apart.
+    # What the template adds to make the model speak; None if that cannot be separated.
     text: str | None
     # What stands right before an answer, from a special token on.
     anchor: str
@@ -117,17 +117,20 @@ class _Cue:
     begin: str
 
 
-def template_dialect(vocabulary: Vocabulary, template: ChatTemplate) -> TokenDialect:
+def template_dialect(
+    vocabulary: Vocabulary, template: ChatTemplate, name: str = "template"
+) -> TokenDialect:
     """The dialect of a model that has nothing but this template."""
     # What the template has no place for is written with these marks.
-    words = template.text + template.plain + "".join(PLAIN.marks)
-    vocabulary = vocabulary.protecting(words)
+    text = template.text + template.plain + "".join(PLAIN.marks)
+    vocabulary = vocabulary.protecting(text)
     prompts = _TemplatePrompts(vocabulary, template)
     ends = prompts.ends
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
     digest = blake2b(template.text.encode(), digest_size=6).hexdigest()
     family = Family(
+        name=name,
         version=f"{VERSION}-{digest}",
         specials=(),
         stops=ends,
@@ -198,7 +201,7 @@ class _TemplatePrompts:
         return TextReader(bound, scene, format=self.format, is_thinking=is_thinking)
 
     def write(self, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
-        written = self._answer(None, self._messages.wrote(items, {}))
+        written = self._written_answer(None, self._messages.wrote(items, {}))
         if written is not None:
             return self._encode(written) + vocabulary.ids(Mark(self.ends[0]))
         chunks = content_of(parts_of(items))
@@ -214,7 +217,7 @@ class _TemplatePrompts:
         chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
         if IMAGE_BEFORE in cue:
-            # The cue of this template is more than that, and images belong to the context: then they are told in words.
+            # Images belong to the context, and this template writes one into its cue: then they are described in words.
             return self.render(bound, replace(scene, sees_images=False))
         steps = _steps(bound, scene, rounds)
         trails = _trails(steps)
@@ -237,8 +240,8 @@ class _TemplatePrompts:
             return False
         chat, tools = self._messages.chat(scene, self._messages.rounds(scene, None))
         context, cue = self._texts(scene, chat, tools)
-        found = self._decode(rendered.context.flat() + rendered.cue)
-        return "".join(found.split()) != "".join(mended(context + cue).split())
+        decoded = self._decode(rendered.context.flat() + rendered.cue)
+        return "".join(decoded.split()) != "".join(mended(context + cue).split())
 
     # --- text ---
 
@@ -271,7 +274,7 @@ class _TemplatePrompts:
         """A template may refuse to begin without a question. Then the context is all that it writes before one, as a
         warm-up needs it, and the cue has an empty question."""
         before = run([*chat, {"role": "user", "content": PLACE}], is_cued=True).partition(PLACE)[0]
-        marks = [found.start() for found in self._special.finditer(before)]
+        marks = [mark.start() for mark in self._special.finditer(before)]
         context = before[: marks[-1]] if marks else ""
         cued = run([*chat, {"role": "user", "content": ""}], is_cued=True)
         same = len(self._common(context, cued))
@@ -280,12 +283,12 @@ class _TemplatePrompts:
     def _common(self, text: str, other: str) -> str:
         """The pieces with which both texts begin."""
         pairs = zip(self._split(text), self._split(other), strict=False)
-        return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return "".join(piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def _without_half_mark(self, same: str, whole: str) -> str:
-        for found in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
-            if found.start() < len(same) < found.end():
-                return whole[: found.start()]
+        for mark in self._special.finditer(whole, max(0, len(same) - SPECIAL_CHARS_MAX)):
+            if mark.start() < len(same) < mark.end():
+                return whole[: mark.start()]
         return same
 
     def _is_cut_at(self, before: str, after: str) -> bool:
@@ -325,11 +328,11 @@ class _TemplatePrompts:
 
     def _cues(self, effort: Effort | None) -> tuple[_Cue, ...]:
         """How an answer begins after a user and after a tool, with this effort."""
-        found = self._known_cues.get(effort)
-        if found is None:
+        cues = self._known_cues.get(effort)
+        if cues is None:
             made = (self._cue(chat, effort) for chat in (QUESTION, self._messages.looked()))
-            found = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
-        return found
+            cues = self._known_cues[effort] = tuple(cue for cue in made if cue is not None)
+        return cues
 
     def _cue(self, chat: Chat, effort: Effort | None) -> _Cue | None:
         run = partial(self._runner.run, tools=None, root_at=0, effort=effort)
@@ -349,11 +352,13 @@ class _TemplatePrompts:
         same = self._without_half_mark(same, whole)
         at = len(whole) - len(text or "")
         if not self._special.search(same, at):
-            marks = [found.start() for found in self._special.finditer(same)]
+            marks = [mark.start() for mark in self._special.finditer(same)]
             at = marks[-1] if marks else len(same)
         return _Cue(whole, text, whole[at:], same[at:])
 
-    def _answer(self, effort: Effort | None, said: Sequence[dict[str, object]]) -> str | None:
+    def _written_answer(
+        self, effort: Effort | None, said: Sequence[dict[str, object]]
+    ) -> str | None:
         """What the template writes for these messages of the model after a question, up to the end of the turn; None if
         it does not begin with the cue of this effort."""
         cue, *_ = self._cues(effort) or (None,)
@@ -386,22 +391,25 @@ class _TemplatePrompts:
         ids = array("I")
         made = 0
         done = base.chars
-        at, missed, outputs = base.walk.at, base.walk.missed, base.walk.outputs
-        begins = [found.start() for found in self._begin.finditer(context, at)]
+        at = base.walk.at
+        missed = base.walk.missed
+        outputs = base.walk.outputs
+        begins = [mark.start() for mark in self._begin.finditer(context, at)]
         for step in steps[base.walk.steps :]:
             first = bisect_left(begins, at) + missed
-            sampled, found = NO_IDS, None
+            sampled = NO_IDS
+            place = None
             if step.kept is not None:
                 sampled = _sampled(bound, step.kept)
                 window = begins[first : first + 1 + outputs]
-                found = self._place_of(context, window, sampled, step.said)
-            if found is None or found[0] < done:
+                place = self._place_of(context, window, sampled, step.said)
+            if place is None or place[0] < done:
                 missed += step.answers
             else:
-                text = self._encode(context[done : found[0]], images, len(ids))
+                text = self._encode(context[done : place[0]], images, len(ids))
                 made += len(text)
                 ids += text + sampled
-                done = at = found[1]
+                done = at = place[1]
                 missed = 0
             outputs = step.outputs
         text = self._encode(context[done:], images, len(ids))
@@ -434,7 +442,7 @@ class _TemplatePrompts:
         thinking = (self.format.think, self.format.thought)
         is_thinking = any(mark in anchor for mark in thinking for anchor in anchors)
         for effort in EFFORTS:
-            written = self._answer(effort, said)
+            written = self._written_answer(effort, said)
             if written is None or (is_thinking and not _has_alike(thinking, written, text)):
                 continue
             for begin in begins:
@@ -449,7 +457,8 @@ class _TemplatePrompts:
     ) -> tuple[TemplatePrompt, blake2b]:
         """The longest kept prompt with whose text this prompt begins, and the digest to go on with."""
         digest = blake2b(digest_size=16)
-        base, base_digest = NO_PROMPT, digest.copy()
+        base = NO_PROMPT
+        base_digest = digest.copy()
         done = 0
         for node in reversed([*_kept_prompts(bound, scene)]):
             if node.chars > len(context):
@@ -465,7 +474,8 @@ class _TemplatePrompts:
             if is_same and (
                 is_end or self._is_cut_at(tail, context[done : done + SPECIAL_CHARS_MAX])
             ):
-                base, base_digest = node, digest.copy()
+                base = node
+                base_digest = digest.copy()
         return base, base_digest
 
 
@@ -476,7 +486,7 @@ _Run = Callable[..., str]
 def _same(text: str, other: str) -> str:
     """The letters with which both begin."""
     pairs = zip(text, other, strict=False)
-    return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _end_of(text: str, context: str, start: int) -> int | None:
@@ -487,7 +497,8 @@ def _end_of(text: str, context: str, start: int) -> int | None:
     part = context[start : start + 2 * len(text) + SPECIAL_CHARS_MAX]
     if not IGNORED.sub("", part).startswith(solid):
         return None
-    left, end = len(solid), 0
+    left = len(solid)
+    end = 0
     for found in SOLID.finditer(part):
         if left <= 0:
             break

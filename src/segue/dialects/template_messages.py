@@ -74,7 +74,7 @@ class Said(NamedTuple):
     wrote: Chat
 
 
-class _Told(NamedTuple):
+class _WrittenCall(NamedTuple):
     """A call as it is given to the template."""
 
     name: str
@@ -82,7 +82,7 @@ class _Told(NamedTuple):
 
 
 # By the id that a client knows.
-_Calls = dict[str, _Told]
+_Calls = dict[str, _WrittenCall]
 
 
 class TemplateMessages:
@@ -117,7 +117,8 @@ class TemplateMessages:
     def chat(self, scene: Scene, rounds: Sequence[Said]) -> tuple[Chat, object]:
         """The whole conversation with its head, in an order that the template takes; and the tools."""
         chat = [message for said in rounds for message in (*said.given, *said.wrote)]
-        head, tools = scene.head, None
+        head = scene.head
+        tools = None
         if head.tools.offers and self._has_tools:
             tools = [self._shield.value(definition_of(offer)) for offer in head.tools.offers]
         elif head.tools.offers:
@@ -127,7 +128,7 @@ class TemplateMessages:
         if head.instructions is not None:
             chat.insert(0, self._message("system", head.instructions))
         rule = self.taken.rule
-        first = next((one for one in chat if one["role"] != "system"), None)
+        first = next((message for message in chat if message["role"] != "system"), None)
         if rule.alternates and first is not None and first["role"] != "user":
             # The model must not be the first to speak.
             chat.insert(chat.index(first), {"role": "user", "content": ""})
@@ -175,7 +176,7 @@ class TemplateMessages:
         return {"role": role, "content": self._shield.text(text)}
 
     def _output(self, part: Part, calls: _Calls) -> dict[str, object]:
-        call = calls.get(part.call_id) or _Told("", part.call_id)
+        call = calls.get(part.call_id) or _WrittenCall("", part.call_id)
         named = {"name": self._shield.text(call.name)} if call.name else {}
         id = self._shield.text(call.id)
         return {**self._message("tool", part.text), "tool_call_id": id, **named}
@@ -217,9 +218,9 @@ class TemplateMessages:
     def _remember(self, calls: _Calls, parts: Sequence[Part]) -> None:
         for part in parts:
             if part.kind == "call":
-                calls[part.call_id] = _Told(part.name, self._told_id(part, len(calls)))
+                calls[part.call_id] = _WrittenCall(part.name, self._written_id(part, len(calls)))
 
-    def _told_id(self, part: Part, count: int) -> str:
+    def _written_id(self, part: Part, count: int) -> str:
         if self._is_counting:
             return f"functions.{part.name}:{count}"
         if not self.has_short_ids or SHORT_ID.fullmatch(part.call_id):
@@ -283,7 +284,8 @@ def _answered(id: str) -> dict[str, object]:
     return {"role": "tool", "tool_call_id": id, "name": f"tool_{id}", "content": f"output {id}"}
 
 
-ONE, TWO = "callnum01", "callnum02"
+ONE = "callnum01"
+TWO = "callnum02"
 ARGUMENTS = {"q": "argument-47"}
 TOOL = {
     "name": "look",
@@ -331,8 +333,10 @@ class _Probe:
         return taken
 
     def _rule(self) -> RoleRule:
-        first, later = _said("system", "instruction-47"), _said("system", "correction-47")
-        answer, again = _said("assistant", "answer-47"), _said("user", "another-47")
+        first = _said("system", "instruction-47")
+        later = _said("system", "correction-47")
+        answer = _said("assistant", "answer-47")
+        again = _said("user", "another-47")
         is_alternating = not self._takes([ASKED, again], "question-47", "another-47")
         goes_on = [first, ASKED, answer, again]
         if not self._takes(goes_on, "instruction-47", "question-47", "answer-47", "another-47"):

@@ -90,8 +90,10 @@ async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
 
 def _environment() -> dict[str, str]:
     """It finds the modules that this process finds, and gets no secrets."""
-    known = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**known, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class PdfTexts:
@@ -112,11 +114,11 @@ class PdfTexts:
             if pdf.end == "late":
                 message = f"This PDF could not be read in time ({self._s_max:g} s) and memory."
                 raise InvalidRequest(message, code="file_failed")
-            self._keep(key, pdf.text if pdf.end == "whole" else None)
+            self._add(key, pdf.text if pdf.end == "whole" else None)
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def _keep(self, key: bytes, text: str | None) -> None:
+    def _add(self, key: bytes, text: str | None) -> None:
         if key in self._kept:
             # Two turns have read it at the same time.
             return

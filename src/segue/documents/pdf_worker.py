@@ -49,7 +49,7 @@ class _Effort:
             raise _Exhausted
 
 
-def take_apart(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
+def extract(data: bytes, chars_max: int) -> Iterator[str | dict[str, bool]]:
     """The title, then the text of each page in turn, then whether all of it could be read."""
     effort = _Effort()
     is_broken = False
@@ -80,8 +80,8 @@ def _drawn_bytes(page: PageObject, enough: int) -> int:
     todo: list[DictionaryObject] = [page]
     while todo and size <= enough:
         forms = _inside(_inside(todo.pop(), "/Resources"), "/XObject")
-        for one in forms.values():
-            form = one.get_object()
+        for entry in forms.values():
+            form = entry.get_object()
             is_form = isinstance(form, StreamObject) and form.get("/Subtype") == "/Form"
             if is_form and id(form) not in seen and size <= enough:
                 seen.add(id(form))
@@ -91,21 +91,22 @@ def _drawn_bytes(page: PageObject, enough: int) -> int:
 
 
 def _inside(holder: DictionaryObject, name: str) -> DictionaryObject:
-    found = holder.get(name)
-    inner = found.get_object() if found is not None else None
+    entry = holder.get(name)
+    inner = entry.get_object() if entry is not None else None
     return inner if isinstance(inner, DictionaryObject) else DictionaryObject()
 
 
 def main() -> None:
     """Read one file, within limits that hold even if the parent process is gone."""
-    chars_max, seconds = int(sys.argv[1]), int(sys.argv[2])
+    chars_max = int(sys.argv[1])
+    seconds = int(sys.argv[2])
     os.nice(NICENESS)
     logging.disable()
     for what, limit in ((resource.RLIMIT_AS, MEMORY_BYTES_MAX), (resource.RLIMIT_CPU, seconds)):
         # Not every system has both.
         with suppress(ValueError, OSError):
             resource.setrlimit(what, (limit, limit))
-    for line in take_apart(sys.stdin.buffer.read(), chars_max):
+    for line in extract(sys.stdin.buffer.read(), chars_max):
         # JSON can express a lone surrogate, UTF-8 cannot.
         text = line.encode(errors="replace").decode() if isinstance(line, str) else line
         print(json.dumps(text), flush=True)

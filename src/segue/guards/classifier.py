@@ -56,7 +56,8 @@ class ClassifierGuard:
     """Blocks what a classifier is sure enough about."""
 
     def __init__(self, folder: Path, threshold: float = 0.9) -> None:
-        model, vocabulary = folder / "model.onnx", folder / "tokenizer.json"
+        model = folder / "model.onnx"
+        vocabulary = folder / "tokenizer.json"
         for path in (model, vocabulary):
             if not path.is_file():
                 message = f"guard_classifier: '{folder}' has no {path.name}: see docs/guards.md."

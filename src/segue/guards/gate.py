@@ -103,17 +103,18 @@ class GuardGate:
     # --- the input ---
 
     def ask(self, scene: Scene, *, is_first: bool) -> None:
-        guards, resolved = self._guards, self._plan.resolved
+        guards = self._guards
+        resolved = self._plan.resolved
         if not guards.inputs:
             return
         items = self._unseen(scene, is_first=is_first)
-        words: list[str] = []
+        texts: list[str] = []
         if is_first and not self._is_head_shown:
             self._is_head_shown = True
             parent = resolved.parent
-            known = parent if parent is not None and has_passed(parent, guards.names) else None
-            words = texts_of_head(resolved.head, self._plan.response, known)
-        self._asking = asyncio.create_task(self._check(words, items))
+            passed = parent if parent is not None and has_passed(parent, guards.names) else None
+            texts = texts_of_head(resolved.head, self._plan.response, passed)
+        self._asking = asyncio.create_task(self._check(texts, items))
 
     async def clear(self, scene: Scene, *, is_first: bool) -> bool:
         """The guards check these items now; the round that follows shows them the rest."""
@@ -133,14 +134,16 @@ class GuardGate:
         items = new_items(scene, self._guards.names) if is_first else scene.given
         return [item for item in items if id(item) not in self._shown]
 
-    async def _check(self, words: list[str], items: Sequence[Item]) -> None:
+    async def _check(self, head_texts: list[str], items: Sequence[Item]) -> None:
         try:
             if sum(len(item.raw) for item in items) <= INLINE_BYTES:
-                texts = words + texts_of(items)
+                texts = head_texts + texts_of(items)
             else:
-                texts = words + await asyncio.to_thread(texts_of, items)
+                texts = head_texts + await asyncio.to_thread(texts_of, items)
             self._tally.guard_chars_checked += sum(map(len, texts))
-            reason = await _ask_all([guard.check(texts) for guard in self._guards.inputs if texts])
+            reason = await _first_objection(
+                [guard.check(texts) for guard in self._guards.inputs if texts]
+            )
         except Exception as fault:
             self._give_up(fault)
             return
@@ -172,19 +175,19 @@ class GuardGate:
         """What may leave of the rest, after the verdict."""
         self._hold(parsed)
         await self._verdict()
-        await self._let_through()
-        return self._take()
+        await self._move_held()
+        return self._pop_passed()
 
     def drop(self) -> list[Parsed]:
         self.is_shut = True
-        return self._take()
+        return self._pop_passed()
 
     async def vet(self, text: str) -> bool:
         await self._verdict()
         if self.is_shut or not self._guards.outputs:
             return not self.is_shut
         self._tally.guard_chars_watched += len(text)
-        return await _ask_all([guard.watch(text) for guard in self._guards.outputs]) is None
+        return await _first_objection([guard.watch(text) for guard in self._guards.outputs]) is None
 
     async def leave(self) -> None:
         if self._asking is not None:
@@ -193,9 +196,9 @@ class GuardGate:
 
     def _hold(self, parsed: Sequence[Parsed]) -> None:
         self._held.extend(parsed)
-        self._held_chars += sum(len(one.text) for one in parsed if isinstance(one, ItemText))
+        self._held_chars += sum(len(part.text) for part in parsed if isinstance(part, ItemText))
 
-    async def _let_through(self) -> None:
+    async def _move_held(self) -> None:
         """Move what is held through the window, in order; each step is whole before the next wait."""
         while self._held and not self.is_shut:
             match self._held[0]:
@@ -205,16 +208,16 @@ class GuardGate:
                 case ItemText() as wrote:
                     self._add(wrote)
                 case ItemClosed():
-                    if not await self._watch():
+                    if not await self._check_window():
                         return
-                    self._release(0)
+                    self._pass_window(0)
                     self._passed.append(self._held[0])
                     self._is_item_out = False
                 case TurnClosed() as end:
                     self._passed.append(end)
             self._held.popleft()
-            if self._is_full and await self._watch():
-                self._release(self._kept_chars)
+            if self._is_full and await self._check_window():
+                self._pass_window(self._kept_chars)
 
     @property
     def _is_full(self) -> bool:
@@ -231,7 +234,7 @@ class GuardGate:
         self._window_chars += len(wrote.text)
         self._fresh_chars += len(wrote.text)
 
-    async def _watch(self) -> bool:
+    async def _check_window(self) -> bool:
         """Show the window to the guards of the answer, if there is anything new in it; False if they block it."""
         if not self._fresh_chars or not self._guards.outputs:
             return True
@@ -243,7 +246,9 @@ class GuardGate:
         self._kept_chars = chars_written(forms, overlap)
         try:
             outputs = self._guards.outputs
-            reason = await _ask_all([guard.watch(form) for guard in outputs for form in forms])
+            reason = await _first_objection(
+                [guard.watch(form) for guard in outputs for form in forms]
+            )
         except Exception as fault:
             self._give_up(fault)
             return False
@@ -254,8 +259,8 @@ class GuardGate:
             self._shut(Filtered())
         return reason is None
 
-    def _release(self, kept_chars: int) -> None:
-        """Let the window go, but for its last characters."""
+    def _pass_window(self, kept_chars: int) -> None:
+        """Pass the window on, except its last characters, which are checked again with the next."""
         if self._opened is not None and (self._window_chars > kept_chars or not kept_chars):
             self._passed.append(self._opened)
             self._opened = None
@@ -273,9 +278,10 @@ class GuardGate:
             self._passed.append(first)
             self._window_chars -= len(first.text)
 
-    def _take(self) -> list[Parsed]:
+    def _pop_passed(self) -> list[Parsed]:
         """What may leave, once; of a gate that is shut, with an end to what has begun."""
-        passed, self._passed = self._passed, []
+        passed = self._passed
+        self._passed = []
         if self.is_shut:
             self._held.clear()
             self._window.clear()
@@ -298,8 +304,8 @@ class GuardGate:
         self._running.notify(why)
 
 
-async def _ask_all(checks: Sequence[Awaitable[Verdict]]) -> str | None:
-    """Why any of them blocks; None if all let it pass. An error counts more than a pass, and less than a block."""
+async def _first_objection(checks: Sequence[Awaitable[Verdict]]) -> str | None:
+    """The first reason to block; None if all pass. An error counts more than a pass, and less than a block."""
     if len(checks) == 1:
         return (await checks[0]).reason
     results = await asyncio.gather(*checks, return_exceptions=True)

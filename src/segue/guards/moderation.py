@@ -73,7 +73,7 @@ class ModerationGuard:
     async def check(self, texts: Sequence[str]) -> Verdict:
         parts = [part for text in texts for part in _parts(text)]
         for start in range(0, len(parts), TEXTS_MAX):
-            verdict = await self._ask(parts[start : start + TEXTS_MAX])
+            verdict = await self._moderate(parts[start : start + TEXTS_MAX])
             if verdict.reason is not None:
                 return verdict
         return PASSED
@@ -85,7 +85,7 @@ class ModerationGuard:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, parts: Sequence[str]) -> Verdict:
+    async def _moderate(self, parts: Sequence[str]) -> Verdict:
         try:
             async with self._slots:
                 results = await self._post(msgspec.json.encode({"input": parts, **self._settings}))

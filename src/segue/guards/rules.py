@@ -93,8 +93,8 @@ class RulesGuard:
 
     def _has_denied(self, window: str, *, is_last: bool) -> bool:
         """Whether there is a URL that is not allowed; a host that the window's end cuts is whole in the next window."""
-        found = (url for url in HOST.finditer(window) if is_last or url.end() < len(window))
-        return any(self._is_denied(url[1]) for url in found)
+        urls = (url for url in HOST.finditer(window) if is_last or url.end() < len(window))
+        return any(self._is_denied(url[1]) for url in urls)
 
     def _is_denied(self, host: str) -> bool:
         host = _folded(host)

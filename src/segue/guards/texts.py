@@ -43,22 +43,22 @@ def texts_of(items: Iterable[Item]) -> list[str]:
 def texts_of_head(head: Head, response: Response, parent: Turn | None) -> list[str]:
     """The texts of instructions, tools and format, as far as they are not the parent's."""
     before = None if parent is None else parent.response
-    found: list[str] = []
+    texts: list[str] = []
     if head.instructions and (before is None or response.instructions != before.instructions):
-        found.append(head.instructions)
+        texts.append(head.instructions)
     if before is None or response.tools != before.tools:
-        found.extend(_of_tools((*head.tools.offers, *head.tools.deferred)))
+        texts.extend(_of_tools((*head.tools.offers, *head.tools.deferred)))
     wanted = head.text.format
     if wanted is not None and (before is None or response.text != before.text):
-        found.extend(_of_format(wanted))
-    return found
+        texts.extend(_of_format(wanted))
+    return texts
 
 
 def new_items(scene: Scene, names: Sequence[str]) -> list[Item]:
     """What the model sees in this scene and these guards have not let pass before: as a rule what is given now."""
     is_known = scene.past is not None and has_passed(scene.past, names)
     rounds: Iterable[Round] = scene.rounds if is_known else scene.history()
-    return [*(item for one in rounds for item in (*one.given, *one.wrote)), *scene.given]
+    return [*(item for round_ in rounds for item in (*round_.given, *round_.wrote)), *scene.given]
 
 
 def has_passed(turn: Past, names: Sequence[str]) -> bool:

@@ -54,4 +54,4 @@ class LostCaches:
     def _drop(self, entry: tuple[Owner, NearTurns]) -> None:
         if entry in self._caches:
             self._caches.remove(entry)
-            entry[1].leave()
+            entry[1].close()

@@ -30,7 +30,7 @@ class NearTurns(Turns, Protocol):
     def forget(self, owner: Owner, turn_id: str) -> None:
         """Remove the turn from the cache."""
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The connection is over: its bytes no longer count."""
 
 

@@ -102,14 +102,14 @@ class TaggedArguments:
         while rest is not None:
             if self._types is None:
                 bare = rest.lstrip()
-                found = self._opening.whole.match(bare)
-                if found is None and self._opening.may_begin(bare):
+                opening = self._opening.whole.match(bare)
+                if opening is None and self._opening.may_begin(bare):
                     self._held = rest
                     break
-                if found is None:
+                if opening is None:
                     return "".join(parsed) + self._ended(), rest
-                parsed.append(self._begun(found))
-                rest = bare[found.end() :]
+                parsed.append(self._begun(opening))
+                rest = bare[opening.end() :]
             else:
                 rest = self._more(rest, parsed)
         return "".join(parsed), None
@@ -121,9 +121,10 @@ class TaggedArguments:
         self._end_value(self._held, parsed)
         return "".join(parsed) + self._ended()
 
-    def _begun(self, found: re.Match[str]) -> str:
-        said = found.groupdict()
-        key, kind = said["key"].strip(), said.get("type")
+    def _begun(self, opening: re.Match[str]) -> str:
+        said = opening.groupdict()
+        key = said["key"].strip()
+        kind = said.get("type")
         if kind is None:
             self._types = self._schema.types(properties_of(self._schema.root).get(key))
         else:
@@ -131,7 +132,8 @@ class TaggedArguments:
         self._value = []
         self._closing = self._tags.closing.replace("%tag%", key)
         self._ends = (self._closing, *self._tags.missed)
-        before, self._before = self._before, ", "
+        before = self._before
+        self._before = ", "
         return f"{before}{_quoted(key)}: " + ('"' if self._is_string else "")
 
     @property
@@ -139,17 +141,17 @@ class TaggedArguments:
         return self._types == TEXT
 
     def _more(self, text: str, parsed: list[str]) -> str | None:
-        found = any_of(self._ends).search(text)
-        if found is None:
+        end_mark = any_of(self._ends).search(text)
+        if end_mark is None:
             end = len(text) - held_back(text, self._ends)
-            self._take(text[:end], parsed)
+            self._add_value(text[:end], parsed)
             self._held = text[end:]
             return None
-        self._end_value(text[: found.start()], parsed)
+        self._end_value(text[: end_mark.start()], parsed)
         # A missing end is not used up.
-        return text[found.end() if found[0] == self._closing else found.start() :]
+        return text[end_mark.end() if end_mark[0] == self._closing else end_mark.start() :]
 
-    def _take(self, text: str, parsed: list[str]) -> None:
+    def _add_value(self, text: str, parsed: list[str]) -> None:
         if not self._value and self._tags.is_wrapped:
             text = text.removeprefix("\n")
         if text:
@@ -159,7 +161,7 @@ class TaggedArguments:
     def _end_value(self, last: str, parsed: list[str]) -> None:
         if self._tags.is_wrapped:
             last = last.removesuffix("\n")
-        self._take(last, parsed)
+        self._add_value(last, parsed)
         assert self._types is not None
         if self._is_string:
             parsed.append('"')
@@ -279,9 +281,9 @@ class NotedArguments:
                 return len(quote)
             if quote.startswith(text):
                 return 0
-        found = TOKEN.match(text)
-        assert found is not None
-        token = found[0]
+        token_match = TOKEN.match(text)
+        assert token_match is not None
+        token = token_match[0]
         if token in ("{", "[", "("):
             self._open.append("}" if token == "{" else "]")
             self._is_key = token == "{"
@@ -295,7 +297,7 @@ class NotedArguments:
             self._is_key = False
             parsed.append(": ")
         elif not token.isspace():
-            if found.end() == len(text):
+            if token_match.end() == len(text):
                 return 0
             self._word(token, parsed)
         return len(token)
@@ -314,17 +316,18 @@ class NotedArguments:
 
     def _string(self, text: str, parsed: list[str]) -> int:
         """How much of an open string was used."""
-        quote, has_escapes = self._quote, self._notation.has_escapes
-        found = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
-        if found is None:
+        quote = self._quote
+        has_escapes = self._notation.has_escapes
+        mark = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
+        if mark is None:
             end = len(text) if len(quote) == 1 else len(text) - held_back(text, (quote,))
             parsed.append(_quoted(text[:end])[1:-1])
             return end
-        at = found.start()
+        at = mark.start()
         if at:
             parsed.append(_quoted(text[:at])[1:-1])
             return at
-        if found[0] == quote:
+        if mark[0] == quote:
             self._quote = ""
             parsed.append('"')
             return len(quote)

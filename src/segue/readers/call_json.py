@@ -38,9 +38,9 @@ class Braces:
         if self.is_escaped and at < len(text):
             self.is_escaped = False
             at += 1
-        while found := (IN_STRING if self.is_quoted else IN_OBJECT).search(text, at):
-            at = found.end()
-            match found[0]:
+        while mark := (IN_STRING if self.is_quoted else IN_OBJECT).search(text, at):
+            at = mark.end()
+            match mark[0]:
                 case '"':
                     self.is_quoted = not self.is_quoted
                 case "\\":
@@ -53,7 +53,7 @@ class Braces:
                     if self.depth == 0:
                         return at
                 case _:
-                    return found.start()
+                    return mark.start()
         return None
 
 
@@ -87,8 +87,8 @@ class CallObject(Struct):
 
     def arguments_text(self) -> str:
         """Verbatim; some models write the object into a string."""
-        found = self.parameters if self.arguments is UNSET else self.arguments
-        text = "{}" if found is UNSET else bytes(found).decode()
+        raw = self.parameters if self.arguments is UNSET else self.arguments
+        text = "{}" if raw is UNSET else bytes(raw).decode()
         return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
 
@@ -183,7 +183,8 @@ class InputReader:
 
     def _unescaped(self, text: str) -> str:
         parsed: list[str] = []
-        at, self._held = 0, ""
+        at = 0
+        self._held = ""
         while at < len(text):
             if plain := PLAIN.match(text, at):
                 parsed.append(plain[0])

@@ -99,16 +99,20 @@ BARE_OBJECT = CallForm(
 
 def form_of(format: CallFormat, template: str) -> CallForm:
     """How the family with this format and this template is made to call."""
-    found = (one for name, mark, one in SPELLINGS if name == format.name and mark in template)
-    spelling = next(found, None)
+    spellings = (
+        spelling for name, mark, spelling in SPELLINGS if name == format.name and mark in template
+    )
+    spelling = next(spellings, None)
     if spelling is None:
         return BARE_OBJECT
     space = spelling.header[len(spelling.header.rstrip(" ")) :]
-    before, after = space + QUOTE, UNQUOTE
+    before = space + QUOTE
+    after = UNQUOTE
     if spelling.argument is not None:
         opening, closing = spelling.argument
         quote = spelling.quote or ""
-        before, after = opening + quote, quote + closing
+        before = opening + quote
+        after = quote + closing
     return CallForm(
         named=partial(_begun, (spelling.begin + spelling.header).rstrip(" ")),
         end=spelling.end.replace(ID, OWN_ID),
@@ -229,16 +233,17 @@ class _CallTags:
         return sequence([*before, value, *self._marks(closing)])
 
     def _value(self, schema: JsonSchema, part: object, closing: str, depth: int) -> Node:
-        quote, only = self._spelling.quote, _only(part)
+        quote = self._spelling.quote
+        only = _only(part)
         if "string" in schema.types(part) and quote != JSON_QUOTE:
-            are_texts = only and all(isinstance(one, str) for one in only)
+            are_texts = only and all(isinstance(value, str) for value in only)
             free = [self._text(quote or closing)]
-            texts = [words(str(one)) for one in only] if are_texts else free
+            texts = [words(str(value)) for value in only] if are_texts else free
             quotes = self._marks(quote or "")
             return sequence([*quotes, any_of(texts), *quotes])
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "boolean" and not only:
-            return any_of([words(one) for one in self._spelling.booleans])
+            return any_of([words(text) for text in self._spelling.booleans])
         is_json = quote in (None, JSON_QUOTE) or kind not in ("object", "array")
         if is_json or not isinstance(part, dict):
             return json_of(schema.alone(part, self._budget))

@@ -30,7 +30,8 @@ from segue.vocabularies.vocabulary import Chunk, Vocabulary
 from segue.wire.tools import Offer, grammar_of
 
 # Around the input of a custom tool, inside the arguments.
-QUOTE, UNQUOTE = '{"input": "', '"}'
+QUOTE = '{"input": "'
+UNQUOTE = '"}'
 
 Chunks = tuple[Chunk, ...]
 Forced = tuple[Chunks, bytes | Grammar | None]
@@ -70,8 +71,8 @@ def lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
 
 
 def _lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
-    if (found := grammar_offer(scene)) is not None:
-        return (*form.named(found[0].qualified_name), form.around_input[0]), found[1]
+    if (offered := grammar_offer(scene)) is not None:
+        return (*form.named(offered[0].qualified_name), form.around_input[0]), offered[1]
     tagged = form.tagged(scene, vocabulary) if scene.can_follow_tags else None
     if tagged is not None:
         return tagged
@@ -110,10 +111,10 @@ def grammar_offer(scene: Scene) -> tuple[Offer, Grammar] | None:
     """
     if not scene.can_constrain or len(offers := forced(scene)) != 1:
         return None
-    found = grammar_of(offers[0])
-    if found is None:
+    grammar = grammar_of(offers[0])
+    if grammar is None:
         return None
-    syntax, definition = found
+    syntax, definition = grammar
     return offers[0], Grammar("regex" if syntax == "regex" else "lark", definition)
 
 
@@ -141,7 +142,7 @@ class GrammarReader:
             self._is_stopped = self._is_stopped or id in self._bound.stops
             if self._is_stopped:
                 break
-            self._take(id, parsed)
+            self._feed_token(id, parsed)
         return parsed
 
     def close(self, *, is_cut: bool) -> list[Parsed]:
@@ -156,7 +157,7 @@ class GrammarReader:
         parsed.append(TurnClosed(self._closing + self._bound.seal))
         return parsed
 
-    def _take(self, id: int, parsed: list[Parsed]) -> None:
+    def _feed_token(self, id: int, parsed: list[Parsed]) -> None:
         self._ids.append(id)
         if self._is_open:
             if text := self._decode.decode(self._bound.vocabulary.bytes_of(id)):

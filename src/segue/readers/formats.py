@@ -119,7 +119,8 @@ def _invoke(before: str, attributes: str, after: str = ">") -> CallShape:
 
 def _keyed(suffix: str = "", before: str = "", after: str = "", closing: str = "") -> CallShape:
     """A name, and each parameter as `<arg_key>` and `<arg_value>`; `suffix` stands at the end of every tag."""
-    key, value = f"arg_key{suffix}>", f"arg_value{suffix}>"
+    key = f"arg_key{suffix}>"
+    value = f"arg_value{suffix}>"
     return CallShape(
         f"{before}%name%{after} ",
         (f"<{key}", f"</tool_call{suffix}>"),
@@ -158,7 +159,9 @@ XML = CallFormat(
     (FUNCTION, *OBJECTS),
     loose="<function=",
 )
-DSML, HUNYUAN, MINIMAX = "｜DSML｜", ":opensource", "]<]minimax[>["
+DSML = "｜DSML｜"
+HUNYUAN = ":opensource"
+MINIMAX = "]<]minimax[>["
 PYTHON = CallFormat(
     "pythonic",
     ("<|python_start|>",),
@@ -370,5 +373,5 @@ def unread_marks(template: str) -> str | None:
     """A mark of calls in this template that no reader knows."""
     if format_of(template) is not None:
         return None
-    found = CALL_MARK.search(template)
-    return found and found[0]
+    mark = CALL_MARK.search(template)
+    return mark and mark[0]

@@ -51,18 +51,19 @@ class PendingLogprobs:
         self._end = 0
         self._sent = 0
 
-    def take(self, id: int, logprobs: TokenLogprob | None, chars: int) -> None:
+    def add_token(self, id: int, logprobs: TokenLogprob | None, chars: int) -> None:
         """This token was decoded to `chars` characters. Special tokens are never text."""
-        begin, self._end = self._end, self._end + chars
+        begin = self._end
+        self._end = self._end + chars
         if logprobs is not None and self._vocabulary.bytes_of(id):
             logprob = logprob_of(self._vocabulary, id, logprobs)
             self._waiting.append((begin, self._end, logprob))
 
-    def add(self, chars: int) -> None:
+    def add_chars(self, chars: int) -> None:
         """Characters that came without a token: what stands for broken ones at the end."""
         self._end += chars
 
-    def begin(self, rest: int) -> None:
+    def start_text(self, rest: int) -> None:
         """A text begins `rest` characters before the end; what was before it is not sent."""
         sent = self._sent = self._end - rest
         while self._waiting:
@@ -71,13 +72,13 @@ class PendingLogprobs:
                 return
             self._waiting.popleft()
 
-    def take_sent(self, chars: int) -> tuple[Logprob, ...]:
+    def pop_sent(self, chars: int) -> tuple[Logprob, ...]:
         """The tokens that begin in the next `chars` characters, which are sent now."""
         self._sent += chars
-        found = []
+        sent = []
         while self._waiting and self._waiting[0][0] < self._sent:
-            found.append(self._waiting.popleft()[2])
-        return tuple(found)
+            sent.append(self._waiting.popleft()[2])
+        return tuple(sent)
 
 
 class ItemWriter:
@@ -102,15 +103,15 @@ class ItemWriter:
         # Reads the arguments of a custom tool.
         self._input: InputReader | None = None
 
-    def begin(self, opened: ItemOpened) -> None:
+    def open_item(self, opened: ItemOpened) -> None:
         """An item begins."""
         self.open = opened
         self.parsed.append(opened)
 
-    def begin_message(self, rest: int) -> None:
+    def open_message(self, rest: int) -> None:
         """A message begins `rest` characters before the end of what was decoded."""
         if self.pending is not None:
-            self.pending.begin(rest)
+            self.pending.start_text(rest)
         self.open = ItemOpened("message")
         self.parsed.append(self.open)
 
@@ -132,7 +133,7 @@ class ItemWriter:
         parsed = self.parsed
         logprobs: tuple[Logprob, ...] = ()
         if self.pending is not None and self.open is not None and self.open.kind == "message":
-            logprobs = self.pending.take_sent(len(text))
+            logprobs = self.pending.pop_sent(len(text))
         text = text.translate(self._hidden) if self._hidden else text
         if not text and not logprobs:
             return
@@ -166,7 +167,7 @@ class _TokenReader(Protocol):
     # Whether plain tokens may pass as they are: an item of text is open and nothing is held back.
     _is_passing: bool
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None: ...
+    def _feed_token(self, id: int, logprobs: TokenLogprob | None = None) -> None: ...
 
 
 def feed_tokens(self: _TokenReader, piece: Piece) -> list[Parsed]:
@@ -179,7 +180,7 @@ def feed_tokens(self: _TokenReader, piece: Piece) -> list[Parsed]:
         items.pending = items.pending or PendingLogprobs(self._bound.vocabulary)
         logprobs = piece.logprobs or [None] * len(piece.ids)
         for id, logprob in zip(piece.ids, logprobs, strict=True):
-            self._take(id, logprob)
+            self._feed_token(id, logprob)
     else:
         plain = self._bound.plain_tokens
         for id in piece.ids:
@@ -187,7 +188,7 @@ def feed_tokens(self: _TokenReader, piece: Piece) -> list[Parsed]:
                 items.ids.append(id)
                 parsed.append(text)
             else:
-                self._take(id)
+                self._feed_token(id)
     self.is_over = items.is_over
     return parsed
 

@@ -48,8 +48,8 @@ def parameters_of(offer: Offer) -> object:
         return msgspec.json.decode(tool.parameters) if isinstance(tool.parameters, Raw) else None
     shape: dict[str, object] = {"type": "string"}
     if isinstance(tool.format, Raw):
-        given = msgspec.json.encode(msgspec.json.decode(tool.format)).decode()
-        shape["description"] = f"Its format: {given}"
+        format_json = msgspec.json.encode(msgspec.json.decode(tool.format)).decode()
+        shape["description"] = f"Its format: {format_json}"
     return {"type": "object", "properties": {"input": shape}, "required": ["input"]}
 
 
@@ -67,7 +67,8 @@ def added_by(item: Item) -> tuple[Offer, ...]:
 def callable_offers(scene: Scene) -> tuple[Offer, ...]:
     """The tools of the request, then what items have brought, then deferred tools: of two with the same name the
     first is called."""
-    tools, effects = scene.head.tools, scene.effects
+    tools = scene.head.tools
+    effects = scene.effects
     # What a hosted tool offers and a search has loaded is a copy: the original is called.
     hosted = tuple(offer for offer in tools.deferred if offer.builtin is not None)
     return tools.offers + hosted + effects.offers + tools.deferred + effects.deferred

@@ -56,9 +56,9 @@ class PlainNames:
 
     def name(self, qualified_name: str) -> str:
         """What this tool is called, which may be one of the history that is not offered any more."""
-        known = self._names.get(qualified_name)
-        if known is not None:
-            return known
+        offered = self._names.get(qualified_name)
+        if offered is not None:
+            return offered
         plain = plain_name(qualified_name)
         return plain if plain not in self._offers else _digest_name(qualified_name, self._offers)
 
@@ -69,10 +69,13 @@ class PlainNames:
 
 def _digest_name(qualified_name: str, taken: Container[str]) -> str:
     """A plain name that no other tool has."""
-    plain, digest = _plain(qualified_name), blake2b(qualified_name.encode(), digest_size=4)
-    begin, end = plain, ""
+    plain = _plain(qualified_name)
+    digest = blake2b(qualified_name.encode(), digest_size=4)
+    begin = plain
+    end = ""
     if len(plain) > PLAIN_NAME_MAX - 9:
-        begin, end = plain[:10], f"_{plain[-(PLAIN_NAME_MAX - 20) :]}"
+        begin = plain[:10]
+        end = f"_{plain[-(PLAIN_NAME_MAX - 20) :]}"
     while (name := f"{begin}_{digest.hexdigest()}{end}") in taken:
         digest.update(b"again")
     return name

@@ -83,11 +83,11 @@ def sequence(nodes: Sequence[Node]) -> Node:
     joined: list[Node] = []
     for node in nodes:
         inner = node.get("elements") if node["type"] == "sequence" else None
-        for one in inner if isinstance(inner, list) and len(inner) <= JOINED_MAX else [node]:
-            if joined and one["type"] == joined[-1]["type"] == "const_string":
-                joined[-1] = words(f"{joined[-1]['value']}{one['value']}")
+        for element in inner if isinstance(inner, list) and len(inner) <= JOINED_MAX else [node]:
+            if joined and element["type"] == joined[-1]["type"] == "const_string":
+                joined[-1] = words(f"{joined[-1]['value']}{element['value']}")
             else:
-                joined.append(one)
+                joined.append(element)
     return joined[0] if len(joined) == 1 else {"type": "sequence", "elements": joined}
 
 

@@ -53,7 +53,8 @@ BLANKS = " \t\r\n"
 # Around calls in a list, and between calls.
 LISTED = BLANKS + "[,;"
 # The end of a list. A brace too many is a common slip of small models and means nothing.
-SLACK, LIST_SLACK = re.compile(r"\A[\s}]*}"), re.compile(r"\A[\s}\]]*[}\]]")
+SLACK = re.compile(r"\A[\s}]*}")
+LIST_SLACK = re.compile(r"\A[\s}\]]*[}\]]")
 # An answer that may be calls without marks: a fence or none, then objects.
 GUESSED = re.compile(
     r"\s*(?:`{0,2}|```[a-z_]{0,9}\s*|(?:```(?:json|tool_call)?\s*)?(?P<object>\{.*))", re.DOTALL
@@ -100,7 +101,8 @@ class TextReader:
         self._scene = scene
         self._spelt = spelt = spelt_format(format, bound.vocabulary)
         self._format = spelt.format
-        head, effects = scene.head, scene.effects
+        head = scene.head
+        effects = scene.effects
         is_forced = head.tool_choice not in ("auto", "none") and bool(forced(scene))
         self._mends = format.is_mended and is_forced and scene.can_constrain
         # Which marks mean something in this scene: without tools, none.
@@ -140,7 +142,7 @@ class TextReader:
         parsed = items.parsed = []
         items.joined_from = 0
         is_cut = is_cut and self._stop is None and not items.is_over
-        self._release(is_cut=is_cut)
+        self._flush(is_cut=is_cut)
         is_whole_call = self._state in (self._trailing, self._ending)
         items.close(is_cut=is_cut and not is_whole_call)
         ids = items.ids
@@ -154,7 +156,7 @@ class TextReader:
         self._state = _closed
         return parsed
 
-    def _take(self, id: int, logprobs: TokenLogprob | None = None) -> None:
+    def _feed_token(self, id: int, logprobs: TokenLogprob | None = None) -> None:
         """One token on the slow way."""
         items = self._items
         if self._stop is not None or items.is_over:
@@ -173,7 +175,7 @@ class TextReader:
         text = self._decode.decode(data, final=bool(letter)) + letter
         self._fresh = len(text)
         if items.pending is not None:
-            items.pending.take(id, logprobs, len(text))
+            items.pending.add_token(id, logprobs, len(text))
         items.joined_from = len(items.parsed)
         self._read(text)
         self._is_passing = (
@@ -205,14 +207,16 @@ class TextReader:
             return bare[len(mark) :]
         # Newlines after a mark belong to the mark; at the very beginning they are the model's own.
         own = text.lstrip("\n") if self._is_after_mark else text
-        is_guessing, self._is_guessing = self._is_guessing, False
+        is_guessing = self._is_guessing
+        self._is_guessing = False
         if mark is not None or is_bare:
             # The mark of a bare object is empty.
             return self._suspect(mark or "", own[: len(own) - len(bare)], bare)
         if is_guessing and bare[0] in "{`":
-            self._call, self._state = _Call("", is_certain=False), self._guessing
+            self._call = _Call("", is_certain=False)
+            self._state = self._guessing
             return own
-        self._items.begin_message(len(own))
+        self._items.open_message(len(own))
         self._is_fenced = False
         self._state = self._talking
         return own
@@ -245,11 +249,11 @@ class TextReader:
     def _next_mark(self, text: str) -> tuple[int, str]:
         """The next mark that is not quoted in a fence, and where it stands; or else nothing, at the end."""
         if self._marks:
-            for found in marks_and_fences(self._marks).finditer(text):
-                if found[0][0] != "`":
-                    if not self._is_fenced or is_special(found[0]):
-                        return found.start(), found[0]
-                elif found.end() < len(text):
+            for mark in marks_and_fences(self._marks).finditer(text):
+                if mark[0][0] != "`":
+                    if not self._is_fenced or is_special(mark[0]):
+                        return mark.start(), mark[0]
+                elif mark.end() < len(text):
                     self._is_fenced = not self._is_fenced
         return len(text), ""
 
@@ -261,23 +265,23 @@ class TextReader:
 
     def _thinking(self, text: str) -> str | None:
         items = self._items
-        found = any_of(self._thought_ends).search(text)
-        at = len(text) if found is None else found.start()
+        end_mark = any_of(self._thought_ends).search(text)
+        at = len(text) if end_mark is None else end_mark.start()
         held = len(text) - len(text[:at].rstrip("\n"))
-        if found is None:
+        if end_mark is None:
             held = held_back(text, self._thought_ends)
         own = text[: len(text) - held]
         if items.open is None and own.strip():
-            items.begin(ItemOpened("reasoning"))
+            items.open_item(ItemOpened("reasoning"))
             own = own.lstrip("\n")
         if items.open is not None:
             items.write(own)
-        if found is None:
+        if end_mark is None:
             self._held = text[len(text) - held :] if items.open is not None else text
             return None
-        if found[0] == self._format.thought:
+        if end_mark[0] == self._format.thought:
             self._close()
-            return text[found.end() :]
+            return text[end_mark.end() :]
         # The token of the mark is not part of the thought.
         self._close(len(items.ids) - 1)
         return text[at:]
@@ -294,8 +298,8 @@ class TextReader:
         if call.is_certain or may_begin_call(bare):
             is_short = len(bare) <= HEADER_CHARS_MAX
             for shape, pattern in headers if is_short else ():
-                if found := pattern.whole.match(bare):
-                    return self._named(shape, found, text)
+                if header_match := pattern.whole.match(bare):
+                    return self._named(shape, header_match, text)
             if bare.startswith("{") and any(shape.closing == "}" for shape in shapes):
                 return self._whole_heading(text)
             if any(pattern.may_begin(bare) for _, pattern in headers):
@@ -305,7 +309,7 @@ class TextReader:
 
     def _named(self, shape: CallShape, found: re.Match[str], text: str) -> str:
         name = re.sub(shape.noise, "", found["name"]) if shape.noise else found["name"]
-        if not self._begin_call(name):
+        if not self._open_call(name):
             return self._was_text(text)
         self._call.shape = shape
         if name not in self._schemas:
@@ -323,28 +327,28 @@ class TextReader:
         if end is None:
             self._held = text
             return None
-        found = whole_call(text[text.find("{") : end])
-        if found is None or not self._begin_call(found.name):
+        whole = whole_call(text[text.find("{") : end])
+        if whole is None or not self._open_call(whole.name):
             return self._was_text(text)
-        self._items.write_arguments(found.arguments_text())
+        self._items.write_arguments(whole.arguments_text())
         self._items.end_arguments()
         self._state = self._ending
         return text[end:]
 
-    def _begin_call(self, name: str) -> bool:
+    def _open_call(self, name: str) -> bool:
         """Begin a call of this tool, if it is a call and allowed."""
         opened = call_in(self._scene, name, is_known=self._call.is_known)
         if opened is not None:
             # A message before it ends where the call was first suspected.
             self._items.close(self._items.held_from)
-            self._items.begin(opened)
+            self._items.open_item(opened)
         return opened is not None
 
     def _was_text(self, text: str) -> str:
         items = self._items
         before = self._call.gap + self._call.mark
         if items.open is None:
-            items.begin_message(len(before) + len(text))
+            items.open_message(len(before) + len(text))
             self._is_fenced = False
         items.write(before)
         items.held_from = len(items.ids)
@@ -370,7 +374,8 @@ class TextReader:
         return text[end:]
 
     def _ending(self, text: str) -> str | None:
-        call, format = self._call, self._format
+        call = self._call
+        format = self._format
         slack = LIST_SLACK if format.is_listed else SLACK
         rest = slack.sub("", text)
         bare = rest.lstrip()
@@ -391,7 +396,8 @@ class TextReader:
         if self._items.is_over:
             return None
         if not end and call.is_certain and self._is_next(bare):
-            self._call, self._state = _Call("", is_certain=True), self._heading
+            self._call = _Call("", is_certain=True)
+            self._state = self._heading
         return bare[len(end) :] if end else rest
 
     def _is_next(self, text: str) -> bool:
@@ -400,17 +406,19 @@ class TextReader:
             return True
         headers = (header(shape.header, shape.ahead) for shape in self._format.shapes
                    if not shape.header.lstrip().startswith("%"))  # fmt: skip
-        return any(one.may_begin(text) or one.whole.match(text) for one in headers)
+        return any(shape.may_begin(text) or shape.whole.match(text) for shape in headers)
 
     # Calls without marks.
 
     def _guessing(self, text: str) -> str | None:
-        found, call = GUESSED.fullmatch(text), self._call
-        if found is None or (found["object"] and not may_begin_call(found["object"])):
+        guess = GUESSED.fullmatch(text)
+        call = self._call
+        if guess is None or (guess["object"] and not may_begin_call(guess["object"])):
             return self._was_text(text)
         if not call.is_closed:
-            end = call.braces.end_in(text, call.scanned) if found["object"] else None
-            call.is_closed, call.scanned = end is not None, len(text) if end is None else end
+            end = call.braces.end_in(text, call.scanned) if guess["object"] else None
+            call.is_closed = end is not None
+            call.scanned = len(text) if end is None else end
         if call.is_closed and text[call.scanned :].lstrip(BLANKS + "};")[:1] not in (
             "",
             "{",
@@ -430,7 +438,7 @@ class TextReader:
             return
         for call, item in zip(calls, opened, strict=True):
             if item is not None and not items.is_over:
-                items.begin(item)
+                items.open_item(item)
                 items.write_arguments(call.arguments_text())
                 items.end_arguments()
                 items.close()
@@ -442,24 +450,27 @@ class TextReader:
         self._is_after_mark = True
         self._state = self._between
 
-    def _release(self, *, is_cut: bool = False) -> None:
+    def _flush(self, *, is_cut: bool = False) -> None:
         """At the end nothing can become a mark any more, and unless it is cut, no character whole."""
         items = self._items
         rest = "" if is_cut else self._decode.decode(b"", final=True)
         if items.pending is not None:
-            items.pending.add(len(rest))
+            items.pending.add_chars(len(rest))
         self._read(rest)
         if self._state == self._guessing:
-            held, self._held = self._held, ""
+            held = self._held
+            self._held = ""
             self._end_guess(held)
         while self._state == self._heading:
-            held, self._held = self._held, ""
+            held = self._held
+            self._held = ""
             shown = (self._call.gap + self._call.mark + held).translate(self._spelt.hidden)
             if items.open is None and not shown.strip(self._skipped):
                 self._state = self._between
                 break
             self._read(self._was_text(held))
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._state == self._arguing:
             items.write_arguments("" if is_cut else self._arguments.close())
             items.end_arguments()
@@ -472,8 +483,8 @@ class TextReader:
             is_thought = self._state == self._thinking
             held = held.lstrip("\n") if is_thought or self._is_after_mark else held
             if is_thought:
-                items.begin(ItemOpened("reasoning"))
+                items.open_item(ItemOpened("reasoning"))
             else:
-                items.begin_message(len(held))
+                items.open_message(len(held))
         if items.open is not None:
             items.write(held)

@@ -67,8 +67,8 @@ class Fleet:
         self._reported: dict[str, ServerLoad] = {}
         # Set when a job is on its way that is worth a report at once.
         self._is_due = asyncio.Event()
-        peers.answer("routes", self._note_report)
-        peers.answer("route", self._answer)
+        peers.on_message("routes", self._note_report)
+        peers.on_message("route", self._answer)
         peers.when_gone(self._forget)
 
     @asynccontextmanager

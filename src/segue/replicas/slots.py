@@ -158,7 +158,7 @@ class SharedSlots:
         self._peers = peers
         self._limits = shared_limits
         self._shares: dict[str, SlotShare] = {}
-        peers.answer("slots", self._note_short)
+        peers.on_message("slots", self._note_short)
 
     def share(self, model: str, server: QueuedEngine) -> SlotShare:
         """The part of this process in the slots of this server of a model, for its queue."""

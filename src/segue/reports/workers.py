@@ -32,8 +32,8 @@ class CacheReports:
         self._reuse = reuse
         self._peers = peers
         if self._peers is not None:
-            self._peers.answer(REPORT, self._answer_report)
-            self._peers.answer(TRAFFIC, self._answer_traffic)
+            self._peers.on_message(REPORT, self._answer_report)
+            self._peers.on_message(TRAFFIC, self._answer_traffic)
 
     @property
     def routes(self) -> tuple[Route, ...]:

@@ -135,7 +135,7 @@ class LoggedSubscriber(LaneSubscriber):
         super().deliver(events)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SocketSession:
     """One connection: the listener of its socket."""
 
@@ -552,7 +552,7 @@ class SocketSession:
         self.subscribers.clear()
         self._ended.clear()
         if not (how.is_lost and self._lost.add(self.account.owner, self._near)):
-            self._near.leave()
+            self._near.close()
         # The reason in a client's close frame is the client's own text.
         reason, status = how.reason if how.is_lost else "", how.code or LOST
         turns, began_at = self._turn_count, self._opened_at

@@ -31,7 +31,9 @@ class OtherProcesses(Protocol):
     def siblings(self) -> Sequence[str]:
         """Those of them that serve the same port."""
 
-    def answer(self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]) -> None:
+    def on_message(
+        self, subject: str, call: Callable[[str, bytes], Awaitable[bytes | None]]
+    ) -> None:
         """From now on `call` handles questions and messages about this subject."""
 
     def when_gone(self, call: Callable[[str], None]) -> None:

@@ -54,7 +54,7 @@ class Drains:
         self._known: DrainOrders = {}
         self._declared = served.declared
         if peers is not None:
-            peers.answer(SUBJECT, self._answer)
+            peers.on_message(SUBJECT, self._answer)
 
     async def order(self, body: bytes) -> bytes:
         """Drain or return a replica everywhere; returns all replicas, as `status` does."""

@@ -53,7 +53,7 @@ class HealthCheck:
         # What is wrong with the names of models, as the engines list them.
         self.misnamed: list[str] = []
         if self._peers is not None:
-            self._peers.answer("metrics", lambda worker, body: self._write_own_metrics())
+            self._peers.on_message("metrics", lambda worker, body: self._write_own_metrics())
 
     @property
     def _models(self) -> dict[str, Model]:

@@ -70,7 +70,7 @@ class State:
         near = MemoryTurns(self.settings.connection_state_bytes_max)
         quota = account.quota
         limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
-        self.budget.enter(near, account.key_id, limit)
+        self.budget.add(near, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
 
     def cache_salt(self, owner: Owner) -> str | None:
@@ -127,7 +127,7 @@ class Eraser:
         self.caches: list[Forget] = []
         self._peers = state.peers
         if self._peers is not None:
-            self._peers.answer("erased", self._erased_elsewhere)
+            self._peers.on_message("erased", self._erased_elsewhere)
 
     async def erase(self, owner: Owner, turn_id: str) -> bool:
         """Delete a turn; False if there is none."""

@@ -61,7 +61,8 @@ class LayeredMaintenance:
     def __init__(self, near: MemoryTurns, far: Maintenance) -> None:
         self._near = near
         self._far = far
-        self.beat, self.recover = far.beat, far.recover
+        self.beat = far.beat
+        self.recover = far.recover
         self.take_over = far.take_over
         self.erasures = far.erasures
 

@@ -49,14 +49,14 @@ async def maintained(
 ) -> AsyncIterator[None]:
     """Maintain the store while inside: three loops, none of which another can stop."""
     async with (
-        in_background("lease_heartbeat", partial(keep_alive, maintenance, on_fenced), give_up),
-        in_background("recovery", partial(keep_current, maintenance, on_erased)),
-        in_background("sweep", partial(keep_tidy, maintenance, retention)),
+        in_background("lease_heartbeat", partial(beat_forever, maintenance, on_fenced), give_up),
+        in_background("recovery", partial(recover_forever, maintenance, on_erased)),
+        in_background("sweep", partial(sweep_forever, maintenance, retention)),
     ):
         yield
 
 
-async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:
+async def beat_forever(maintenance: Maintenance, on_fenced: OnFenced) -> None:
     """Write the heartbeat."""
     while True:
         try:
@@ -73,7 +73,7 @@ async def keep_alive(maintenance: Maintenance, on_fenced: OnFenced) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def keep_current(maintenance: Maintenance, on_erased: OnErased) -> None:
+async def recover_forever(maintenance: Maintenance, on_erased: OnErased) -> None:
     """End turns of dead processes, and report what was erased, each turn once."""
     reported: set[tuple[Owner, str]] = set()
     while True:
@@ -91,7 +91,7 @@ async def keep_current(maintenance: Maintenance, on_erased: OnErased) -> None:
             log.exception("the store could not be maintained; trying again in %s s", BEAT_S)
 
 
-async def keep_tidy(maintenance: Maintenance, retention: Retention) -> None:
+async def sweep_forever(maintenance: Maintenance, retention: Retention) -> None:
     """Delete what is too old, once an hour and at the start; half of the time at most, so that others are served."""
     loop = asyncio.get_running_loop()
     while True:

@@ -156,7 +156,7 @@ class MemoryEventLog:
         self.bytes += size
         self._logs.move_to_end(key)
         while self.bytes > self._bytes_max:
-            self._drop(next(iter(self._logs)))
+            self._remove(next(iter(self._logs)))
 
     async def read_after(self, owner: Owner, turn_id: str, number: int) -> Sequence[Event] | None:
         log = self._logs.get((owner, turn_id))
@@ -167,21 +167,21 @@ class MemoryEventLog:
         return None if has_gap else events
 
     async def delete(self, owner: Owner, turn_id: str) -> None:
-        self._drop((owner, turn_id))
+        self._remove((owner, turn_id))
 
     def erase(self, owner: Owner, turn_id: str) -> None:
         """Drop them and take no more: their turn was deleted, and may still be running."""
         self._erased[(owner, turn_id)] = None
         if len(self._erased) > ERASED_MAX:
             self._erased.popitem(last=False)
-        self._drop((owner, turn_id))
+        self._remove((owner, turn_id))
 
     def expire(self, before: float) -> None:
         """Drop logs that have had no new event since then."""
         while self._logs and next(iter(self._logs.values())).logged_at < before:
-            self._drop(next(iter(self._logs)))
+            self._remove(next(iter(self._logs)))
 
-    def _drop(self, key: TurnKey) -> None:
+    def _remove(self, key: TurnKey) -> None:
         log = self._logs.pop(key, None)
         if log is not None:
             self.bytes -= log.bytes
@@ -212,7 +212,7 @@ class MemoryIdempotencyKeys:
         self._claims[key] = (structs.replace(claim, key=""), self._clock())
         self._by_turn[(claim.owner, claim.turn_id)] = key
         while len(self._claims) > self._count_max:
-            self._drop(next(iter(self._claims)))
+            self._remove(next(iter(self._claims)))
         return claim
 
     async def release(self, claim: Claim) -> None:
@@ -229,7 +229,7 @@ class MemoryIdempotencyKeys:
         """Free the key of a turn that is deleted."""
         key = self._by_turn.get((owner, turn_id))
         if key is not None:
-            self._drop(key)
+            self._remove(key)
 
     def expire(self) -> None:
         """Free the keys whose time is over."""
@@ -237,9 +237,9 @@ class MemoryIdempotencyKeys:
             key, (_, claimed_at) = next(iter(self._claims.items()))
             if claimed_at >= self._clock() - CLAIM_S:
                 return
-            self._drop(key)
+            self._remove(key)
 
-    def _drop(self, key: _ClaimKey) -> None:
+    def _remove(self, key: _ClaimKey) -> None:
         claim, _ = self._claims.pop(key)
         self._by_turn.pop((claim.owner, claim.turn_id), None)
 
@@ -288,7 +288,7 @@ class MemoryConversations:
         self._rows[key] = (saved, items)
         self._rows.move_to_end(key)
         while self.bytes > self._bytes_max and len(self._rows) > 1:
-            self._drop(next(iter(self._rows)))
+            self._remove(next(iter(self._rows)))
         return True
 
     async def delete(self, owner: Owner, conversation_id: str, item_id: str | None = None) -> bool:
@@ -297,7 +297,7 @@ class MemoryConversations:
         if row is None:
             return False
         if item_id is None:
-            self._drop(key)
+            self._remove(key)
             return True
         conversation, items = row
         erased = [(at, item) for at, item in enumerate(items) if item and item.id == item_id]
@@ -310,7 +310,7 @@ class MemoryConversations:
             self._rows[key] = (unlinked, items)
         return bool(erased)
 
-    def _drop(self, key: tuple[Owner, str]) -> None:
+    def _remove(self, key: tuple[Owner, str]) -> None:
         _, items = self._rows.pop(key)
         self.bytes -= CONVERSATION_BYTES + sum(_size(item) for item in items if item is not None)
 

@@ -41,8 +41,9 @@ TurnKey = tuple[Owner, str]
 SLOT_BYTES = 600
 # Once a limit is reached, a little more is dropped: that costs as much as there are caches or owners, and must not be
 # done for each save. Not much more, because dropping takes time too.
-SLACK_PART, SLACK_BYTES_MAX = 128, 4 * 1024 * 1024
-# So few owners are looked at in no time.
+SLACK_PART = 128
+SLACK_BYTES_MAX = 4 * 1024 * 1024
+# Comparing this few owners costs next to nothing.
 OWNERS_FEW = 16
 # Deletions that are remembered; only turns that ran while one happened can still refer to it.
 ERASED_MAX = 10_000
@@ -91,12 +92,12 @@ class MemoryTurns:
         # What was deleted here, so that a turn that still runs after it does not bring it back.
         self._erased: OrderedDict[TurnKey, None] = OrderedDict()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The cache is no longer used: what it holds stops counting, unless it is used elsewhere."""
         if self.budget is not None:
-            self.budget.leave(self)
+            self.budget.remove(self)
         for slot in self._slots.values():
-            self.dropped.leave(slot.turn)
+            self.dropped.remove(slot.turn)
         self.dropped = DroppedTurns()
 
     async def find(self, owner: Owner, turn_id: str) -> Turn | None:
@@ -147,7 +148,7 @@ class MemoryTurns:
         for notify in self._on_erase:
             notify(owner, turn_id)
         self._orphan(owner, slot)
-        self._drop(owner, turn_id, is_cold=False)
+        self._evict(owner, turn_id, is_cold=False)
         return slot.is_named
 
     def forget(self, owner: Owner, turn_id: str) -> None:
@@ -156,7 +157,7 @@ class MemoryTurns:
         if slot is not None:
             slot.is_named = False
             if not slot.children:
-                self._drop(owner, turn_id, is_cold=False)
+                self._evict(owner, turn_id, is_cold=False)
 
     def shed(self) -> bool:
         """Drop the least recently used leaf of owners that hold at least an equal share; False if there is none."""
@@ -165,7 +166,7 @@ class MemoryTurns:
         share = self.bytes / len(self._owner_bytes)
         above = [owner for owner in self._leaves if self._owner_bytes[owner] >= share]
         owner = min(above or self._leaves, key=self._oldest_use)
-        self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
+        self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
         return True
 
     def _shrink(self, bytes_max: int) -> None:
@@ -177,7 +178,7 @@ class MemoryTurns:
             heapify(oldest)
             while oldest and self.bytes > bytes_max:
                 _, owner = oldest[0]
-                self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
+                self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
                 if owner in self._leaves and self._owner_bytes[owner] >= share:
                     heapreplace(oldest, (self._oldest_use(owner), owner))
                 else:
@@ -197,7 +198,7 @@ class MemoryTurns:
     def trim(self, owner: Owner, bytes_max: int) -> None:
         """Drop what this owner has beyond this limit, the least recently used first."""
         while self._owner_bytes[owner] > bytes_max and owner in self._leaves:
-            self._drop(owner, next(iter(self._leaves[owner])), is_cold=True)
+            self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
 
     def expire(self, before: int) -> None:
         """Drop turns that began before this time, from the tips of their chains on."""
@@ -207,7 +208,7 @@ class MemoryTurns:
                 parent_id = self._slots[owner, above].turn.parent_id
                 for notify in self._on_erase:
                     notify(owner, above)
-                self._drop(owner, above, is_cold=True)
+                self._evict(owner, above, is_cold=True)
                 above = parent_id
 
     def _is_old_tip(self, owner: Owner, turn_id: str, before: int) -> bool:
@@ -243,9 +244,9 @@ class MemoryTurns:
         before = self._slots.get((owner, turn.id))
         size = SLOT_BYTES + turn.bytes
         self._slots[owner, turn.id] = _Slot(turn, is_named, size)
-        self.dropped.enter(turn)
+        self.dropped.add(turn)
         if before is not None:
-            self.dropped.leave(before.turn)
+            self.dropped.remove(before.turn)
         self._count(owner, size - (0 if before is None else before.bytes))
         leaves = self._leaves.setdefault(owner, OrderedDict())
         leaves[turn.id] = next(self._ticks)
@@ -260,14 +261,14 @@ class MemoryTurns:
         if not self._owner_bytes[owner]:
             del self._owner_bytes[owner]
 
-    def _drop(self, owner: Owner, turn_id: str, *, is_cold: bool) -> None:
+    def _evict(self, owner: Owner, turn_id: str, *, is_cold: bool) -> None:
         """Drop a turn without children, and ancestors that were held only for it. Its parent is a
         leaf now: the next to go if the chain is cold."""
         leaves = self._leaves[owner]
         tick = leaves.pop(turn_id, 0)
         while (slot := self._slots.pop((owner, turn_id), None)) is not None:
             self._count(owner, -slot.bytes)
-            self.dropped.leave(slot.turn)
+            self.dropped.remove(slot.turn)
             above_id = slot.turn.parent_id or ""
             above = self._slots.get((owner, above_id))
             if above is None:
@@ -291,9 +292,9 @@ class MemoryTurns:
         while below:
             turn_id, parent = below.pop()
             child = self._slots[owner, turn_id]
-            self.dropped.leave(child.turn)
+            self.dropped.remove(child.turn)
             child.turn = replace(child.turn, parent=parent, is_whole=False, warm=None)
-            self.dropped.enter(child.turn)
+            self.dropped.add(child.turn)
             below.extend((grandchild, child.turn) for grandchild in child.children)
 
 
@@ -312,14 +313,15 @@ class DroppedTurns:
         self._caches: dict[int, int] = {}
         self._used: dict[int, ref[Turn]] = {}
 
-    def enter(self, turn: Turn) -> None:
+    def add(self, turn: Turn) -> None:
         """One more cache holds this turn."""
         self._caches[id(turn)] = self._caches.get(id(turn), 0) + 1
         self._end(id(turn), turn.bytes)
 
-    def leave(self, turn: Turn) -> None:
+    def remove(self, turn: Turn) -> None:
         """One cache less holds this turn; without any it counts until nothing uses it."""
-        key, size = id(turn), turn.bytes
+        key = id(turn)
+        size = turn.bytes
         left = self._caches.pop(key, 0) - 1
         if left > 0:
             self._caches[key] = left
@@ -359,12 +361,13 @@ class Budget:
         """How much the caches of this key hold."""
         return self._by_key[key]
 
-    def enter(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
+    def add(self, cache: MemoryTurns, key: str, key_bytes_max: Callable[[], int] | None) -> None:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
-        cache.budget, cache.dropped = self, self.dropped
+        cache.budget = self
+        cache.dropped = self.dropped
         self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
 
-    def leave(self, cache: MemoryTurns) -> None:
+    def remove(self, cache: MemoryTurns) -> None:
         """Stop counting the cache."""
         share = self._shares.pop(cache, None)
         if share is not None:
@@ -427,7 +430,8 @@ class Budget:
             self._count(share, share.cache.bytes)
 
     def _count(self, share: _Share, size: int) -> None:
-        change, share.bytes = size - share.bytes, size
+        change = size - share.bytes
+        share.bytes = size
         self.bytes += change
         self._by_key[share.key] += change
         if not self._by_key[share.key]:

@@ -125,7 +125,8 @@ class _Turns:
     def writer(self, turn: Turn) -> PostgresWork[None]:
         """What a connection does to save this turn."""
         assert turn.is_stored, "an unstored turn has reached the database"
-        record, entry = records.pack(turn), records.usage_of(turn)
+        record = records.pack(turn)
+        entry = records.usage_of(turn)
         names = [field and field.digest for field in (record.instructions, record.tools)]
         worker = self._database.worker
         # The turn and its owner are in the row already.
@@ -151,7 +152,8 @@ class _Turns:
         sent."""
         named = [field for field in (record.instructions, record.tools) if field is not None]
         new = [field for field in named if (owner, field.digest) not in self._known]
-        digests, bodies = [field.digest for field in new], [field.body for field in new]
+        digests = [field.digest for field in new]
+        bodies = [field.body for field in new]
         try:
             if not await connection.fetch(QUERIES["save"], *columns, digests, bodies, *fence):
                 raise Fenced
@@ -200,7 +202,8 @@ class _EventLog:
         """One row for all of them; none if their turn was deleted, or ended by another worker."""
         if events:
             body = await asyncio.to_thread(records.pack_events, events)
-            first, last = events[0].number, events[-1].number
+            first = events[0].number
+            last = events[-1].number
             columns = (owner, turn_id, first, last, body, self.database.worker)
             await self.database.execute("append", *columns)
 
@@ -222,7 +225,8 @@ class _IdempotencyKeys:
 
     async def claim(self, claim: Claim) -> Claim:
         assert claim.is_stored, "the idempotency key of an unstored turn has reached the database"
-        key, worker = records.digest_key(claim.key), self.database.worker
+        key = records.digest_key(claim.key)
+        worker = self.database.worker
         columns = (claim.owner, key, claim.turn_id, claim.digest, worker, CLAIM_S)
         rows = await self.database.fetch("claim", as_row, *columns)
         if not rows:
@@ -264,9 +268,11 @@ class _Conversations:
         turn: Turn | None = None,
     ) -> bool:
         with border():
-            ids, bodies = [item.id for item in added], [records.pack_added(item) for item in added]
+            ids = [item.id for item in added]
+            bodies = [records.pack_added(item) for item in added]
             write_turn = None if turn is None else self.turns.writer(turn)
-        tries, worker = count(), self.database.worker
+        tries = count()
+        worker = self.database.worker
 
         async def write(connection: PostgresConnection) -> bool:
             if next(tries) and await _has_added(connection, conversation, ids):
@@ -303,8 +309,8 @@ class _Keys:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
 
     async def limit(self, key_id: str, limits: KeyLimits) -> bool:
-        words = msgspec.json.encode(limits).decode()
-        return is_text(key_id) and await self.database.execute("limit_key", key_id, words) > 0
+        encoded = msgspec.json.encode(limits).decode()
+        return is_text(key_id) and await self.database.execute("limit_key", key_id, encoded) > 0
 
     async def revoke(self, key_id: str) -> bool:
         return is_text(key_id) and await self.database.execute("revoke_key", key_id) > 0
@@ -334,7 +340,8 @@ class _Maintenance:
         self._taking: set[_TurnKey] = set()
 
     async def recover(self) -> int:
-        count, me = 0, self._database.worker
+        count = 0
+        me = self._database.worker
         for worker in await self._database.fetch("dead", str, me, LEASE_S):
             if await self._database.execute("claim_worker", worker, me, LEASE_S):
                 is_more = True
@@ -342,14 +349,15 @@ class _Maintenance:
                     work = partial(_end_some, worker=worker, me=me)
                     ended, is_more = await self._database.run(work)
                     count += ended
-                await self._database.run(partial(_release, worker=worker))
+                await self._database.run(partial(_release_all, worker=worker))
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
         if count_max <= 0:
             return []
-        me, taking = self._database.worker, self._taking
-        work = partial(_take_some, me=me, count_max=count_max, taking=taking)
+        me = self._database.worker
+        taking = self._taking
+        work = partial(_take_over_some, me=me, count_max=count_max, taking=taking)
         taken = await self._database.run(work)
         taking.clear()
         return taken
@@ -389,9 +397,9 @@ async def _fetch_chain(
     connection: PostgresConnection, name: str, owner: Owner, turn_id: str
 ) -> tuple[list[TurnColumns[bytes]], dict[bytes, LongField]]:
     """The rows that the statement of this name finds, and the long fields that they name, which have no id."""
-    found: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
-    fields = {row[2]: LongField(row[2], row[3]) for row in found if row.id is None}
-    return [row for row in found if row.id is not None], fields
+    rows: list[TurnColumns[bytes]] = await fetch(connection, name, TurnColumns, owner, turn_id)
+    fields = {row[2]: LongField(row[2], row[3]) for row in rows if row.id is None}
+    return [row for row in rows if row.id is not None], fields
 
 
 def _named(rows: Sequence[TurnColumns[bytes]]) -> set[bytes]:
@@ -433,8 +441,8 @@ async def _write_conversation(
 
 
 async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> Grant:
-    """Read what is left and what others hold, write what is left then; nothing is locked between the two, and whoever
-    finds that another was faster tries again."""
+    """Read what is left and what others hold, write what is left then; nothing is locked between the two, and a
+    process that finds that another was faster tries again."""
     ((level, others, now, version),) = await fetch(
         connection, "level", _read_level, draw.key_id, worker
     )
@@ -448,8 +456,8 @@ async def _draw(connection: PostgresConnection, *, draw: Draw, worker: str) -> G
 def _read_level(
     now: float, version: int, connections: int, lanes: int, *level: float | None
 ) -> tuple[Level | None, HeldPlaces, float, int]:
-    known = [one for one in level if one is not None]
-    return Level(*known) if known else None, HeldPlaces(connections, lanes), now, version
+    columns = [column for column in level if column is not None]
+    return Level(*columns) if columns else None, HeldPlaces(connections, lanes), now, version
 
 
 # --- maintenance -------------------------------------------------------------------------------------
@@ -457,7 +465,7 @@ def _read_level(
 
 async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> tuple[int, bool]:
     """End as failed some of the turns that this dead process left, in one transaction; how many, and whether there are
-    more. Those that it has not begun are left to whoever takes them over."""
+    more. Those that it has not begun are left to the process that takes them over."""
     async with connection.transaction():
         left = await fetch(connection, "abandoned", _left_turn, worker, BATCH)
         named = [(owner, digest) for owner, _, row in left for digest in _named([row])]
@@ -480,21 +488,23 @@ async def _end_some(connection: PostgresConnection, *, worker: str, me: str) -> 
     return len(ends) + len(unreadable), bool(left)
 
 
-async def _take_some(
+async def _take_over_some(
     connection: PostgresConnection, *, me: str, count_max: int, taking: set[_TurnKey]
 ) -> Sequence[_TurnKey]:
     """Take over some queued turns that no process owns; those that another process takes now are skipped."""
     before = sorted(taking)
-    known = await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
+    taken_before = (
+        await fetch(connection, "taken", _turn_key, *_columns(before, 2), me) if before else []
+    )
     if not await connection.fetch(QUERIES["left"], 1):
         # Mostly there are none, and a transaction is three round trips.
-        return known
+        return taken_before
     async with connection.transaction():
         taken = await fetch(connection, "left", _turn_key, count_max)
         if taken:
             taking.update(taken)
             await connection.execute(QUERIES["hand_over"], *_columns(taken, 2), NOBODY, me)
-    return [*known, *taken]
+    return [*taken_before, *taken]
 
 
 _TurnKey = tuple[Owner, str]
@@ -550,7 +560,7 @@ def _columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]
     return [[row[at] for row in rows] for at in range(width)]
 
 
-async def _release(connection: PostgresConnection, *, worker: str) -> None:
+async def _release_all(connection: PostgresConnection, *, worker: str) -> None:
     """A dead process holds nothing any more: its idempotency keys, conversations and slots are free again."""
     async with connection.transaction():
         for name in (

@@ -11,11 +11,11 @@ connection goes back half-read and its next user never gets another caller's row
 that did not answer in time is closed.
 
 **A lease.** A row of `workers` says that this process lives, and names it in all that it writes. It is renewed on a
-connection of its own, so that nothing else can hold it up. Who could not renew it in time may find it taken away: then
-others have ended what this process ran, and it goes on under a new name.
+connection of its own, so that nothing else can hold it up. A process that could not renew it in time may have lost it:
+then others have ended what it ran, and it goes on under a new name.
 
 **A pooler.** One that shares sessions between transactions (PgBouncer) keeps neither prepared statements nor settings
-of a session. Behind it all work is a transaction that brings its settings along, nothing is prepared by name, and the
+of a session. Through it all work is a transaction that brings its settings along, nothing is prepared by name, and the
 lease is renewed on a connection to the server itself.
 
 **A lost server.** Work that lost its connection is tried again on another one, with growing pauses, for as long as
@@ -163,7 +163,7 @@ class PostgresDatabase:
         self._connect = connect
         self._beating: asyncpg.Connection | None = None
         self._readers = asyncio.Semaphore(max(1, int(connections_max * READERS_SHARE)))
-        # Behind a pooler: what begins every transaction.
+        # What begins every transaction where there is a pooler.
         self._setup = setup
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
@@ -192,7 +192,7 @@ class PostgresDatabase:
                 max_size=connections_max,
                 command_timeout=STATEMENT_S,
                 # Nothing we do changes a session, so there is nothing to reset and no round trip for it.
-                reset=_keep,
+                reset=_no_reset,
                 **(pooled if direct else session),
             )
             await pool
@@ -227,7 +227,7 @@ class PostgresDatabase:
             raise Unavailable("Too many statements are waiting for the store.")
         task = asyncio.create_task(self._read(work) if reads_much else self._retried(work))
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
 
     async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
@@ -285,7 +285,7 @@ class PostgresDatabase:
         if self._beating is not None:
             self._beating.terminate()
 
-    def _forget(self, task: asyncio.Task[object]) -> None:
+    def _on_done(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             # Its caller may be cancelled; an exception that is never read would be logged.
@@ -341,7 +341,7 @@ class PostgresDatabase:
             return await work(connection)
 
 
-async def _keep(_: PostgresConnection) -> None:
+async def _no_reset(_: PostgresConnection) -> None:
     pass
 
 
@@ -368,16 +368,16 @@ async def _migrate(connection: PostgresConnection, *, worker: str) -> None:
 
 async def _check_needs(connection: PostgresConnection) -> None:
     """Refuse a database that needs more than this version knows."""
-    known = Abilities.of_this_version("postgres")
+    abilities = Abilities.of_this_version("postgres")
     (needed,) = await fetch(connection, "needs", Abilities)
-    if not known.are_enough(needed):
-        raise newer_database(needed, known)
+    if not abilities.are_enough(needed):
+        raise newer_database(needed, abilities)
 
 
 async def _join(connection: PostgresConnection, worker: str) -> None:
     """Take a lease, unless the database needs more than this version knows."""
-    known = Abilities.of_this_version("postgres")
-    columns = (worker, known.schema, known.rows, known.version)
+    abilities = Abilities.of_this_version("postgres")
+    columns = (worker, abilities.schema, abilities.rows, abilities.version)
     if not touched(await connection.execute(QUERIES["join"], *columns)):
         await _check_needs(connection)
 

@@ -62,7 +62,9 @@ RESPONSE_COMMON = (
     b'"output_tokens_details":{"reasoning_tokens":0},"total_tokens":},"user":null,"metadata":{}}'
 )
 # A raw stream with a small window: 15 us for a short response, where zlib's own sizes take 150 to be set up.
-RESPONSE_WINDOW, RESPONSE_LEVEL, RESPONSE_MEMORY = -11, 3, 4
+RESPONSE_WINDOW = -11
+RESPONSE_LEVEL = 3
+RESPONSE_MEMORY = 4
 
 # A turn of this weight takes some milliseconds to pack.
 LONG_TURN_BYTES = 1024 * 1024
@@ -200,15 +202,15 @@ def pack_events(events: Sequence[Event]) -> bytes:
 def unpack_events(batches: Iterable[bytes], number: int) -> list[Event] | None:
     """The events after this number, from batches in order; None if one is missing. An event that was logged twice
     is returned once."""
-    found: list[Event] = []
+    events: list[Event] = []
     for batch in batches:
         for kind, its_number, data in _EVENTS.decode(zlib.decompress(batch)):
             if its_number > number + 1:
                 return None
             if its_number == number + 1:
-                found.append(Event(kind, its_number, data))
+                events.append(Event(kind, its_number, data))
                 number = its_number
-    return found
+    return events
 
 
 def is_text(*names: str) -> bool:
@@ -226,11 +228,15 @@ def digest_key(key: str) -> bytes:
 
 
 def pack(turn: Turn) -> TurnColumns[LongField]:
-    rounds, calls = [_pack_round(round_) for round_ in turn.rounds], list(turn.open_calls.values())
-    output, passed = _output_beside(turn), list(turn.passed)
+    rounds = [_pack_round(round_) for round_ in turn.rounds]
+    calls = list(turn.open_calls.values())
+    output = _output_beside(turn)
+    passed = list(turn.passed)
     numbers = (turn.model_turns, turn.root_at)
     history = _History(rounds, calls, *numbers, output, passed, turn.request)
-    history.chain, history.fork, history.route = turn.chain, turn.fork, turn.route
+    history.chain = turn.chain
+    history.fork = turn.fork
+    history.route = turn.route
     instructions = _long_field(turn.response.instructions)
     tools = _long_field(turn.response.tools)
     split = {"instructions": instructions, "tools": tools}
@@ -323,14 +329,16 @@ def _output_beside(turn: Turn) -> list[bytes] | None:
 
 def _pack_round(round_: Round) -> _KeptRound:
     given, wrote = ([_pack_item(item) for item in items] for items in (round_.given, round_.wrote))
-    ids, tail = [_pack_ids(ids) for ids in round_.ids], _pack_ids(round_.tail)
+    ids = [_pack_ids(ids) for ids in round_.ids]
+    tail = _pack_ids(round_.tail)
     sampled = (round_.fingerprint, round_.did_sample, round_.is_fresh)
     return _KeptRound(given, wrote, ids, tail, *sampled)
 
 
 def _unpack_round(kept: _KeptRound) -> Round:
     given, wrote = (tuple(map(_unpack_item, items)) for items in (kept.given, kept.wrote))
-    ids, tail = tuple(map(_unpack_ids, kept.ids)), _unpack_ids(kept.tail)
+    ids = tuple(map(_unpack_ids, kept.ids))
+    tail = _unpack_ids(kept.tail)
     return Round(given, wrote, ids, tail, kept.fingerprint, kept.did_sample, kept.is_fresh)
 
 

@@ -79,7 +79,7 @@ def open_ring(path: Path) -> list[RingKey]:
         _create(path)
     keys = read_ring(path)
     # Even if another process has created it: it may not have synced the folder yet.
-    keep_name(path)
+    sync_folder(path)
     return keys
 
 
@@ -89,7 +89,7 @@ def rotate_ring(path: Path) -> int:
     beside = path.with_name(path.name + ".new")
     _write(beside, keys)
     os.replace(beside, path)
-    keep_name(path)
+    sync_folder(path)
     return len(keys)
 
 
@@ -133,7 +133,7 @@ def _write(path: Path, keys: Sequence[RingKey]) -> None:
         raise Misconfigured(f"seal_keys: {path} cannot be written: {error.strerror}.") from None
 
 
-def keep_name(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """A file survives a power cut once it is synced, its name once the folder is. Some file systems cannot sync one."""
     with suppress(OSError):
         descriptor = os.open(path.parent, os.O_RDONLY)

@@ -2,9 +2,9 @@
 
 In `sql/` there is a file of named statements for each backend, and numbered scripts. A database says what a process
 must know to use it (`Abilities`), and a process says in its lease what it knows. So each version runs beside the one
-before it, and whoever cannot read what the others write is refused at its start (docs/how-to/upgrade.md).
+before it, and a process that cannot read what the others write is refused at its start (docs/how-to/upgrade.md).
 
-And what is said of a database that fails, to the client and in the log.
+And the error of a database that fails, for the client and in the log.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def load_queries(backend: str) -> dict[str, str]:
 
 def load_migrations(backend: str) -> list[tuple[int, str]]:
     """Numbered scripts in order."""
-    found: list[tuple[int, str]] = []
+    scripts: list[tuple[int, str]] = []
     for file in SQL.iterdir():
         if match := re.fullmatch(rf"{backend}_(\d{{4}})_\w+\.sql", file.name):
-            found.append((int(match[1]), file.read_text("utf-8")))
-    return sorted(found)
+            scripts.append((int(match[1]), file.read_text("utf-8")))
+    return sorted(scripts)
 
 
 def newer_database(needed: Abilities, known: Abilities) -> Outdated:

@@ -83,7 +83,8 @@ class _Turns:
         """The turn and its usage, in one transaction. A second save replaces the first; a turn that
         was deleted meanwhile leaves its usage only."""
         with border():
-            worker, is_long = self.database.lease.worker, turn.bytes > records.LONG_TURN_BYTES
+            worker = self.database.lease.worker
+            is_long = turn.bytes > records.LONG_TURN_BYTES
             work = await off_loop(is_long, _turn_writer, turn, worker)
         await self.database.write(work)
 
@@ -276,13 +277,15 @@ class _Maintenance:
         return count
 
     async def take_over(self, count_max: int) -> Sequence[tuple[Owner, str]]:
-        # Read first: mostly there are none, and reading waits for nobody.
+        # Read first: mostly there are none, and reading needs no lock.
         if count_max <= 0 or not await self._database.fetch(
             "left", lambda *row: row, {"count_max": 1}
         ):
             return []
         worker = self._database.lease.worker
-        return await self._database.write(partial(_take_some, worker=worker, count_max=count_max))
+        return await self._database.write(
+            partial(_take_over_some, worker=worker, count_max=count_max)
+        )
 
     async def erasures(self) -> Sequence[tuple[Owner, str]]:
         now = int(time.time())
@@ -308,7 +311,8 @@ class _Maintenance:
 def _turn_writer(turn: Turn, worker: str) -> SqliteWork[None]:
     """What the writing thread does to save this turn, which runs in this process or has ended."""
     assert turn.is_stored, "an unstored turn has reached the database"
-    record, entry = records.pack(turn), records.usage_of(turn)
+    record = records.pack(turn)
+    entry = records.usage_of(turn)
     owner = turn.owner
     row = record._asdict() | {
         "owner": owner,
@@ -335,8 +339,8 @@ def _is_erased(connection: sqlite3.Connection, owner: Owner, turn_id: str) -> bo
 
 def _load_chain(reader: sqlite3.Connection, query: str, owner: Owner, turn_id: str) -> Turn | None:
     """The turns that the query finds, linked from the oldest on."""
-    found = reader.execute(query, {"owner": owner, "id": turn_id})
-    rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in found]
+    cursor = reader.execute(query, {"owner": owner, "id": turn_id})
+    rows: list[TurnColumns[int]] = [TurnColumns(*row) for row in cursor]
     return records.link(owner, turn_id, rows, cache(partial(load_field, reader, owner)))
 
 
@@ -447,7 +451,7 @@ def _end_turn(
     return True
 
 
-def _take_some(
+def _take_over_some(
     writer: sqlite3.Connection, worker: str, count_max: int
 ) -> Sequence[tuple[Owner, str]]:
     """Take over some queued turns that no process owns: one process writes at a time, so each is taken once."""

@@ -69,12 +69,12 @@ def check_database(path: Path, note: Note) -> Contents:
     """Read everything: SQLite's own check of the file, then each turn as a server would."""
     with _opened(path) as reader, _named(path):
         (schema,) = reader.execute(QUERIES["version"]).fetchone()
-        known = Abilities.of_this_version("sqlite")
-        if not known.are_enough(needed := needed_by(reader)):
-            raise newer_database(needed, known)
-        (found,) = reader.execute(QUERIES["check_file"]).fetchone()
-        if found != "ok":
-            raise StoreFailed(f"the file is damaged: {found}")
+        abilities = Abilities.of_this_version("sqlite")
+        if not abilities.are_enough(needed := needed_by(reader)):
+            raise newer_database(needed, abilities)
+        (problem,) = reader.execute(QUERIES["check_file"]).fetchone()
+        if problem != "ok":
+            raise StoreFailed(f"the file is damaged: {problem}")
         turns, conversations, keys = reader.execute(QUERIES["count_all"]).fetchone()
         rings = tuple(ring for (ring,) in reader.execute(QUERIES["rings"]))
         unreadable = list(_unreadable(reader, turns, note))

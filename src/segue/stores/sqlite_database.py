@@ -220,7 +220,7 @@ class SqliteDatabase:
             reader.close()
         # The last to close empties and removes the log.
         self._writer.close()
-        self.lease.end()
+        self.lease.release()
 
     def _read(self, work: SqliteWork[T]) -> T:
         with border():
@@ -324,19 +324,19 @@ def _connect(path: Path, *settings: str) -> sqlite3.Connection:
 def _open_writer(path: Path, durability: str) -> tuple[sqlite3.Connection, Lease]:
     """The only writing connection, on a file whose tables are up to date. The lease comes first, so that of two
     processes that do not get on with each other at least one sees the other."""
-    known = Abilities.of_this_version("sqlite")
+    abilities = Abilities.of_this_version("sqlite")
     with border():
         _make_private(path)
-        lease = Lease.take(path, new_id("worker"), known)
+        lease = Lease.acquire(path, new_id("worker"), abilities)
         try:
             connection = _connect(path, durability)
             try:
-                _migrate(connection, lease, known)
+                _migrate(connection, lease, abilities)
             except BaseException:
                 connection.close()
                 raise
         except BaseException:
-            lease.end()
+            lease.release()
             raise
         return connection, lease
 
@@ -353,13 +353,13 @@ def _make_private(path: Path) -> None:
         raise Unavailable("The database file cannot be opened.") from error
 
 
-def _migrate(connection: sqlite3.Connection, lease: Lease, known: Abilities) -> None:
+def _migrate(connection: sqlite3.Connection, lease: Lease, abilities: Abilities) -> None:
     """Run the scripts that this file has not seen, under the write lock: of several processes that
     start together one does it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if not known.are_enough(needed := needed_by(connection)):
-            raise newer_database(needed, known)
+        if not abilities.are_enough(needed := needed_by(connection)):
+            raise newer_database(needed, abilities)
         for number, script in load_migrations("sqlite"):
             if number > _version(connection):
                 for statement in statements(script):

@@ -22,7 +22,8 @@ import msgspec
 from segue.stores.sql_files import Abilities
 
 # How often a lease is checked that would keep a process from starting, and the pause after each.
-CHECKS, CHECK_S = 5, 0.01
+CHECKS = 5
+CHECK_S = 0.01
 
 # What a process without a word knows: less than any database needs that this version has opened.
 UNKNOWN = Abilities(0, 0)
@@ -37,16 +38,16 @@ class Lease:
     descriptor: int
 
     @classmethod
-    def take(cls, database: Path, worker: str, known: Abilities) -> Self:
-        # It gets its name when it is locked and whole: nobody sees half a lease.
+    def acquire(cls, database: Path, worker: str, abilities: Abilities) -> Self:
+        # It gets its name when it is locked and whole: no process sees half a lease.
         path = database.with_name(f"{database.name}-taking-{worker}")
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, msgspec.json.encode(known))
+        os.write(descriptor, msgspec.json.encode(abilities))
         os.replace(path, lease_path(database, worker))
         return cls(database, worker, descriptor)
 
-    def end(self) -> None:
+    def release(self) -> None:
         """This process no longer uses the database."""
         with suppress(OSError):
             lease_path(self.database, self.worker).unlink()

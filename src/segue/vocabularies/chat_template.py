@@ -42,7 +42,7 @@ class ChatTemplate:
     plain: str = ""
     # The ids with which the model ends its turn, by its other files.
     ends: tuple[int, ...] = ()
-    # What it is told besides the conversation, whatever a request says.
+    # The values it gets besides the conversation, the same for every request.
     values: Mapping[str, object] = field(default_factory=dict)
     # How the model declares its answers, in the form of transformers' `response_template`.
     answers: object = None
@@ -69,11 +69,11 @@ def template_in(
     path: Path, text: str = "", values: Mapping[str, object] = NO_VALUES
 ) -> ChatTemplate | None:
     """The chat template of a model, or this text in its place; None if there is neither."""
-    found = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
+    template = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
     if text:
-        found = replace(found, text=text, plain="")
-    found = replace(found, values=values)
-    return found if found.text else None
+        template = replace(template, text=text, plain="")
+    template = replace(template, values=values)
+    return template if template.text else None
 
 
 def _template_in_gguf(path: Path) -> ChatTemplate:
@@ -83,8 +83,8 @@ def _template_in_gguf(path: Path) -> ChatTemplate:
     ids = [head.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")]
 
     def named(id: object) -> str:
-        found = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
-        return found if isinstance(found, str) else ""
+        token = tokens[id] if isinstance(tokens, list) and isinstance(id, int) else ""
+        return token if isinstance(token, str) else ""
 
     usual = plain if isinstance(plain, str) else ""
     text = tools if isinstance(tools, str) else usual
@@ -107,7 +107,8 @@ def _template_in_folder(path: Path) -> ChatTemplate:
         named = {entry.get("name", ""): entry.get("template", "") for entry in text}
         plain = named.get("default", "")
         text = named.get("tool_use") or plain
-    begin, end = _text(config.bos_token), _text(config.eos_token)
+    begin = _text(config.bos_token)
+    end = _text(config.eos_token)
     ends = ended if isinstance(ended, list) else [] if ended is None else [ended]
     answers = config.response_template
     return ChatTemplate(text or "", begin, end, plain, tuple(ends), answers=answers)
@@ -178,7 +179,7 @@ class TemplateRunner:
             "add_generation_prompt": is_cued,
             "strftime_now": _clock_at(root_at),
         }
-        is_plain = not tools and not any("tool_calls" in one for one in messages)
+        is_plain = not tools and not any("tool_calls" in message for message in messages)
         return self._written(self._run_plain if is_plain else self._run, told)
 
     def _accepted(self, told: dict[str, object]) -> dict[str, object]:

@@ -42,7 +42,10 @@ def load_vocabulary(path: Path) -> Vocabulary:
 # --- from a GGUF file -----------------------------------------------------------------------------
 
 # What a token is, by `tokenizer.ggml.token_type`.
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
 
 
 def vocabulary_from_gguf(path: Path) -> Vocabulary:
@@ -52,7 +55,8 @@ def vocabulary_from_gguf(path: Path) -> Vocabulary:
 
 def vocabulary_from_metadata(head: dict[str, GgufValue], name: str) -> Vocabulary:
     """The same from what `read_gguf` has read; errors name the file by `name`."""
-    kind, cut = head.get("tokenizer.ggml.model"), str(head.get("tokenizer.ggml.pre", "default"))
+    kind = head.get("tokenizer.ggml.model")
+    cut = str(head.get("tokenizer.ggml.pre", "default"))
     if kind not in ("gpt2", "gemma4", "llama") or (kind == "gpt2" and cut not in CUTS):
         raise ServerFault(
             f"{name} has a vocabulary of an unknown kind (tokenizer.ggml.model is {kind!r}, "

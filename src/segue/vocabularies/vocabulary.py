@@ -127,10 +127,10 @@ class Vocabulary:
             if id in spelt.ids:
                 raise ServerFault(f"In this vocabulary, text that reads {text} becomes a mark.")
         if self._hasten is not None:
-            self._hasten(tokenizer, self._spelt, self._take_over)
+            self._hasten(tokenizer, self._spelt, self._use_quick)
         return tokenizer
 
-    def _take_over(self, quick: Encode) -> None:
+    def _use_quick(self, quick: Encode) -> None:
         self._quick = quick
 
     @cached_property
@@ -138,13 +138,13 @@ class Vocabulary:
         longest_first = sorted(self._specials, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
-    def protecting(self, words: str) -> Vocabulary:
-        """The same, but text never becomes an added token that stands in these words, those of a chat template."""
+    def protecting(self, template: str) -> Vocabulary:
+        """The same, but text never becomes an added token that stands in this chat template."""
         added = {self._tokens[id]: id for id in self._texts}
         marks = {
             token: id
             for token, id in added.items()
-            if (token in words or MARK_FORM.fullmatch(token)) and len(token.strip(BLANK)) > 1
+            if (token in template or MARK_FORM.fullmatch(token)) and len(token.strip(BLANK)) > 1
         }
         if marks.keys() <= self._specials.keys():
             return self
@@ -181,16 +181,17 @@ class Vocabulary:
         is_short = len(spelt) <= CUT_CHARS
         cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
         # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
-        known, ids = self._pieces, array("I")
+        known = self._pieces
+        ids = array("I")
         for piece in cut:
-            found = known.get(piece)
-            if found is None:
-                found = array("I", self._tokenize(piece))
+            ids_of_piece = known.get(piece)
+            if ids_of_piece is None:
+                ids_of_piece = array("I", self._tokenize(piece))
                 if len(piece) <= PIECE_CHARS_MAX:
                     if len(known) >= PIECES_MAX:
                         known.clear()
-                    known[piece] = found
-            ids.extend(found)
+                    known[piece] = ids_of_piece
+            ids.extend(ids_of_piece)
         return ids
 
     def _spelt(self, text: str) -> str:
@@ -198,7 +199,7 @@ class Vocabulary:
         if self._spells_ascii and text.isascii():
             return text
         slices = (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
-        return "".join(self._unspellable.sub(REPLACEMENT, one) for one in slices)
+        return "".join(self._unspellable.sub(REPLACEMENT, text) for text in slices)
 
     def _tokenize(self, text: str) -> Sequence[int]:
         if len(text) < BESIDE_CHARS_MIN:
@@ -217,13 +218,13 @@ class Vocabulary:
             if text:
                 ids.extend(self.encode(text))
                 text = ""
-            found = self._marks.get(part)
-            if found is None:
-                found = array("I", [self.special(part.special)])
+            mark_ids = self._marks.get(part)
+            if mark_ids is None:
+                mark_ids = array("I", [self.special(part.special)])
                 if part.text:
-                    found.extend(self.encode(part.text))
-                self._marks[part] = found
-            ids.extend(found)
+                    mark_ids.extend(self.encode(part.text))
+                self._marks[part] = mark_ids
+            ids.extend(mark_ids)
         if text:
             ids.extend(self.encode(text))
         return ids
@@ -245,10 +246,10 @@ class Vocabulary:
 
     def special(self, text: str) -> int:
         """The id of a special token that the dialect cannot do without."""
-        found = self._specials.get(text)
-        if found is None:
+        id = self._specials.get(text)
+        if id is None:
             raise ServerFault(f"This vocabulary has no {text}: model and dialect do not fit.")
-        return found
+        return id
 
     def has_special(self, text: str) -> bool:
         """Whether there is such a special token."""
@@ -264,10 +265,10 @@ class Vocabulary:
         an id beyond them: engines have rows that no token uses."""
         if id >= len(self._bytes):
             return b""
-        found = self._bytes[id]
-        if found is None:
-            found = self._bytes[id] = self._spell(id)
-        return found
+        data = self._bytes[id]
+        if data is None:
+            data = self._bytes[id] = self._spell(id)
+        return data
 
     def _spell(self, id: int) -> bytes:
         token = self._tokens[id]
@@ -283,7 +284,8 @@ class Vocabulary:
 
 def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> Iterator[str]:
     """What `cut.findall` finds, slice by slice: one call for a long text would hold up every other thread."""
-    at, width = 0, slice_chars
+    at = 0
+    width = slice_chars
     while at + width < len(text):
         # What stands at the end of a slice may look otherwise in the whole, and begins the next.
         whole = cut.findall(text, at, at + width)[:-BROKEN_PIECES]

@@ -41,7 +41,7 @@ def _citations(text: str, sources: Sequence[Source]) -> Iterator[UrlCitation]:
         start, end = mark.span()
         cited: list[Source | None] = []
         if mark["numbers"]:
-            numbers = [int(one) for one in dict.fromkeys(re.findall(r"\d+", mark["numbers"]))]
+            numbers = [int(number) for number in dict.fromkeys(re.findall(r"\d+", mark["numbers"]))]
             cited = [sources[number - 1] for number in numbers if 1 <= number <= len(sources)]
         elif not mark["code"]:
             url = mark["link"] or _trimmed(mark["bare"])

@@ -190,7 +190,10 @@ class Fetcher:
         if answer.status != 200:
             raise failed(target.url, f"it answered {answer.status}.")
         kind = answer.content_type.lower()
-        if not any(kind == one or (one[-1] in "/-" and kind.startswith(one)) for one in accepts):
+        if not any(
+            kind == accepted or (accepted[-1] in "/-" and kind.startswith(accepted))
+            for accepted in accepts
+        ):
             raise failed(target.url, f"its content type {kind[:80]} is not supported.")
         encoding = answer.headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip"):

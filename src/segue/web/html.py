@@ -92,8 +92,8 @@ def read_page(
     if is_html:
         text, title, links = _read_html(text, url)
     elif kind in ("text/markdown", "application/markdown") or ending in ("md", "markdown"):
-        found = re.search(r"^ {0,3}#{1,6}[ \t]+(\S[^\n]{0,300})", text, re.MULTILINE)
-        title = found[1].strip(" #\t\r") if found else ""
+        heading = re.search(r"^ {0,3}#{1,6}[ \t]+(\S[^\n]{0,300})", text, re.MULTILINE)
+        title = heading[1].strip(" #\t\r") if heading else ""
     title = title or _last_name(name or url)
     return Page(url, title[:TITLE_CHARS_MAX], text[:TEXT_CHARS_MAX], links)
 
@@ -117,8 +117,8 @@ def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
 
 def _decoded(data: bytes, charset: str | None, *, is_html: bool) -> str | None:
     """The text by the charset of the header or of the page; else it must be UTF-8."""
-    if charset is None and is_html and (found := _CHARSET.search(data[:2_048])):
-        charset = found[1].decode("ascii")
+    if charset is None and is_html and (declared := _CHARSET.search(data[:2_048])):
+        charset = declared[1].decode("ascii")
     if b"\0" in data or (charset is None and not is_html):
         return text_of_bytes(data)
     if charset is not None and charset.lower() not in ("utf-8", "utf8"):
@@ -177,7 +177,7 @@ class _TextReader(HTMLParser):
         if self._skipping:
             return
         if tag == "a" and self._href:
-            self._keep_link(self._href)
+            self._add_link(self._href)
             self._href = None
         if tag in _BLOCKS:
             self._add("\n")
@@ -195,7 +195,7 @@ class _TextReader(HTMLParser):
         self._pieces.append(text)
         self.length += len(text)
 
-    def _keep_link(self, href: str) -> None:
+    def _add_link(self, href: str) -> None:
         words = " ".join("".join(self._link_words).split())[:TITLE_CHARS_MAX]
         if not words or len(self.links) >= LINKS_MAX or len(href) > 2_000:
             return

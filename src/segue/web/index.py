@@ -34,7 +34,8 @@ BUSY_MS = 10_000
 # Looked at for each hit that is wanted, where some may be of domains that are not.
 SPARE = 20
 # Where a word stands in a title it counts for more.
-IN_TITLE, IN_TEXT = 4.0, 1.0
+IN_TITLE = 4.0
+IN_TEXT = 1.0
 SNIPPET_WORDS = 48
 
 VERSION = 1
@@ -112,16 +113,16 @@ def build(
             row = database.execute(FOLDER_URL, (place,)).fetchone()
             before = row[0] if row else f"file:///{quote(folder.resolve().name)}/"
             prefix = prefix or before
-            known = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
+            documents = {row[0]: row[1:] for row in database.execute(KNOWN, (prefix,))}
             for number, path in enumerate(files, 1):
                 url = prefix.rstrip("/") + "/" + quote(path.relative_to(folder).as_posix())
-                outcomes[_take_in(database, path, url, prefix, known.pop(url, None))] += 1
+                outcomes[_update_file(database, path, url, prefix, documents.pop(url, None))] += 1
                 if number % BATCH == 0:
                     database.commit()
                 if note is not None:
                     note(number, len(files))
-            database.executemany(REMOVE, [(url,) for url in known])
-            gone = len(known)
+            database.executemany(REMOVE, [(url,) for url in documents])
+            gone = len(documents)
             if before != prefix:
                 gone += database.execute(REMOVE_FOLDER, (before,)).rowcount
             database.execute(SAVE_FOLDER, (place, prefix))
@@ -141,7 +142,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _take_in(
+def _update_file(
     database: sqlite3.Connection,
     path: Path,
     url: str,
@@ -151,7 +152,8 @@ def _take_in(
     """Bring one file up to date. `known`: time, size and digest of the document as the index has it."""
     try:
         state = path.stat()
-        mtime_ns, size = state.st_mtime_ns, state.st_size
+        mtime_ns = state.st_mtime_ns
+        size = state.st_size
         if known is not None and known[:2] == (mtime_ns, size):
             return "same"
         data = path.read_bytes() if size <= FILE_BYTES_MAX else b""

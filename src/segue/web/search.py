@@ -26,7 +26,8 @@ ANSWER_S_MAX = 15.0
 JSON_KINDS = ("application/json", "text/", "application/vnd.api+json")
 # More of them in a query are more than engines take.
 SITES_MAX = 8
-TITLE_CHARS_MAX, SNIPPET_CHARS_MAX = 200, 1_000
+TITLE_CHARS_MAX = 200
+SNIPPET_CHARS_MAX = 1_000
 
 SEARXNG = "/search?q={query}&format=json"
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
@@ -110,7 +111,8 @@ class JsonSearch:
         self._fetcher.close()
 
     async def search(self, query: WebQuery) -> Sequence[Hit]:
-        url, headers = fill(self._template, query), dict(self._engine.headers)
+        url = fill(self._template, query)
+        headers = dict(self._engine.headers)
         try:
             fetched = await self._fetcher.fetch(url, JSON_KINDS, headers)
             answer: object = msgspec.json.decode(fetched.data)
@@ -130,7 +132,9 @@ def fill(template: str, query: WebQuery) -> str:
         "count": str(query.hits_max),
         **structs.asdict(query.location),
     }
-    return _PLACEHOLDER.sub(lambda found: quote(values.get(found[1]) or "", safe=""), template)
+    return _PLACEHOLDER.sub(
+        lambda placeholder: quote(values.get(placeholder[1]) or "", safe=""), template
+    )
 
 
 def with_sites(query: WebQuery) -> str:
@@ -167,8 +171,8 @@ def _at(value: object, path: str) -> object:
 
 
 def _check_template(template: str) -> None:
-    known = {"query", "count", *WebLocation.__struct_fields__}
-    unknown = set(_PLACEHOLDER.findall(template)) - known
+    parameters = {"query", "count", *WebLocation.__struct_fields__}
+    unknown = set(_PLACEHOLDER.findall(template)) - parameters
     if unknown:
         raise Misconfigured(f"search_url: the placeholder {{{unknown.pop()}}} is unknown.")
     try:

@@ -119,16 +119,16 @@ def parse(url: str) -> Target:
     """The target of a URL of http or https; everything unusual is refused."""
     if len(url) > URL_CHARS_MAX:
         raise refused(url, f"it is longer than {URL_CHARS_MAX} characters.")
-    found = None if _NEVER.search(url) else _URL.fullmatch(url)
-    if found is None:
+    parsed = None if _NEVER.search(url) else _URL.fullmatch(url)
+    if parsed is None:
         raise refused(url, "it is not a plain http or https URL without user and password.")
-    scheme: Literal["http", "https"] = "https" if len(found["scheme"]) == 5 else "http"
-    host = _host(url, found["name"], found["six"])
-    port = int(found["port"]) if found["port"] else DEFAULT_PORTS[scheme]
+    scheme: Literal["http", "https"] = "https" if len(parsed["scheme"]) == 5 else "http"
+    host = _host(url, parsed["name"], parsed["six"])
+    port = int(parsed["port"]) if parsed["port"] else DEFAULT_PORTS[scheme]
     if not 0 < port < 65_536:
         raise refused(url, "its port is not between 1 and 65535.")
-    query = quote((found["query"] or "?")[1:], safe=_PLAIN)
-    return Target(scheme, host, port, quote(found["path"] or "/", safe=_PLAIN), query)
+    query = quote((parsed["query"] or "?")[1:], safe=_PLAIN)
+    return Target(scheme, host, port, quote(parsed["path"] or "/", safe=_PLAIN), query)
 
 
 def parse_next(before: Target, location: str) -> Target:
@@ -171,11 +171,11 @@ def _address(text: str) -> Address | None:
 def is_public(address: Address) -> bool:
     """Whether this is an address of the public internet, and does not stand for another address."""
     if isinstance(address, IPv4Address):
-        return address.is_global and not any(address in one for one in PRIVATE_V4)
+        return address.is_global and not any(address in network for network in PRIVATE_V4)
     if address.scope_id or address not in GLOBAL_V6 or not address.is_global:
         return False
     has_v4_inside = (int(address) >> 32) & 0xFFFFFFFF in _ISATAP
-    return not has_v4_inside and not any(address in one for one in PRIVATE_V6)
+    return not has_v4_inside and not any(address in network for network in PRIVATE_V6)
 
 
 def is_public_name(host: str) -> bool:
@@ -185,5 +185,5 @@ def is_public_name(host: str) -> bool:
 
 def is_within(host: str, domains: Iterable[str]) -> bool:
     """Whether the host is one of these domains or below one of them."""
-    bare = [one.lower().strip().removeprefix("*.").strip(".") for one in domains]
-    return any(host == one or (one and host.endswith("." + one)) for one in bare)
+    bare = [domain.lower().strip().removeprefix("*.").strip(".") for domain in domains]
+    return any(host == domain or (domain and host.endswith("." + domain)) for domain in bare)

@@ -27,7 +27,7 @@ from msgspec import Struct
 from segue import __version__
 from segue.errors import Misconfigured
 from segue.settings.values import Settings
-from segue.stores.seals import keep_name, read_ring
+from segue.stores.seals import read_ring, sync_folder
 from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
 from segue_cli.terminal import Steps
 
@@ -217,4 +217,4 @@ def _digest(source: IO[bytes]) -> str:
 def _put(made: Path, path: Path) -> None:
     """Rename a finished file, and keep the name through a power cut."""
     os.replace(made, path)
-    keep_name(path)
+    sync_folder(path)

@@ -347,8 +347,7 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         return
     async with aclosing(served):
         built = served.models[model.name]
-        dialect = built.dialect.fingerprint.partition("-")[0].rstrip("0123456789")
-        yield Check(name, True, f"dialect {dialect}")
+        yield Check(name, True, f"dialect {built.dialect.name}")
         if (mark := unread_call_mark(built.dialect)) is not None:
             yield Check(name, False, UNREAD.format(mark), UNREAD_ADVICE)
         if lacks_tools(built.dialect) and model.engine != "scripted":
