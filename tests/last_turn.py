@@ -71,7 +71,7 @@ def timeline(turn: EndedTurn) -> list[str]:
     """When the turn passed its stages, in milliseconds from the first."""
     marks = sorted(turn.marks.items(), key=lambda mark: mark[1])
     began = marks[0][1] if marks else 0.0
-    head = f"turn {turn.entry.turn_id} over {turn.transport}: {turn.entry.status} {turn.error or ''}".rstrip()
+    head = f"turn {turn.entry.turn_id} over {turn.receipt.transport}: {turn.entry.status} {turn.error or ''}".rstrip()
     return [head, *(f"{(at - began) * 1000:>10.1f} ms  {name}" for name, at in marks[:MARKS_MAX])]
 
 

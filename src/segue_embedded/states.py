@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from segue.aio import in_background
 from segue.errors import Misconfigured
-from segue.seams.history import Owner, Turn
+from segue.seams.history import Owner, Turn, ancestors
 from segue.seams.prompt import IdArray, Tokens, id_array
 from segue.seams.store import Turns
 
@@ -197,7 +197,7 @@ class SlotStates:
         if path in self._files or file.stat().st_size > self._bytes_max:
             return
         head = _Head(
-            turn.owner, self._engine.fingerprint, tokens, [one.id for one in turn.lineage()]
+            turn.owner, self._engine.fingerprint, tokens, [one.id for one in ancestors(turn)]
         )
         packed = msgspec.msgpack.encode(head)
         sealed = self._ciphers.seal_bytes(turn.owner, file.read_bytes())
@@ -251,7 +251,7 @@ def _saveable(tips: Iterable[Turn]) -> Iterator[tuple[Turn, IdArray[int]]]:
     """Turns with all tokens up to their end, where these are known and everything before them is stored, too."""
     for turn in tips:
         prompt = None if turn.warm is None else turn.warm.prompt
-        if isinstance(prompt, Tokens) and all(one.is_stored for one in turn.lineage()):
+        if isinstance(prompt, Tokens) and all(one.is_stored for one in ancestors(turn)):
             yield turn, prompt.flat()
 
 
@@ -291,7 +291,9 @@ async def _is_stored(head: _Head, turns: Turns) -> bool:
     """Whether the store has the chain as it was."""
     found = await turns.find(head.owner, head.turns[-1]) if head.turns else None
     return (
-        found is not None and found.is_whole and [turn.id for turn in found.lineage()] == head.turns
+        found is not None
+        and found.is_whole
+        and [turn.id for turn in ancestors(found)] == head.turns
     )
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from segue.dialects.parts import MODEL_TURN, parts_of
 from segue.process.render_cache import is_cut
-from segue.seams.history import Round, Turn, Unfinished, Warm
+from segue.seams.history import Round, Turn, Unfinished, Warm, ancestors
 from segue.seams.model import (
     Dialect,
     Ids,
@@ -396,7 +396,7 @@ def flat(prompt: Prompt) -> IdArray[int]:
 def cold(scene: Scene) -> Scene:
     """The same scene with nothing warm, as after a reload."""
     past: Turn | None = None
-    for turn in scene.past.lineage() if scene.past is not None else ():
+    for turn in ancestors(scene.past) if scene.past is not None else ():
         past = replace(turn, parent=past, warm=None)
     return msgspec.structs.replace(scene, past=past)
 
@@ -515,7 +515,7 @@ def prompt_goes_on_where_the_engine_stopped(family: DialectCase, steps: Sequence
 def rounds_of_one_turn_are_history_too(family: DialectCase, steps: Sequence[Step]) -> None:
     """Two rounds in one turn are written as two turns with a round each."""
     _, last = chain(family.dialect, steps)
-    rounds = tuple(round for turn in last.lineage() for round in turn.rounds)
+    rounds = tuple(round for turn in ancestors(last) for round in turn.rounds)
     head = steps[0].head
     as_turns = cold(Scene(head, last, (message("user", "And now?"),)))
     as_rounds = Scene(head, None, as_turns.given, rounds)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.seams.history import ancestors
 from segue.seams.prompt import id_array
 from segue.seams.store import Turns
 from tests.contracts.stores import KINDS, open_stores
@@ -113,8 +114,8 @@ async def test_chain_of_500_is_found_whole_and_in_order(turns: Turns) -> None:
     await asyncio.gather(*[turns.save(turn) for turn in chain])
     found = await turns.find(OWNER, "t499")
     assert found is not None
-    assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
-    assert all(turn.is_whole for turn in found.lineage())
+    assert [meaning(turn) for turn in ancestors(found)] == [meaning(turn) for turn in chain]
+    assert all(turn.is_whole for turn in ancestors(found))
 
 
 async def test_forks_share_their_parent(turns: Turns) -> None:
@@ -146,8 +147,8 @@ async def test_deleted_turn_is_gone_and_its_descendants_are_not_whole(turns: Tur
     assert await turns.read(OWNER, "t1") is None
     found = await turns.find(OWNER, "t3")
     assert found is not None
-    assert [turn.id for turn in found.lineage()] == ["t2", "t3"]
-    assert not any(turn.is_whole for turn in found.lineage())
+    assert [turn.id for turn in ancestors(found)] == ["t2", "t3"]
+    assert not any(turn.is_whole for turn in ancestors(found))
     assert meaning(found) == meaning(chain[3])
     root = await turns.find(OWNER, "t0")
     assert root is not None
@@ -178,7 +179,7 @@ async def test_stored_child_of_unstored_parent_is_kept_alone(turns: Turns) -> No
     found = await turns.find(OWNER, "grandchild")
     assert found is not None
     assert meaning(found) == meaning(grandchild)
-    assert [turn.id for turn in found.lineage()] == ["child", "grandchild"]
+    assert [turn.id for turn in ancestors(found)] == ["child", "grandchild"]
     assert not found.is_whole
 
 

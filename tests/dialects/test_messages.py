@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed
-from segue.seams.history import Round, Turn, Unfinished, Warm
+from segue.seams.history import Round, Turn, Unfinished, Warm, ancestors
 from segue.seams.model import (
     Delta,
     Deltas,
@@ -300,7 +300,7 @@ def turn_after(scene: Scene, wrote: Sequence[Item]) -> Turn:
 
 def cold(scene: Scene) -> Scene:
     past: Turn | None = None
-    for turn in scene.past.lineage() if scene.past is not None else ():
+    for turn in ancestors(scene.past) if scene.past is not None else ():
         past = replace(turn, parent=past, warm=None)
     return msgspec.structs.replace(scene, past=past)
 

@@ -6,7 +6,7 @@ import pytest
 
 from segue.dialects.chatml import QWEN3
 from segue.dialects.family import TokenDialect
-from segue.seams.history import Round, Unfinished, Warm
+from segue.seams.history import Round, Unfinished, Warm, ancestors
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
 from segue.wire.items import Item
@@ -91,7 +91,7 @@ def test_thoughts_of_rounds_inside_one_turn_are_forgotten_too(dialect: TokenDial
         scene = loop(dialect, (message("user", "Hi"),), *givens)
         past = scene.past
         assert past is not None
-        rounds = tuple(round for turn in past.lineage() for round in turn.rounds)
+        rounds = tuple(round for turn in ancestors(past) for round in turn.rounds)
         as_rounds = Scene(HEAD, None, scene.given, rounds)
 
         assert flat(dialect.render(as_rounds).prompt) == flat(dialect.render(scene).prompt)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from segue.errors import Misconfigured
 from segue.exports import batches
-from segue.exports.traces import Traces, parent_of
+from segue.exports.traces import open_traces, parent_of
 from tests.support import MODEL, WAIT_S, fetch, serving, wire
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -183,7 +183,8 @@ def test_traceparent_of_a_later_version_is_understood() -> None:
     assert (found.trace_id, found.span_id, found.is_sampled) == (TRACE, SPAN, True)
 
 
-def test_header_for_the_collector_needs_a_name() -> None:
+async def test_header_for_the_collector_needs_a_name() -> None:
     with pytest.raises(Misconfigured, match="NAME=VALUE") as told:
-        Traces("http://127.0.0.1:9", ["secret-without-name"])
+        async with open_traces("http://127.0.0.1:9", ["secret-without-name"]):
+            pass
     assert "secret" not in str(told.value)

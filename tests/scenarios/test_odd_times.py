@@ -409,7 +409,7 @@ async def test_background_response_waits_for_a_store_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int, status: str
 ) -> None:
     """When its engine begins, and when it ends: until it is saved it is told as it is stored."""
-    monkeypatch.setattr("segue.process.patient_turns.RETRY_S", 0.01)
+    monkeypatch.setattr("segue.process.patient_save.RETRY_S", 0.01)
     async with scripted(tmp_path, {"text": "Yes."}, store=stored(tmp_path)) as served:
         save = served.app.state.store.turns.save
         tried: list[str] = []

@@ -18,12 +18,12 @@ import segue.stores.postgres
 from segue.aio import in_background
 from segue.errors import ApiError, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Level, share_out
-from segue.process import idempotency
-from segue.process.patient_turns import PatientTurns
+from segue.process import idempotency, patient_save
 from segue.process.registry import TurnRegistry
 from segue.seams.history import Turn
 from segue.seams.store import Claim
 from segue.stores.maintenance import BEAT_S
+from segue.turn.loop import Save
 from tests.simulator import checks
 from tests.simulator.database import Database, Session, Transaction
 from tests.simulator.network import Connection
@@ -90,10 +90,10 @@ def _settle_once(t: Transaction, *values: Any) -> object:
 
 
 def _end_waits(stack: ExitStack) -> None:
-    async def save_or_be_fenced(self: PatientTurns, turn: Turn) -> None:
-        await self.turns.save(turn)
+    async def save_or_be_fenced(save: Save, read: object, turn: Turn) -> None:
+        await save(turn)
 
-    stack.enter_context(patch.object(PatientTurns, "_save", save_or_be_fenced))
+    stack.enter_context(patch.object(patient_save, "_save", save_or_be_fenced))
     # Turn by turn, so that there is time to see it.
     stack.enter_context(patch.object(segue.stores.postgres, "BATCH", 1))
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from segue.errors import ApiError
+from segue.seams.history import ancestors
 from segue.stores.postgres import PostgresStore
 from segue.stores.postgres_database import SESSION, PostgresConnection, PostgresDatabase
 from tests.contracts.turns import OWNER, make_chain, make_turn
@@ -41,7 +42,7 @@ async def test_pooler_shares_few_connections_between_many_processes(
     counting = asyncio.create_task(count_connections(postgres, direct, counts))
     results = await asyncio.gather(*work)
     counting.cancel()
-    assert sum(len(list(turn.lineage())) for turn in results[-200:]) == 200 * 30
+    assert sum(len(ancestors(turn)) for turn in results[-200:]) == 200 * 30
     # Those of the pooler, and a lease of each process; the one that counts is in another database.
     assert POOL_SIZE < max(counts) <= POOL_SIZE + len(stores)
     for one in processes:
@@ -98,4 +99,4 @@ async def test_pooler_of_sessions_needs_no_direct_address(
         found = await store.turns.find(OWNER, "t2")
         await store.close()
     assert found is not None
-    assert len(list(found.lineage())) == 3
+    assert len(ancestors(found)) == 3

@@ -9,6 +9,7 @@ import pytest
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable
+from segue.seams.history import ancestors
 from segue.seams.store import Conversation, ConversationItem
 from segue.stores import postgres_database, sql_files
 from segue.stores.postgres import PostgresStore
@@ -89,7 +90,7 @@ async def test_everything_is_there_after_reopening(url: str) -> None:
         await store.maintenance.recover()
         assert await count(database, "workers") == 1, "who has left is not listed"
     assert found is not None
-    assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
+    assert [meaning(turn) for turn in ancestors(found)] == [meaning(turn) for turn in chain]
 
 
 async def test_commits_wait_for_the_disk_unless_asked_otherwise(url: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable
+from segue.seams.history import ancestors
 from segue.seams.store import Claim, Retention
 from segue.stores import sql_files, sqlite_database
 from segue.stores.layered import LayeredIdempotencyKeys
@@ -101,7 +102,7 @@ async def test_everything_is_there_after_reopening(path: Path) -> None:
     async with opened(path) as database:
         found = await SqliteStore(database).turns.find(OWNER, "t4")
     assert found is not None
-    assert [meaning(turn) for turn in found.lineage()] == [meaning(turn) for turn in chain]
+    assert [meaning(turn) for turn in ancestors(found)] == [meaning(turn) for turn in chain]
 
 
 async def test_acknowledged_turn_survives_a_crash(path: Path) -> None:
@@ -373,7 +374,7 @@ async def test_long_chain_costs_what_is_new_in_it(path: Path) -> None:
         sizes.append(await database.read(pages))
     found = await turns.find(OWNER, "t4999")
     assert found is not None
-    assert len(found.lineage()) == 5_000
+    assert len(ancestors(found)) == 5_000
     await database.close()
     assert count(path, "turns") == 5_000
     assert sizes[1] < 2.1 * sizes[0]

@@ -166,7 +166,6 @@ def plan_of(fields: dict[str, Any], hosted: ServerTools) -> Plan:
     given = tuple(decode_item(raw, "input[0]") for raw in create.input)
     return Plan(
         id="resp_1",
-        owner="ada",
         arrival=Arrival(create, Caller("ada", cast(Any, None)), Receipt()),
         resolved=resolve(create, Given(given), None, AtHand(hosted), ("web_search",)),
         model=cast(Any, None),

@@ -149,7 +149,7 @@ async def begin(
     )
     ear = Ear()
     running.attach(ear)
-    return Played(TurnLoop(plan, running, turns, resources), running, ear, plan)
+    return Played(TurnLoop(plan, running, turns.save, resources), running, ear, plan)
 
 
 def _hosted(plan: Plan) -> Any:
@@ -372,7 +372,7 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
 
 async def test_rollout_whose_client_never_answers_fails() -> None:
     played = await begin([*CALL, Finish("stop")], rollout=True, tools=[WEATHER])
-    played.loop.plan = replace(played.plan, append_s_max=0.01)
+    played.loop.resources = replace(played.loop.resources, append_s_max=0.01)
     await played.loop.run()
 
     assert played.response.error.code == "append_timeout"

@@ -28,7 +28,7 @@ from segue.readers.call_json import is_object
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
 from segue.readers.plain_names import PlainNames
-from segue.seams.history import Round, Warm, since_fresh
+from segue.seams.history import Round, Warm, above, since_fresh
 from segue.seams.model import (
     Deltas,
     ItemOpened,
@@ -215,7 +215,7 @@ class MessagesDialect:
             if row is not None:
                 return row, [Round((), turn.rounds[-1].wrote), *reversed(later)]
             later.extend(reversed(turn.rounds))
-            turn = turn.above
+            turn = above(turn)
         return None, since_fresh(later[::-1])
 
     def _usable(self, head: Head, warm: Warm | None, form: MessageForm) -> Messages | None:

@@ -23,7 +23,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from segue.readers.bound import BoundFamily
-from segue.seams.history import Past, Round, Warm, since_fresh
+from segue.seams.history import Past, Round, Warm, above, since_fresh
 from segue.seams.model import Rendered, Scene
 from segue.seams.prompt import NO_TOKENS, Head, IdArray, Tokens
 from segue.vocabularies.vocabulary import Vocabulary
@@ -189,7 +189,7 @@ def _base(writing: Writing, bound: BoundFamily, scene: Scene) -> _Base:
                 return _Base(prompt.before, [replace(last, given=()), *later[::-1]], turn)
         is_turned = is_turned or (turning is not None and _is_turned(turning, turn.rounds))
         later.extend(reversed(turn.rounds))
-        turn = turn.above
+        turn = above(turn)
     return _Base(None, since_fresh(later[::-1]))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from segue.exports.lines import TO_LOG, LineFile
+from segue.exports.lines import AddLine, open_lines
 from segue.listener.access_line import AccessLine
 from segue.observe.logs import LogFormat, make_formatter
 
@@ -28,12 +29,13 @@ PLAIN = re.compile(r"[!#-~]+")
 
 
 class AccessLog:
-    """Writes the access log; a context manager that drains on the way out."""
+    """Writes the access log: to the server's log where there is no file to add lines to."""
 
-    def __init__(self, place: str, log_format: LogFormat, *, workers: int = 1) -> None:
-        self._file = None if place == TO_LOG else LineFile("access_log", place)
+    def __init__(
+        self, add_line: AddLine | None, log_format: LogFormat, *, workers: int = 1
+    ) -> None:
+        self._add_line = add_line
         self._format = make_formatter(log_format, workers=workers).format
-        self._stack = AsyncExitStack()
 
     def write(self, line: AccessLine) -> None:
         """Write one line."""
@@ -42,18 +44,19 @@ class AccessLog:
         extra = {"fields": fields, "request_id": line.request_id}
         text = text_of(line)
         record = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None, None, extra)
-        if self._file is None:
+        if self._add_line is None:
             log.handle(record)
         else:
-            self._file.add(self._format(record).encode())
+            self._add_line(self._format(record).encode())
 
-    async def __aenter__(self) -> AccessLog:
-        if self._file is not None:
-            await self._stack.enter_async_context(self._file)
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+@asynccontextmanager
+async def open_access_log(
+    place: str, log_format: LogFormat, *, workers: int = 1
+) -> AsyncIterator[AccessLog]:
+    """The access log at this place while inside; what is left is written on the way out."""
+    async with open_lines("access_log", place) as add_line:
+        yield AccessLog(add_line, log_format, workers=workers)
 
 
 def text_of(line: AccessLine) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
-from segue.exports.lines import TO_LOG, LineFile
+from segue.exports.lines import AddLine, open_lines
 from segue.process.afterwards import EndedTurn
 
 # The documented name of the logger, for operators who route it (docs/observability.md).
@@ -43,11 +44,10 @@ class AuditLine(Struct, frozen=True, omit_defaults=True):
 
 
 class Audit:
-    """Writes the audit log; a context manager that drains on the way out."""
+    """Writes the audit log: to the server's log where there is no file to add lines to."""
 
-    def __init__(self, place: str) -> None:
-        self._file = None if place == TO_LOG else LineFile("audit_log", place)
-        self._stack = AsyncExitStack()
+    def __init__(self, add_line: AddLine | None) -> None:
+        self._add_line = add_line
 
     def observe(self, turn: EndedTurn) -> None:
         """Add a turn that ended."""
@@ -89,18 +89,17 @@ class Audit:
         )
         self._write(line)
 
-    async def __aenter__(self) -> Audit:
-        if self._file is not None:
-            await self._stack.enter_async_context(self._file)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
-
     def _write(self, line: AuditLine) -> None:
         data = msgspec.json.encode(line)
-        if self._file is not None:
-            self._file.add(data)
+        if self._add_line is not None:
+            self._add_line(data)
             return
         extra = {"fields": msgspec.to_builtins(line), "request_id": line.request_id or ""}
         log.info("%s", data.decode(), extra=extra)
+
+
+@asynccontextmanager
+async def open_audit(place: str) -> AsyncIterator[Audit]:
+    """The audit log at this place while inside; what is left is written on the way out."""
+    async with open_lines("audit_log", place) as add_line:
+        yield Audit(add_line)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from segue.errors import Misconfigured
@@ -19,38 +22,31 @@ log = logging.getLogger(__name__)
 # The value of a setting that means the server's log instead of a file.
 TO_LOG = "log"
 
+AddLine = Callable[[bytes], None]
 
-class LineFile:
-    """The file of one setting; a context manager that drains on the way out."""
 
-    def __init__(self, setting: str, place: str) -> None:
-        self._setting = setting
-        self._path = Path(place)
-        try:
-            _append(self._path, b"")
-        except OSError as error:
-            raise Misconfigured(
-                f"{setting}: {place} cannot be written: {error.strerror}."
-            ) from None
-        batches: Batches[bytes] = Batches(f"lines of the {setting}", self._write)
-        self._batches = batches
-        self.add = batches.add
+@asynccontextmanager
+async def open_lines(setting: str, place: str) -> AsyncIterator[AddLine | None]:
+    """Adds lines to the file of this setting, and writes the rest on the way out; None: they go to the server's log."""
+    if place == TO_LOG:
+        yield None
+        return
+    path = Path(place)
+    try:
+        _append(path, b"")
+    except OSError as error:
+        raise Misconfigured(f"{setting}: {place} cannot be written: {error.strerror}.") from None
+    async with Batches(f"lines of the {setting}", partial(_write, setting, path)) as batches:
+        yield batches.add
 
-    async def __aenter__(self) -> LineFile:
-        await self._batches.__aenter__()
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._batches.__aexit__()
-
-    async def _write(self, lines: list[bytes]) -> bool:
-        try:
-            await asyncio.to_thread(_append, self._path, b"\n".join(lines) + b"\n")
-        except OSError as error:
-            reason = error.strerror
-            log.warning("%s: %s cannot be written, retrying: %s", self._setting, self._path, reason)
-            return False
-        return True
+async def _write(setting: str, path: Path, lines: list[bytes]) -> bool:
+    try:
+        await asyncio.to_thread(_append, path, b"\n".join(lines) + b"\n")
+    except OSError as error:
+        log.warning("%s: %s cannot be written, retrying: %s", setting, path, error.strerror)
+        return False
+    return True
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -13,7 +13,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 
 import aiohttp
@@ -129,34 +130,25 @@ def _attribute(name: str, value: str | int | None) -> object:
 
 
 class Traces:
-    """Sends spans to a collector; a context manager that drains on the way out."""
+    """Sends spans to a collector."""
 
-    def __init__(self, endpoint: str, headers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, endpoint: str, headers: Sequence[str]
+    ) -> None:
+        self._session = session
         self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._headers = {"content-type": "application/json", **_headers(headers)}
-        self._batches: Batches[list[OtlpSpan]] = Batches("traces", self._post)
-        self._session: aiohttp.ClientSession | None = None
+        self.batches: Batches[list[OtlpSpan]] = Batches("traces", self._post)
         self._is_failing = False
 
     def observe(self, turn: EndedTurn) -> None:
         """Add the spans of a turn that ended."""
         spans = spans_of(turn, time.time() - time.perf_counter())
         if spans:
-            self._batches.add(spans)
-
-    async def __aenter__(self) -> Traces:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=POST_S_MAX))
-        await self._batches.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._batches.__aexit__()
-        assert self._session is not None
-        await self._session.close()
+            self.batches.add(spans)
 
     async def _post(self, batch: list[list[OtlpSpan]]) -> bool:
         """True if the collector took the batch or refused it for good, False to retry."""
-        assert self._session is not None
         body = encode([span for spans in batch for span in spans])
         try:
             async with self._session.post(self._url, data=body, headers=self._headers) as answer:
@@ -168,6 +160,16 @@ class Traces:
             log.warning("traces: collector %s does not accept spans: %s", self._url, reason)
         self._is_failing = not is_fine
         return is_taken
+
+
+@asynccontextmanager
+async def open_traces(endpoint: str, headers: Sequence[str] = ()) -> AsyncIterator[Traces]:
+    """Sends spans to this collector while inside, and the rest on the way out."""
+    timeout = aiohttp.ClientTimeout(total=POST_S_MAX)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        traces = Traces(session, endpoint, headers)
+        async with traces.batches:
+            yield traces
 
 
 def encode(spans: Sequence[OtlpSpan]) -> bytes:

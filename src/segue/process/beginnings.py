@@ -7,61 +7,49 @@ ends, and it is refused; or it is broken off where it waits, and refused.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from segue.errors import Unavailable
 
 
 class Beginnings:
-    """The requests of this process that are being prepared."""
+    """The requests of this process that are being prepared, each by a task of its own."""
 
     def __init__(self) -> None:
-        self._all: set[Beginning] = set()
+        # Each done when its request is a turn or refused.
+        self._settled: dict[asyncio.Task[object], asyncio.Future[None]] = {}
+        self._refused: set[asyncio.Task[object]] = set()
 
-    def enter(self) -> Beginning:
-        """Count a request of the current task while inside."""
-        return Beginning(self._all)
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Count the request of the current task while inside."""
+        task = asyncio.current_task()
+        assert task is not None
+        settled = self._settled[task] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._refused:
+                raise
+            task.uncancel()
+            raise shutting_down() from None
+        finally:
+            settled.set_result(None)
+            self._refused.discard(task)
+            del self._settled[task]
 
     @property
     def settled(self) -> list[asyncio.Future[None]]:
-        """One for each request, done when it is a turn or refused."""
-        return [beginning.is_settled for beginning in self._all]
+        """A future for each request, done when it is a turn or refused."""
+        return list(self._settled.values())
 
     def refuse(self) -> None:
         """Break off all that wait."""
-        for beginning in self._all:
-            beginning.refuse()
-
-
-class Beginning:
-    """One request."""
-
-    __slots__ = ("_all", "_is_refused", "_task", "is_settled")
-
-    def __init__(self, all_: set[Beginning]) -> None:
-        self._all = all_
-        self._is_refused = False
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[object] = task
-        self.is_settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def __enter__(self) -> None:
-        self._all.add(self)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._all.discard(self)
-        self.is_settled.set_result(None)
-        if self._is_refused and kind is asyncio.CancelledError:
-            self._task.uncancel()
-            raise shutting_down() from None
-
-    def refuse(self) -> None:
-        if not self._is_refused:
-            self._is_refused = True
-            self._task.cancel()
+        for task in self._settled:
+            if task not in self._refused:
+                self._refused.add(task)
+                task.cancel()
 
 
 def shutting_down() -> Unavailable:

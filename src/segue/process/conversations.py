@@ -2,8 +2,7 @@
 
 Before it begins, it is given what it has not seen: nothing but the newest items if the conversation's last turn can be
 continued, else all of them. When it is saved, its input and output are added to the conversation, and it becomes the
-turn that the next one continues. The turn itself knows nothing of this: its `ConversationTurns` add to the conversation
-as well.
+turn that the next one continues. The turn itself knows nothing of this: a `LockedConversation` saves it.
 
 A conversation is locked by one turn at a time. Which one is written with the conversation (`speaker`), by compare and
 set, so that it holds for all who share the store; the write that adds the turn's items releases the lock.
@@ -66,14 +65,14 @@ async def join(
 
 async def acquire(
     create: Create, owner: Owner, turns: Turns, conversations: Conversations, turn_id: str
-) -> ConversationTurns:
+) -> LockedConversation:
     """The conversation that the request names, locked by this turn."""
     for _ in range(ATTEMPTS_MAX):
         joined = await join(create, owner, turns, conversations)
         assert joined is not None, "the request names a conversation"
         locked = await _lock(joined, turn_id, conversations)
         if locked is not None:
-            return ConversationTurns(turns, conversations, locked)
+            return LockedConversation(turns, conversations, locked)
     assert create.conversation_id is not None
     raise too_many_writers(create.conversation_id)
 
@@ -114,23 +113,14 @@ def too_many_writers(conversation_id: str) -> Conflict:
     )
 
 
-class ConversationTurns:
-    """`Turns` for one turn of a conversation: what is saved is added to the conversation too."""
+class LockedConversation:
+    """A conversation while a turn has its lock: what that turn saves is added to the conversation too."""
 
     def __init__(self, turns: Turns, conversations: Conversations, joined: Joined) -> None:
         self._turns = turns
         self._conversations = conversations
         self.joined = joined
         self._is_released = False
-
-    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._turns.find(owner, turn_id)
-
-    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
-        return await self._turns.read(owner, turn_id)
-
-    async def delete(self, owner: Owner, turn_id: str) -> bool:
-        return await self._turns.delete(owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
         """Save the turn; once it can be continued, its items belong to the conversation, and no crash comes between."""

@@ -1,20 +1,31 @@
 """Which turn does a repeated request get? The one that its idempotency key stands for already.
 
-A request with a key claims it before it is prepared. Whoever holds the key has the turn: a repeat follows that turn
-instead of starting its own, from its first event on. A request that is refused, or cancelled by its client, releases
-its key. The key may be held by another worker; then the repeat waits until that turn can be followed, or until that
-worker is known to be dead and the key is free.
+A request with a key claims it before it is prepared, under the id that its turn will have. A request that is refused,
+or cancelled by its client, releases its key; so does a worker that is known to be dead. A repeat makes the same claim:
+
+    the key is held by      and its turn                         the repeat
+    this claim                                                   starts a turn
+    another request here    is still being prepared              waits until it is a turn or refused, and claims again
+    another digest          any                                  is refused: the key was used for another request
+    a turn                  runs here, or its events are kept    follows it, from its first event on
+    a stored turn           is over, and its events are logged   gets them from the log
+    a stored turn           runs in another worker               follows it there
+    any turn elsewhere      is refused meanwhile                 has the key, and starts a turn
+    a stored turn           is over, and its events are gone     is refused: the key is spent
+    a stored turn           cannot be reached for a while        is refused for now, and may come again
+    an unstored turn        cannot be followed from here         is refused after a moment: the key is spent
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
 
+from segue.aio import spawn
 from segue.errors import ApiError, Conflict, Unavailable
 from segue.process.registry import TurnRegistry
 from segue.seams.history import Owner
@@ -29,32 +40,33 @@ from segue.wire.response import ENDED
 
 log = logging.getLogger(__name__)
 
-# How often a request may find its key taken by another request that is then refused.
+# How often a request may find its key held by another request that is then refused.
 CLAIMS_MAX = 5
-# How long a repeat waits for a turn of another worker that has its key and cannot be followed, and how often it looks.
-# Longer than a worker that has died keeps its keys: its lease, and the next look at leases that are over.
+# How long a repeat waits for a turn of another worker that has its key and cannot be followed, and the first and the
+# longest pause between two tries. Longer than a dead worker keeps its keys: its lease, and the next check of leases.
 REPEAT_S_MAX = 20.0
-# After that nothing is decided: when the client may ask again.
+# When the client may come again after that.
 UNDECIDED_S = 2.0
-REPEAT_LOOK_S, REPEAT_PAUSE_S_MAX = 0.05, 0.5
+REPEAT_PAUSE_S_MIN, REPEAT_PAUSE_S_MAX = 0.05, 0.5
 # The same for an unstored turn, which cannot be followed from here: it may still be refused.
 UNSTORED_S_MAX = 0.5
-
-
-# Starts a task that the process keeps until it is done.
-Spawn = Callable[[Coroutine[None, None, None]], None]
 
 
 class Repeats:
     """The requests of this process that have idempotency keys."""
 
     def __init__(
-        self, keys: IdempotencyKeys, log: EventLog, registry: TurnRegistry, spawn: Spawn
+        self,
+        keys: IdempotencyKeys,
+        log: EventLog,
+        registry: TurnRegistry,
+        tasks: set[asyncio.Task[None]],
     ) -> None:
+        """`tasks`: what a stop of the process waits for."""
         self._keys = keys
         self._log = log
         self._registry = registry
-        self._spawn = spawn
+        self._tasks = tasks
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
 
@@ -69,15 +81,11 @@ class Repeats:
         claim = claim_of(arrival.create, caller.owner, self._registry.new_id())
         is_settled = self._preparing[claim.turn_id] = asyncio.Event()
         try:
-            for _ in range(CLAIMS_MAX):
-                held = await self._take(claim)
-                if held.turn_id == claim.turn_id:
-                    break
+            held = await self._claim_settled(claim)
+            if held.turn_id != claim.turn_id:
                 repeated = await self._repeat(held, claim, caller.turns, subscriber)
                 if repeated is not None:
                     return repeated
-            else:
-                raise _contended()
             try:
                 return await start(claim.turn_id)
             except BaseException:
@@ -104,7 +112,7 @@ class Repeats:
 
     # --- claiming ---
 
-    async def _take(self, claim: Claim) -> Claim:
+    async def _claim_settled(self, claim: Claim) -> Claim:
         """The claim that holds the key, once that is settled: a request that is still being prepared may be refused,
         and then the key is free again."""
         for _ in range(CLAIMS_MAX):
@@ -115,23 +123,23 @@ class Repeats:
             await is_settled.wait()
             if self._registry.find_any(held.turn_id) is not None:
                 return held
-        raise _contended()
+        raise Unavailable("Too many concurrent requests use this idempotency key.")
 
     async def _claim(self, claim: Claim) -> Claim:
-        """Ask for the key. A client that leaves meanwhile must not keep it."""
-        asking = asyncio.create_task(_claimed(self._keys, claim))
+        """The claim that holds the key now. A client that leaves meanwhile must not keep the key."""
+        claiming = asyncio.create_task(self._keys.claim(claim))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(claiming)
         except asyncio.CancelledError:
             is_settled = self._preparing[claim.turn_id] = asyncio.Event()
-            self._spawn(self._unclaim(asking, claim, is_settled))
+            spawn(self._unclaim(claiming, claim, is_settled), self._tasks)
             raise
 
     async def _unclaim(
-        self, asking: asyncio.Task[Claim], claim: Claim, is_settled: asyncio.Event
+        self, claiming: asyncio.Task[Claim], claim: Claim, is_settled: asyncio.Event
     ) -> None:
         try:
-            if (await asking).turn_id == claim.turn_id:
+            if (await claiming).turn_id == claim.turn_id:
                 await self._keys.release(claim)
         finally:
             del self._preparing[claim.turn_id]
@@ -166,7 +174,7 @@ class Repeats:
         """The turn of a key that another worker holds, while it runs there or once it is over; None if that worker
         released the key, and it is ours."""
         loop = asyncio.get_running_loop()
-        pause_s = REPEAT_LOOK_S
+        pause_s = REPEAT_PAUSE_S_MIN
         until = loop.time() + (REPEAT_S_MAX if held.is_stored else UNSTORED_S_MAX)
         others = self._registry.others
         while True:
@@ -175,15 +183,17 @@ class Repeats:
                 return running
             if (await self._claim(claim)).turn_id == claim.turn_id:
                 return None
-            if not held.is_stored and (others is None or not others.has_others):
-                raise _spent(held)
-            if held.is_stored and await _has_ended(held, turns):
+            is_alone = others is None or not others.has_others
+            if await _has_ended(held, turns) if held.is_stored else is_alone:
                 raise _spent(held)
             if others is None or loop.time() > until:
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, REPEAT_PAUSE_S_MAX)
-        raise _undecided() if held.is_stored else _spent(held)
+        if not held.is_stored:
+            raise _spent(held)
+        message = "The process that runs the request with this idempotency key cannot be reached."
+        raise Unavailable(message, wait_s=UNDECIDED_S)
 
     async def _reached(self, held: Claim, turns: Turns) -> Running | None:
         """A turn of another worker, as it runs there or from the store."""
@@ -200,14 +210,9 @@ class Repeats:
         logged = await self._log.read_after(held.owner, held.turn_id, -1)
         if turn is None or not logged or not logged[-1].is_terminal:
             return None
-        over = Assembler.over(turn.response)
-        running = Running(held.owner, over, is_stored=True, turn=turn)
+        running = Running(held.owner, Assembler.over(turn.response), is_stored=True, turn=turn)
         running.publish(logged)
         return running
-
-
-async def _claimed(keys: IdempotencyKeys, claim: Claim) -> Claim:
-    return await keys.claim(claim)
 
 
 async def _has_ended(held: Claim, turns: Turns) -> bool:
@@ -232,17 +237,6 @@ def claim_of(create: Create, owner: Owner, turn_id: str) -> Claim:
         turn_id=turn_id,
         digest=blake2b(encode(meaning), digest_size=16).digest(),
         is_stored=create.store is not False,
-    )
-
-
-def _contended() -> Unavailable:
-    return Unavailable("Too many concurrent requests use this idempotency key.")
-
-
-def _undecided() -> Unavailable:
-    return Unavailable(
-        "The process that runs the request with this idempotency key cannot be reached.",
-        wait_s=UNDECIDED_S,
     )
 
 

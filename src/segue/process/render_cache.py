@@ -20,8 +20,10 @@ from segue.aio import off_loop
 from segue.seams.history import KnownHistory, Owner, Past, Resent, Round, Unfinished, Warm
 from segue.seams.prompt import Tokens
 from segue.turn.plan import Composed, Plan
+from segue.turn.running import ID_BYTES
 from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import (
+    ITEM_BYTES,
     AdditionalTools,
     InputText,
     Item,
@@ -36,8 +38,8 @@ from segue.wire.requests import Create
 CacheKey = tuple[Owner, int]
 Voice = Literal["others", "model", "none"]
 
-# What an entry costs beside its texts; each of its items; each id, as kept and as joined.
-ENTRY_BYTES, ITEM_BYTES, ID_BYTES = 1_000, 500, 4
+# What an entry costs beside its texts, items and ids.
+ENTRY_BYTES = 1_000
 DAY_S = 86_400
 # What is longer is decoded and rendered each time: to know it again would hold the loop, and fill the cache.
 RESENT_BYTES_MAX = 16 * 1024 * 1024

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,11 +25,11 @@ from segue.ids import item_ids
 from segue.memory.budget import Memory, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
-from segue.process.conversations import ConversationTurns, acquire, join
+from segue.process.conversations import LockedConversation, acquire, join
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
-from segue.process.patient_turns import PatientTurns
+from segue.process.patient_save import save_patiently
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.process.sealed_requests import with_request
 from segue.seams.history import Round, Turn
@@ -40,7 +40,7 @@ from segue.turn.checks import check_items
 from segue.turn.commit import commit, entry_of, weigh_turn
 from segue.turn.compose import count
 from segue.turn.decide import End
-from segue.turn.loop import TurnLoop
+from segue.turn.loop import Save, TurnLoop
 from segue.turn.notices import Drain
 from segue.turn.plan import Arrival, Caller, Model, Models, Plan, Receipt, Span
 from segue.turn.prepare import prepare
@@ -102,6 +102,7 @@ class Runner:
         self.records = records
         self._start_limit = StartLimit()
         self._beginnings = Beginnings()
+        # What a stop waits for: turns, and what releases a key or a conversation.
         self._tasks: set[asyncio.Task[None]] = set()
         # The turns that others end, or whose key or conversation they give away, if this process seems dead.
         self._leased: set[str] = set()
@@ -114,7 +115,7 @@ class Runner:
         self._retries: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
         self.registry = TurnRegistry(records.log)
-        self._repeats = Repeats(records.idempotency_keys, records.log, self.registry, self._spawn)
+        self._repeats = Repeats(records.idempotency_keys, records.log, self.registry, self._tasks)
 
     def connect_workers(self, others: OtherWorkers) -> None:
         """There are other workers: their turns can be followed here."""
@@ -186,10 +187,10 @@ class Runner:
         taken_over: TakenOver | None = None,
     ) -> Running:
         """Prepare a turn and let it run under this id."""
-        conversation: ConversationTurns | None = None
+        conversation: LockedConversation | None = None
         if arrival.create.conversation is not None:
             conversation = await self._acquire(arrival, turn_id)
-            caller = replace(arrival.caller, turns=conversation, joined=conversation.joined)
+            caller = replace(arrival.caller, joined=conversation.joined)
             arrival = structs.replace(arrival, caller=caller)
         try:
             plan = await self._prepare(arrival, turn_id)
@@ -275,7 +276,7 @@ class Runner:
         self,
         plan: Plan,
         subscriber: Subscriber | None,
-        conversation: ConversationTurns | None = None,
+        conversation: LockedConversation | None = None,
         taken_over: TakenOver | None = None,
     ) -> Running:
         """Let it run. Its first events leave before this returns to the event loop."""
@@ -301,15 +302,8 @@ class Runner:
         self.registry.running[plan.id] = running
         if plan.is_stored and (plan.response.background or plan.key or conversation):
             self._leased.add(plan.id)
-        self._spawn(self._run(plan, running, conversation))
+        spawn(self._run(plan, running, conversation), self._tasks)
         return running
-
-    def _spawn(
-        self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]] | None = None
-    ) -> None:
-        """A task of its own: a turn that fails must not end its neighbours, as in a task group. It is waited for at
-        shutdown."""
-        spawn(work, self._tasks if tasks is None else tasks)
 
     def log_events(self, running: Running) -> None:
         """Write the events of this turn to the log, from the oldest that is still known."""
@@ -318,19 +312,20 @@ class Runner:
     # --- running ---
 
     async def _run(
-        self, plan: Plan, running: Running, conversation: ConversationTurns | None
+        self, plan: Plan, running: Running, conversation: LockedConversation | None
     ) -> None:
         turns = plan.arrival.caller.turns
+        save: Save = turns.save if conversation is None else conversation.save
         heartbeat = Heartbeat(running, self.heartbeat_s)
         if running.is_background:
-            turns = PatientTurns(turns, lambda: self.is_draining)
-            running.enqueue(partial(self._leave_queue, plan, running, turns, heartbeat))
+            save = partial(save_patiently, save, turns.read, lambda: self.is_draining)
+            running.enqueue(partial(self._leave_queue, plan, running, save, heartbeat))
             task = asyncio.current_task()
             if self._outlives and task is not None:
                 self._queued[plan.id] = task
                 if self.is_draining:
                     self._let_go(self._starting)
-        loop = TurnLoop(plan, running, turns, self.resources)
+        loop = TurnLoop(plan, running, save, self.resources)
         try:
             await loop.run()
         except asyncio.CancelledError:
@@ -344,7 +339,7 @@ class Runner:
             else:
                 await self._end(loop, conversation)
 
-    async def _end(self, loop: TurnLoop, conversation: ConversationTurns | None) -> None:
+    async def _end(self, loop: TurnLoop, conversation: LockedConversation | None) -> None:
         """The turn is saved: release what it holds, send its terminal event, and keep what may be asked for again."""
         plan, running = loop.plan, loop.running
         if conversation is not None:
@@ -369,26 +364,26 @@ class Runner:
         self.registry.fenced.discard(plan.id)
         self._leased.discard(plan.id)
         if loop.unsaved is not None and running.is_background:
-            self._retry(partial(loop.turns.save, loop.unsaved))
+            self._retry(partial(loop.save, loop.unsaved))
         await self.records.afterwards.put(_ended(plan, running, sent_at))
 
     async def _leave_queue(
-        self, plan: Plan, running: Running, turns: Turns, heartbeat: Heartbeat
+        self, plan: Plan, running: Running, save: Save, heartbeat: Heartbeat
     ) -> None:
         """The engine begins with a turn that was queued; from here on its time counts."""
         if self._outlives:
             begun = structs.replace(plan.response, status="in_progress")
-            await self._save_begun(_unanswered(plan, begun), turns)
+            await self._save_begun(_unanswered(plan, begun), save)
         self._queued.pop(plan.id, None)
         heartbeat.end_after(self.background_s_max)
         running.publish([running.assembler.leave_queue()])
 
-    async def _save_begun(self, turn: Turn, turns: Turns) -> None:
+    async def _save_begun(self, turn: Turn, save: Save) -> None:
         """Nothing of it leaves before the store has this: until then another process may take it over. A stop waits for
         it: who takes turns over leaves alone what runs."""
         self._starting.add(turn.id)
         try:
-            await turns.save(turn)
+            await save(turn)
         except (Fenced, TryLater):
             # Another process has it, or will: this one stops, and the store is away.
             self._left.add(turn.id)
@@ -408,11 +403,11 @@ class Runner:
 
     def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
-        self._spawn(_until_written(write), self._retries)
+        spawn(_until_written(write), self._retries)
 
     # --- conversations ---
 
-    async def _acquire(self, arrival: Arrival, turn_id: str) -> ConversationTurns:
+    async def _acquire(self, arrival: Arrival, turn_id: str) -> LockedConversation:
         """The conversation, locked for this turn. A client that leaves meanwhile must not keep it locked."""
         create = arrival.create
         caller = arrival.caller
@@ -422,17 +417,17 @@ class Runner:
         try:
             return await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            self._spawn(self._give_back(acquiring, turn_id))
+            spawn(self._give_back(acquiring, turn_id), self._tasks)
             raise
 
-    async def _give_back(self, acquiring: asyncio.Task[ConversationTurns], turn_id: str) -> None:
+    async def _give_back(self, acquiring: asyncio.Task[LockedConversation], turn_id: str) -> None:
         try:
             conversation = await acquiring
         except ApiError:
             return
         await self._release(conversation, turn_id)
 
-    async def _release(self, conversation: ConversationTurns, turn_id: str) -> None:
+    async def _release(self, conversation: LockedConversation, turn_id: str) -> None:
         """Unlock the conversation; where the store cannot be reached now, soon."""
         try:
             await conversation.release(turn_id)
@@ -494,15 +489,16 @@ def _refuse_if(is_draining: bool) -> None:
 
 async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
     pause_s = RETRY_S
-    while True:
+    is_owed = True
+    while is_owed:
         await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
         try:
             await write()
-            return
-        except Fenced:
-            return
-        except ApiError:
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
+            is_owed = False
+        except ApiError as error:
+            # Others have written the end of a turn that this process had to give away.
+            is_owed = not isinstance(error, Fenced)
 
 
 def _check_later(model: Model, is_joined: bool, items: Sequence[Item]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from segue.reports.texts import digest, type_of
-from segue.seams.history import Round, Turn, since_fresh
+from segue.seams.history import Round, Turn, ancestors, since_fresh
 from segue.seams.model import Scene
 from segue.seams.prompt import Messages, Prompt, Tokens
 from segue.turn.plan import Plan
@@ -113,7 +113,7 @@ def of_turn(turn: Turn, tier: str) -> KnownPrompt:
         tokens = prompt.tokens
     else:
         tokens = turn.response.usage.input_tokens if turn.response.usage else 0
-    rounds = since_fresh([one for link in turn.lineage() for one in link.rounds])
+    rounds = since_fresh([one for link in ancestors(turn) for one in link.rounds])
     return KnownPrompt(
         response=turn.response,
         tier=tier,

@@ -33,7 +33,7 @@ from segue.reports.prompts import (
     of_turn,
 )
 from segue.reports.report import WORDS, Earlier, engine_reason, is_lost, summary
-from segue.seams.history import Owner, Warm
+from segue.seams.history import Owner, Warm, ancestors
 from segue.seams.prompt import Messages, Prompt
 from segue.seams.store import Turns
 from segue.turn.plan import FirstPrompt, Plan
@@ -437,7 +437,7 @@ def _quoted(plan: Plan, compared: str, parting: Parting) -> frozenset[str]:
     """The turns of which a report has words: the one compared with, and of its ancestors those that brought the items
     in which the prompts part."""
     parent, items = plan.resolved.parent, set(map(id, parting.items))
-    links = parent.lineage() if parent is not None and items else ()
+    links = ancestors(parent) if parent is not None and items else ()
     brought = {
         link.id for link in links if any(id(item) in items for item in items_of(link.rounds))
     }

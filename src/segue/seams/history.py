@@ -67,14 +67,6 @@ class Unfinished:
     # No guard has passed it as a whole yet.
     passed: tuple[str, ...] = ()
 
-    @property
-    def above(self) -> Past | None:
-        return above(self)
-
-    def lineage(self) -> list[Past]:
-        """The links up to this one, oldest first."""
-        return _lineage(self)
-
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Turn:
@@ -141,14 +133,6 @@ class Turn:
             for item in (*(given for given in one.given if given.raw in answered), *one.wrote)
         )
 
-    @property
-    def above(self) -> Past | None:
-        return above(self)
-
-    def lineage(self) -> list[Turn]:
-        """This turn and its ancestors, oldest first."""
-        return _lineage(self)
-
 
 Past = Turn | Unfinished
 
@@ -156,7 +140,8 @@ Past = Turn | Unfinished
 Link = TypeVar("Link", Turn, Past)
 
 
-def _lineage(link: Link) -> list[Link]:
+def ancestors(link: Link) -> list[Link]:
+    """This link of a history and all before it, oldest first."""
     found = [link]
     while (parent := found[-1].parent) is not None:
         found.append(parent)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
-from segue.seams.history import Owner, Past, Round, Unfinished, Warm, since_fresh
+from segue.seams.history import Owner, Past, Round, Unfinished, Warm, ancestors, since_fresh
 from segue.seams.lineage import NO_LINEAGE, Lineage
 from segue.seams.prompt import NO_IDS, Head, IdArray, Messages, Prompt
 from segue.wire.effects import NO_EFFECTS, Effects
@@ -107,7 +107,7 @@ class Scene(Struct, frozen=True):
 
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
-        past = self.past.lineage() if self.past is not None else []
+        past = ancestors(self.past) if self.past is not None else []
         yield from since_fresh([*(one for link in past for one in link.rounds), *self.rounds])
 
 

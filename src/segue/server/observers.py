@@ -89,24 +89,25 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
         # What follows is imported where it is asked for.
         if settings.otel_endpoint:
             need_package("otel_endpoint", "aiohttp", "web")
-            from segue.exports.traces import Traces
+            from segue.exports.traces import open_traces
 
-            traces = Traces(settings.otel_endpoint, settings.otel_headers)
+            traces = open_traces(settings.otel_endpoint, settings.otel_headers)
             observers.append((await stack.enter_async_context(traces)).observe)
         audit = None
         if settings.audit_log:
-            from segue.exports.audit import Audit
+            from segue.exports.audit import open_audit
 
-            audit = await stack.enter_async_context(Audit(settings.audit_log))
+            audit = await stack.enter_async_context(open_audit(settings.audit_log))
             observers.append(audit.observe)
             refusals.append(audit.note_refusal)
         write_access = None
         if settings.access_log:
-            from segue.exports.access import AccessLog
+            from segue.exports.access import open_access_log
 
-            place, log_format = settings.access_log, settings.log_format
-            log_file = AccessLog(place, log_format, workers=settings.workers)
-            access = await stack.enter_async_context(log_file)
+            opened = open_access_log(
+                settings.access_log, settings.log_format, workers=settings.workers
+            )
+            access = await stack.enter_async_context(opened)
             write_access = access.write
         afterwards = Afterwards(state.store.ledger, observers)
         yield Observers(metrics, observers, refusals, afterwards, write_access, audit)

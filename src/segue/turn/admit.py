@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
+from segue.seams.history import ancestors
 from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
 from segue.turn.plan import Arrival, Model, Plan, Resolved, Tally
@@ -61,7 +62,6 @@ def admit(
     is_plain = not (create.conversation or create.context_management or compacts or is_rollout)
     return Plan(
         id=turn_id,
-        owner=caller.owner,
         arrival=arrival,
         resolved=resolved,
         model=model,
@@ -73,17 +73,15 @@ def admit(
         generates=generates,
         is_rollout=is_rollout,
         can_be_steered=generates and is_plain,
-        key=create.idempotency_key or "",
         compacts=compacts,
         threshold=_threshold(resolved, model, is_stored=is_stored),
-        append_s_max=resources.append_s_max,
         guards=resources.guards.get(caller.owner, model.guards),
     )
 
 
 def _may_compact(resolved: Resolved, *, is_stored: bool) -> bool:
     """A stored compaction would keep the words of everything it stands for: nothing of that may be unstored."""
-    past = resolved.parent.lineage() if resolved.parent and is_stored else []
+    past = ancestors(resolved.parent) if resolved.parent and is_stored else []
     return all(turn.is_stored for turn in past)
 
 

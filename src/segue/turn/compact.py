@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from segue.seams.history import Round, Turn, since_fresh
+from segue.seams.history import Round, Turn, ancestors, since_fresh
 from segue.seams.model import Scene
 from segue.wire.codec import decode_item, listed_item, user_message
 from segue.wire.items import (
@@ -148,7 +148,7 @@ def window(
     past: Turn | None, given: Sequence[Item], bytes_max: int, new_id: Callable[[str], str]
 ) -> list[Raw]:
     """The user's messages that stand beside a window's compaction, each with an id and a status."""
-    rounds = [one for turn in (past.lineage() if past else ()) for one in turn.rounds]
+    rounds = [one for turn in (ancestors(past) if past else ()) for one in turn.rounds]
     kept = worth_keeping(since_fresh(rounds), given, bytes_max)
     return [
         Raw(listed_item(item, item.value.id or new_id("msg"), status="completed"))

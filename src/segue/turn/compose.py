@@ -14,7 +14,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ServerFault, context_overflow
-from segue.seams.history import Past, Unfinished
+from segue.seams.history import Past, Unfinished, ancestors
 from segue.seams.model import ComparedDialect, Rendered, Scene
 from segue.seams.prompt import Head, IdArray, ImageAt, Prompt, Tokens
 from segue.turn.compact import truncate
@@ -117,7 +117,7 @@ def _check_rendering(plan: Plan, scene: Scene, rendered: Rendered) -> None:
     """With nothing warm, and nothing recalled, the prompt must be the same, token for token; and it should say what the
     model's own template says."""
     past: Past | None = None
-    for link in scene.past.lineage() if scene.past else ():
+    for link in ancestors(scene.past) if scene.past else ():
         past = Unfinished(past, link.rounds)
     cold = plan.model.dialect.render(structs.replace(scene, past=past))
     if _flat(rendered.prompt) != _flat(cold.prompt):

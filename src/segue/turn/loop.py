@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -27,7 +27,6 @@ from segue.errors import ApiError, EngineFailed, Fenced, InvalidRequest, ServerF
 from segue.seams.history import Round, Turn, Warm
 from segue.seams.model import Finish, Job, JobStarted, Parsed, Reader, Scene
 from segue.seams.prompt import Head, Tokens
-from segue.seams.store import Turns
 from segue.turn.commit import calls_in, commit, warm_after
 from segue.turn.compact import (
     ASSUMED_CONTEXT_TOKENS,
@@ -62,6 +61,9 @@ KEPT_SHARE = 0.25
 # Before the engine says where a job runs.
 NOT_STARTED = JobStarted()
 
+# Returns when the turn is as durable as it is to be.
+Save = Callable[[Turn], Awaitable[None]]
+
 PROBLEM = "The server had an error while processing your request."
 
 
@@ -71,11 +73,11 @@ class TurnLoop:
     # What the dialect sees in this round.
     scene: Scene
 
-    def __init__(self, plan: Plan, running: Running, turns: Turns, resources: Resources) -> None:
+    def __init__(self, plan: Plan, running: Running, save: Save, resources: Resources) -> None:
         self.plan = plan
         self.running = running
         self.assembler = running.assembler
-        self.turns = turns
+        self.save = save
         self.resources = resources
         self.gate: Gate | None = None
         self.hosted: HostedCalls | None = None
@@ -186,7 +188,7 @@ class TurnLoop:
             await self._wait(required)
             decision = decide(self.finish, running.inbox, is_waiting=True)
         if isinstance(decision, Await):
-            return End("failed", error=append_timeout(plan.append_s_max))
+            return End("failed", error=append_timeout(self.resources.append_s_max))
         return decision
 
     async def _round(self) -> ApiError | None:
@@ -476,7 +478,7 @@ class TurnLoop:
         running.publish([self.assembler.wait_for(required)])
         with suppress(Interrupted):
             async with running.interruptible():
-                await asyncio.sleep(self.plan.append_s_max)
+                await asyncio.sleep(self.resources.append_s_max)
                 if not running.is_waiting:
                     # The append has come, and waits for a slot.
                     await asyncio.Event().wait()
@@ -558,7 +560,7 @@ class TurnLoop:
                 warm = None if self.is_recalled else self._warm()
                 rounds, calls = tuple(self.rounds), self.open_calls
                 turn = commit(plan, response, rounds, calls, warm, passed, self.lineage, self.route)
-                await self.turns.save(turn)
+                await self.save(turn)
                 self.running.saved(turn)
                 plan.tally.is_recorded = plan.is_stored
         except Fenced as error:
@@ -573,7 +575,7 @@ class TurnLoop:
         """How the prompt compares with that of the response that the client has named, if it has."""
         diagnose, prompt = self.resources.diagnose, self.first_prompt
         if compared is not None and diagnose is not None and prompt is not None:
-            found = await diagnose(prompt, compared, self.turns)
+            found = await diagnose(prompt, compared, self.plan.arrival.caller.turns)
             response = self.assembler.response
             self.assembler.response = structs.replace(response, prompt_cache_diagnostics=found)
 
@@ -584,7 +586,7 @@ class TurnLoop:
             return
         failed = commit(plan, self.running.response, tuple(rounds), open_calls)
         try:
-            await self.turns.save(failed)
+            await self.save(failed)
             plan.tally.is_recorded = True
         except Fenced:
             pass

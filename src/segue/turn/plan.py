@@ -229,7 +229,6 @@ class Plan:
     """A turn that may start."""
 
     id: str
-    owner: Owner
     arrival: Arrival
     resolved: Resolved
     model: Model
@@ -245,15 +244,20 @@ class Plan:
     is_rollout: bool = False
     # Whether a steer may be accepted (docs/protocol.md 6.10).
     can_be_steered: bool = False
-    # The idempotency key, or nothing.
-    key: str = ""
     # What the turn makes instead of an answer, if anything.
     compacts: CompactionKind | None = None
     # A prompt of more tokens than this is compacted first; 0: never.
     threshold: int = 0
-    # How long a rollout waits for the outputs of its calls.
-    append_s_max: float = 600.0
     guards: Guards = NO_GUARDS
+
+    @property
+    def owner(self) -> Owner:
+        return self.arrival.caller.owner
+
+    @property
+    def key(self) -> str:
+        """The idempotency key, or nothing."""
+        return self.arrival.create.idempotency_key or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from segue.aio import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound
 from segue.ids import given_id, turn_of
 from segue.seams.access import Seals
-from segue.seams.history import Owner, Round, Turn
+from segue.seams.history import Owner, Round, Turn, ancestors
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.plan import MANY_ITEMS, Caller, Given
 from segue.turn.resources import Resources
@@ -42,7 +42,8 @@ async def replace_indirect(
     answered after their calls."""
     hosted = resources.hosted
     has_words = frozenset() if hosted is None else hosted.has_words
-    if given.kinds.isdisjoint(INDIRECT) and given.kinds.isdisjoint(has_words):
+    kinds = given.kinds
+    if kinds.isdisjoint(INDIRECT) and kinds.isdisjoint(has_words):
         return given
     items = await resolve_references(given.items, parent, caller, is_stored=is_stored)
     opened = unseal(structs.replace(given, items=items), caller.owner, resources.seals)
@@ -79,7 +80,7 @@ async def resolve_references(
 async def _items_in_history(parent: Turn | None, *, is_stored: bool) -> dict[str, Item]:
     """The items of this history by their ids."""
     known: dict[str, Item] = {}
-    for turn in parent.lineage() if parent else ():
+    for turn in ancestors(parent) if parent else ():
         if turn.is_stored or not is_stored:
             known |= _items_with_ids(turn)
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
-from segue.seams.history import Turn, Warm
+from segue.seams.history import Turn, Warm, ancestors
 from segue.seams.prompt import Head
 from segue.seams.tools import LateOffers
 from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
@@ -142,7 +142,7 @@ def effects_of(turn: Turn) -> Effects:
     """The effects of this history, counted again for a turn that comes from a store."""
     if turn.effects is not None:
         return turn.effects
-    rounds = [round for link in turn.lineage() for round in link.rounds]
+    rounds = [round for link in ancestors(turn) for round in link.rounds]
     items = (item for round in rounds for item in (*round.given, *round.wrote))
     return apply_effects(NO_EFFECTS, items)
 

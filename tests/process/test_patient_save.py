@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from segue.errors import Fenced
-from segue.process.patient_turns import PatientTurns
+from segue.process.patient_save import save_patiently
 from segue.seams.history import Owner, Turn
 from segue.stores.postgres_database import LEASE_S, PostgresDatabase
 from tests.contracts.stores import Stores, open_stores
@@ -25,11 +25,11 @@ async def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 @pytest.fixture(autouse=True)
 def _retries_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("segue.process.patient_turns.RETRY_S", 0.01)
+    monkeypatch.setattr("segue.process.patient_save.RETRY_S", 0.01)
 
 
-def patient(stores: Stores) -> PatientTurns:
-    return PatientTurns(stores.turns, is_stopping=lambda: False)
+async def save(stores: Stores, turn: Turn) -> None:
+    await save_patiently(stores.turns.save, stores.turns.read, lambda: False, turn)
 
 
 def database_of(stores: Stores) -> PostgresDatabase:
@@ -57,7 +57,7 @@ async def test_process_that_was_taken_for_dead_waits_until_others_have_ended_its
         return found
 
     monkeypatch.setattr(paused.turns, "read", reading)
-    saving = asyncio.create_task(patient(paused).save(make_turn("t")))
+    saving = asyncio.create_task(save(paused, make_turn("t")))
     assert [await looks.get(), await looks.get()] == ["in_progress", "in_progress"]
     assert not saving.done()
     await other.maintenance.recover()
@@ -72,11 +72,11 @@ async def test_end_that_a_process_wrote_under_its_former_name_stands(open_one: O
     """It was committed, its answer was lost, and others took the process for dead before it tried again."""
     paused, other = await open_one(), await open_one()
     await paused.turns.save(make_turn("t", wrote=[], status="in_progress"))
-    await patient(paused).save(make_turn("t"))
+    await save(paused, make_turn("t"))
     await paused.crash()
     await other.maintenance.recover()
     assert not await paused.maintenance.beat()
-    await patient(paused).save(make_turn("t"))
+    await save(paused, make_turn("t"))
     kept = await other.turns.read(OWNER, "t")
     assert kept is not None
     assert kept.response.status == "completed"
@@ -90,4 +90,4 @@ async def test_queued_turn_that_others_took_over_is_let_go_at_once(open_one: Ope
     assert await other.maintenance.take_over(1) == [(OWNER, "t")]
     async with asyncio.timeout(10):
         with pytest.raises(Fenced):
-            await patient(paused).save(make_turn("t", wrote=[], status="in_progress"))
+            await save(paused, make_turn("t", wrote=[], status="in_progress"))
