@@ -27,6 +27,7 @@ ROOMS = {
     "memory": "3: how much may this process hold, and what gives way when it holds more?",
     "accounts": "3: who is asking, and how much is left?",
     "vocabularies": "4a: which token ids are this text?",
+    "schemas": "4a: what does a schema say that a client has sent, and how is a model held to it?",
     "readers": "4a: what did the model say, and how is it made to say it?",
     "dialects": "4a: how does this model family write and read?",
     "guards": "4a: is it allowed?",
