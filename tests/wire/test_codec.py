@@ -17,6 +17,7 @@ from segue.errors import InvalidRequest
 from segue.wire import codec
 from segue.wire.codec import (
     SKIM_BYTES_MAX,
+    as_item,
     decode_create,
     decode_envelope,
     decode_item,
@@ -25,6 +26,7 @@ from segue.wire.codec import (
     encode,
     list_object,
 )
+from segue.wire.items import CompactionTrigger
 from segue.wire.requests import Create
 
 DEEP = "[" * 5_000 + "]" * 5_000
@@ -348,16 +350,17 @@ def test_bad_lane_has_its_own_error(lane: object) -> None:
 
 
 def test_list_object_names_its_first_and_last() -> None:
-    listed = json.loads(list_object([b'{"id":"a"}', b'{"id":"b"}'], ["a", "b"], has_more=True))
+    rows = [(name, as_item(CompactionTrigger(id=name))) for name in ("a", "b")]
+    listed = json.loads(list_object(rows, has_more=True))
 
     assert listed == {
         "object": "list",
-        "data": [{"id": "a"}, {"id": "b"}],
+        "data": [{"type": "compaction_trigger", "id": name} for name in ("a", "b")],
         "first_id": "a",
         "last_id": "b",
         "has_more": True,
     }
-    assert json.loads(list_object([], [], has_more=False))["first_id"] is None
+    assert json.loads(list_object([], has_more=False))["first_id"] is None
 
 
 def test_numbers_in_raw_json_survive_to_the_digit() -> None:

@@ -134,8 +134,8 @@ class Exchange:
         """The value of a header, or ""; a repeated header is both values joined, which no check accepts."""
         return ", ".join(v.decode("latin-1") for k, v in self.scope["headers"] if k == name)
 
-    async def body(self, bytes_max: int) -> bytes | bytearray:
-        """The whole body, decompressed, within the limits."""
+    async def text(self, bytes_max: int) -> bytes | bytearray:
+        """The whole body, decompressed, within the limits, if it is UTF-8."""
         self._inflow = inflow = Inflow(self._memory.intake, self.account.key_id)
         try:
             async with asyncio.timeout(self._body_s_max):
@@ -148,7 +148,7 @@ class Exchange:
             raise Refused(message, status=408, code="request_timeout") from None
         self.body_bytes = len(plain)
         inflow.count(0, len(plain))
-        return plain
+        return await check_utf8(plain)
 
     async def _inflate(self, body: bytearray, inflow: Inflow, bytes_max: int) -> bytes | bytearray:
         """The plain body. One that becomes large waits until there is room for the largest."""
@@ -176,19 +176,12 @@ class Exchange:
             body += await self._receive_part()
             if (size := len(body)) > bytes_max:
                 body.clear()
-                raise too_large(max(size, self._declared_bytes), bytes_max)
+                declared_bytes = int(self.header(b"content-length") or 0)
+                raise too_large(max(size, declared_bytes), bytes_max)
             if not self._is_read:
                 inflow.count(size, 0)
                 await inflow.more()
         return body
-
-    async def text(self, bytes_max: int) -> bytes | bytearray:
-        """The whole body, if it is UTF-8."""
-        return await check_utf8(await self.body(bytes_max))
-
-    @property
-    def _declared_bytes(self) -> int:
-        return int(self.header(b"content-length") or 0)
 
     async def _receive_part(self) -> bytes:
         message = await self.receive()

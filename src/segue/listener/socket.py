@@ -254,7 +254,7 @@ class Socket(asyncio.Protocol):
             return
         self._state = _State.CLOSING
         self._partial = self._decoder = None
-        self._parser.send_close(code, _short_reason(reason))
+        self._parser.send_close(code, reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore"))
         self._queue += self._parser.data_to_send()
         self._flush()
         self._set_timer(self._limits.close_s_max, self._close_is_late)
@@ -700,10 +700,6 @@ def socket_class(
 def _select_protocol(parser: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Our protocol, where it is offered. Another offer may be a key, and is never answered."""
     return _PROTOCOL if _PROTOCOL in offered else None
-
-
-def _short_reason(reason: str) -> str:
-    return reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
 
 
 def _undecided() -> ServerFault:

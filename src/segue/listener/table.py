@@ -94,11 +94,9 @@ class RouteTable:
                 return route, arguments
         if not fitting:
             raise self._unknown(verb, path)
-        message, allowed = (
-            f"The method {verb} is not allowed for this URL.",
-            sorted({each.verb for each in fitting}),
-        )
-        raise Refused(message, status=405, code="method_not_allowed", allow=", ".join(allowed))
+        message = f"The method {verb} is not allowed for this URL."
+        allowed = ", ".join(sorted({route.verb for route in fitting}))
+        raise Refused(message, status=405, code="method_not_allowed", allow=allowed)
 
     def _unknown(self, verb: str, path: str) -> NotFound:
         message = f"Unknown request URL: {verb} {path[:PATH_CHARS_MAX]}."

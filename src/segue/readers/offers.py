@@ -22,6 +22,7 @@ from segue.wire.tools import (
     forced_offers,
     offer_named,
     offers_of,
+    split_offers,
 )
 
 
@@ -57,9 +58,9 @@ def added_by(item: Item) -> tuple[Offer, ...]:
     """Tools that came in an item, without tools that cannot be run here, as in a request."""
     match item.value:
         case AdditionalTools(tools=tools):
-            return offers_of(tools)
+            return split_offers(tools)[0]
         case ToolSearchOutput(tools=tools):
-            return offers_of(tools, is_loaded=True)
+            return offers_of(tools)
         case _:
             return ()
 

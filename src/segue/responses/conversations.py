@@ -92,9 +92,8 @@ class ConversationRoutes:
         added = await _decode_items(request.items)
         for _ in range(ATTEMPTS_MAX):
             if await self._conversations.save(await self._find(exchange), added):
-                listed = [listed_item(entry.item, entry.id) for entry in added]
-                ids = [entry.id for entry in added]
-                await exchange.answer(200, list_object(listed, ids, has_more=False))
+                rows = [(entry.id, entry.item) for entry in added]
+                await exchange.answer(200, list_object(rows, has_more=False))
                 return
         raise too_many_writers(exchange.arguments["id"])
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from segue.errors import InvalidRequest
-from segue.wire.codec import list_object, listed_item
+from segue.wire.codec import list_object
 from segue.wire.items import Item
 
 PAGE_MAX = 100
@@ -71,8 +71,4 @@ def encode_page(page: ListPage, items: Sequence[Item]) -> bytes:
     rows = list(zip(page.names, items, strict=True))
     if page.is_descending:
         rows.reverse()
-    return list_object(
-        [listed_item(item, name) for name, item in rows],
-        [name for name, _ in rows],
-        has_more=page.has_more,
-    )
+    return list_object(rows, has_more=page.has_more)

@@ -294,10 +294,8 @@ class SocketSession:
                 raise InvalidRequest(message, code="invalid_event_type", param="type")
 
     def _find_subscriber(self, response_id: str) -> LaneSubscriber | None:
-        for subscriber in self.subscribers.values():
-            if subscriber.running.id == response_id:
-                return subscriber
-        return None
+        subscribers = self.subscribers.values()
+        return next((each for each in subscribers if each.running.id == response_id), None)
 
     def refused(self, fault: MessageFault, size: int) -> bytes:
         """The error event before the socket closes because of a message; the creates without an answer get theirs."""
@@ -397,11 +395,8 @@ class SocketSession:
             subscribe = LaneSubscriber if self._line is None else LoggedSubscriber
             subscriber = subscribe(self, ticket)
             if create.background:
-                message, name = (
-                    "'background' is not supported over WebSocket; use HTTP.",
-                    "background",
-                )
-                raise InvalidRequest(message, code="unsupported_parameter", param=name)
+                message = "'background' is not supported over WebSocket; use HTTP."
+                raise InvalidRequest(message, code="unsupported_parameter", param="background")
             if account.is_checked:
                 self._services.accounts.check(account)
             if account.is_limited:

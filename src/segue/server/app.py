@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 
 from msgspec import structs
 
@@ -39,7 +40,6 @@ from segue.server.observers import Observers, open_observers
 from segue.server.pages import ServerPages, has_dashboard
 from segue.server.reload import Reload
 from segue.server.state import Eraser, State, build_state
-from segue.server.states import open_slot_states
 from segue.server.storage import KEYS_TOPIC, open_store
 from segue.settings.values import FIELDS, Settings
 from segue.stores.maintenance import maintained
@@ -159,7 +159,7 @@ async def _open_server(
             QueuedTurns(runner, store.maintenance, store.turns, state.caller_of).taken_over(),
             reload.closing_retired(),
             in_background("drain_orders", drains.keep),
-            open_slot_states(served, state, eraser),
+            _keep_slot_states(served, state, eraser),
             in_background("engine_discovery", discovery.keep),
             state.meter.running(),
         ):
@@ -219,11 +219,7 @@ def build_runner(
 
 
 def build_services(
-    state: State,
-    runner: Runner,
-    observers: Observers,
-    eraser: Eraser,
-    reports: CacheReports,
+    state: State, runner: Runner, observers: Observers, eraser: Eraser, reports: CacheReports
 ) -> Services:
     """What every API needs."""
     settings, accounts = state.settings, state.accounts
@@ -299,4 +295,22 @@ async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> A
         accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b""), give_up),
         state.cluster.peers.joined(),
     ):
+        yield
+
+
+@asynccontextmanager
+async def _keep_slot_states(
+    served: ServedModels, state: State, eraser: Eraser
+) -> AsyncIterator[None]:
+    """Restore what embedded models had read before a restart; save it while inside and on the way out."""
+    path, store = state.settings.store_path, state.store
+    async with AsyncExitStack() as stack:
+        for built in served.built.values():
+            if built.keep_states is None or path is None:
+                continue
+            folder = Path(f"{path}.states")
+            keeping = built.keep_states(
+                folder, RingSeals(state.ring), store.state.tips, store.turns
+            )
+            eraser.caches.append(await stack.enter_async_context(keeping))
         yield

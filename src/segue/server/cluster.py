@@ -50,9 +50,7 @@ class Cluster:
 
 @asynccontextmanager
 async def share_routes(
-    cluster: Cluster | None,
-    shared_limits: SharedLimits,
-    served: ServedModels,
+    cluster: Cluster | None, shared_limits: SharedLimits, served: ServedModels
 ) -> AsyncIterator[None]:
     """While inside, this process and the others know what each of them has at the servers of its engines."""
     if cluster is None:

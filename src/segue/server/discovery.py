@@ -30,10 +30,7 @@ def lookup_of(settings: ModelSettings) -> Lookup:
 
     assert settings.engine_discovery != "off", "asks for it"
     return Lookup(
-        settings.name,
-        settings.engine_url,
-        settings.engine_discovery,
-        settings.kubernetes_account,
+        settings.name, settings.engine_url, settings.engine_discovery, settings.kubernetes_account
     )
 
 

@@ -115,9 +115,9 @@ def _builder(place: str) -> ToolBuilder:
 
 def check_tools(tools: Mapping[str, HostedTool]) -> None:
     """Refuse a tool that is not whole, or that takes what another tool has. By their places."""
-    taken: dict[type | str, str] = {}
+    taken: dict[type[Struct] | str, str] = {}
     for place, tool in tools.items():
-        own: set[type | str] = {tool.name, *tool.definitions}
+        own: set[type[Struct] | str] = {tool.name, *tool.definitions}
         own |= {kind.struct for kind in tool.kinds}
         problems = [*_missing(tool), *_taken(own, taken)]
         if problems:
@@ -125,12 +125,12 @@ def check_tools(tools: Mapping[str, HostedTool]) -> None:
         taken |= dict.fromkeys(own, tool.name)
 
 
-def _taken(own: set[type | str], taken: Mapping[type | str, str]) -> Iterator[str]:
-    for one in own & taken.keys():
-        if isinstance(one, str):
-            yield f"another tool has the name '{one}'"
+def _taken(own: set[type[Struct] | str], taken: Mapping[type[Struct] | str, str]) -> Iterator[str]:
+    for part in own & taken.keys():
+        if isinstance(part, str):
+            yield f"another tool has the name '{part}'"
         else:
-            yield f"'{_tag(one)}' belongs to the tool '{taken[one]}'"
+            yield f"'{part.__struct_config__.tag}' belongs to the tool '{taken[part]}'"
 
 
 def _missing(tool: HostedTool) -> Iterator[str]:
@@ -160,8 +160,3 @@ def _missing_of(kind: AnyHostedKind, tool: HostedTool) -> Iterator[str]:
     is_written = row.streamed is not None or kind.struct in tool.streamed
     if kind.answer is None and kind.is_call and not is_written:
         yield f"'{row.type}' cannot be written by a model: 'streamed' does not have it"
-
-
-def _tag(struct: type) -> str:
-    assert issubclass(struct, Struct)
-    return str(struct.__struct_config__.tag)

@@ -214,9 +214,9 @@ def build_models(
     Engines and guards of `running` are used again where they fit: nothing changes there before `become`.
     """
     served, before = ServedModels(), running or ServedModels()
-    guards = (
-        before.guards if before.guards and before.guards.is_fit(settings) else GuardSet(settings)
-    )
+    guards = before.guards
+    if guards is None or not guards.is_fit(settings):
+        guards = GuardSet(settings)
     served.guards = guards
     for one in served_models(settings):
         built = before.built.get(one.name)
@@ -379,11 +379,6 @@ def _check_addresses(settings: ModelSettings) -> None:
 _OpenServers = dict[tuple[str, str, str], tuple[Upstream, QueuedEngine]]
 
 
-def _has_several(settings: ModelSettings) -> bool:
-    """Whether a model may have several servers."""
-    return len(settings.engine_url) > 1 or settings.engine_discovery != "off"
-
-
 class _Servers:
     """The servers of a model, one for each address and key, and the router where there may be several."""
 
@@ -412,7 +407,7 @@ class _Servers:
         """What serves a model with these settings, for which servers were prepared: a server and its queue, or a
         router in front of several."""
         servers = [server for _, server in self._wanted.values()]
-        if not _has_several(settings):
+        if len(settings.engine_url) <= 1 and settings.engine_discovery == "off":
             return servers[0]
         if self._router is None:
             # Imported here: most models have one server.

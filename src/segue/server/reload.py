@@ -79,11 +79,7 @@ class Reload:
     """Changes the settings of this process."""
 
     def __init__(
-        self,
-        served: ServedModels,
-        runner: Runner,
-        services: Services,
-        shared: str,
+        self, served: ServedModels, runner: Runner, services: Services, shared: str
     ) -> None:
         """`shared` as for `build_models`."""
         self._served = served

@@ -79,13 +79,6 @@ def url_of(host: str, number: int, *, is_secure: bool) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{number}"
 
 
-def open_certificate(settings: Settings) -> Certificate | None:
-    """The TLS certificate, if one is configured."""
-    if not settings.tls_cert:
-        return None
-    return Certificate(Path(settings.tls_cert), Path(settings.tls_key))
-
-
 def build_server(
     app: App,
     settings: Settings,
@@ -137,12 +130,6 @@ def _limit_send_buffer(port: socket.socket) -> None:
         port.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
-async def run_server(settings: Settings, read_settings: ReadSettings) -> int:
-    """Serve until a signal comes, then drain; a second signal ends the grace period. Returns the exit status."""
-    with listen(settings) as port:
-        return await serve_on(port, settings, partial(announce, settings), ALONE, read_settings)
-
-
 async def serve_on(
     port: socket.socket,
     settings: Settings,
@@ -155,7 +142,8 @@ async def serve_on(
     _limit_send_buffer(port)
     asked, fitting = settings, fit_connections(settings.connections_max)
     settings = structs.replace(settings, connections_max=fitting)
-    certificate = open_certificate(settings)
+    paths = (Path(settings.tls_cert), Path(settings.tls_key))
+    certificate = Certificate(*paths) if settings.tls_cert else None
     signals: asyncio.Queue[None] = asyncio.Queue()
     status = 0
 
@@ -281,7 +269,10 @@ async def operated(operator: Operator, host: str, port: int) -> AsyncIterator[No
 
 
 def serve(settings: Settings, read_settings: ReadSettings) -> int:
-    """Serve with one process, which can read its settings again; returns the exit status."""
-    status = uvloop.run(run_server(settings, read_settings))
+    """Serve with one process, which can read its settings again, until a signal comes, then drain; a second signal ends
+    the grace period. Returns the exit status."""
+    on_listening = partial(announce, settings)
+    with listen(settings) as port:
+        status = uvloop.run(serve_on(port, settings, on_listening, ALONE, read_settings))
     log.info("stopped")
     return status

@@ -73,17 +73,6 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
         await store.close()
 
 
-@asynccontextmanager
-async def open_durable(settings: Settings, what: str) -> AsyncIterator[ServerStore]:
-    """The store, for a command; refused where it keeps this only as long as a server runs."""
-    if settings.store_kind == "memory":
-        raise Misconfigured(
-            f"store: memory keeps {what} only while the server runs. Name the server's store with --store."
-        )
-    async with open_store(settings) as store:
-        yield store
-
-
 async def check_ring(keys: Keys, hashes: KeyHashes, settings: Settings) -> None:
     """API keys that were hashed with other seal keys would all be refused: better not to start."""
     now = time.time()

@@ -147,19 +147,21 @@ def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, pat
 
 def decode_create(body: bytes | bytearray) -> Create:
     """A request for one turn, its items and tools still raw. Slow work if the body is large."""
+    return _decode_body(_create, body)
+
+
+def _decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
     if len(body) > LARGE_BYTES:
         check_shape(body)
-    return _decode(_create, body)
+    return _decode(decoder, body)
 
 
 def check_shape(body: bytes | bytearray) -> None:
     """Refuse a large body with more values than may be decoded, before it is decoded. Slow work, for a thread."""
     marks = (b",", b"[", b"{")
     windows = range(0, len(body), WINDOW_BYTES)
-    if (
-        sum(body.count(mark, at, at + WINDOW_BYTES) for at in windows for mark in marks)
-        <= FEW_VALUES
-    ):
+    count = sum(body.count(mark, at, at + WINDOW_BYTES) for at in windows for mark in marks)
+    if count <= FEW_VALUES:
         return
     depth = values = fields = elements = inner = 0
     elements_max = ELEMENTS_MAX
@@ -266,16 +268,12 @@ def _bad_steer(message: str) -> InvalidRequest:
 
 def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:
     """What a conversation begins with, or is changed to."""
-    if len(body) > LARGE_BYTES:
-        check_shape(body)
-    return _decode(_conversation, body or b"{}")
+    return _decode_body(_conversation, body or b"{}")
 
 
 def decode_added(body: bytes | bytearray) -> requests.AddedItems:
     """Items for a conversation, still raw."""
-    if len(body) > LARGE_BYTES:
-        check_shape(body)
-    return _decode(_added, body)
+    return _decode_body(_added, body)
 
 
 def decode_append(frame: bytes) -> requests.AppendFrame:
@@ -452,7 +450,7 @@ def _checked_tools(
         if isinstance(value, items.AdditionalTools):
             _check_name(tool, f"{path}.tools[{index}]")
     if isinstance(value, items.AdditionalTools):
-        tools.check_names(tools.offers_of(value.tools, is_loaded=True), f"{path}.tools")
+        tools.check_names(tools.offers_of(value.tools), f"{path}.tools")
     if not any(isinstance(tool, McpTool) for tool in value.tools):
         return data
     fields = _object.decode(data)
@@ -492,7 +490,7 @@ def decode_tools(
     # Keys of remote servers are not kept, not even to compare the next list of tools with this one.
     key = _digest(data) if any(isinstance(one, McpTool) for one in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
-    offers, deferred = tools.offers_of(definitions), tools.deferred_of(definitions)
+    offers, deferred = tools.split_offers(definitions)
     if not is_stored:
         for index, one in enumerate(definitions):
             _check_name(one, f"tools[{index}]")
@@ -644,15 +642,14 @@ def encode_error_body(error: ApiError) -> bytes:
 def encode_error_event(error: ApiError, lane: str | None = None) -> bytes:
     """The event of a refusal on a stream."""
     wait_s = UNSET if error.wait_s is None else error.wait_s
-    return encode(ErrorEvent(0, error.status, _error_detail(error), wait_s))[:-1] + lane_suffix(
-        lane
-    )
+    event = encode(ErrorEvent(0, error.status, _error_detail(error), wait_s))
+    return event[:-1] + lane_suffix(lane)
 
 
-def list_object(data: Sequence[bytes], ids: Sequence[str], *, has_more: bool) -> bytes:
-    """The list object of the contract around items that are already encoded."""
-    first_id, last_id = (ids[0], ids[-1]) if ids else (None, None)
-    raws = [Raw(one) for one in data]
+def list_object(rows: Sequence[tuple[str, Item]], *, has_more: bool) -> bytes:
+    """The list object of the contract around these items, each with the id that it has in the list."""
+    first_id, last_id = (rows[0][0], rows[-1][0]) if rows else (None, None)
+    raws = [Raw(listed_item(item, item_id)) for item_id, item in rows]
     return encode(ItemList(data=raws, first_id=first_id, last_id=last_id, has_more=has_more))
 
 

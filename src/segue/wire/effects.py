@@ -25,8 +25,8 @@ from segue.wire.tools import (
     ToolDefinition,
     carried_name,
     carried_of,
-    deferred_of,
     offers_of,
+    split_offers,
 )
 
 T = TypeVar("T")
@@ -66,11 +66,12 @@ def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
     for item in items:
         match item.value:
             case AdditionalTools(tools=tools):
-                offers.add(offers_of(tools))
-                deferred.add(deferred_of(tools))
+                shown, later = split_offers(tools)
+                offers.add(shown)
+                deferred.add(later)
                 carried.add(carried_of(tools))
             case ToolSearchOutput(tools=tools):
-                offers.add(offers_of(tools, is_loaded=True))
+                offers.add(offers_of(tools))
             case McpListTools(tools=[_, *_]) as one:
                 listed.add((one,))
             case ConfigurationUpdate(reasoning=reasoning, text=text):

@@ -92,6 +92,7 @@ def _always(fact: R) -> Callable[[object], R]:
 
 
 YES, NO = _always(True), _always(False)
+THINK: Callable[[object], Shown] = _always("think")
 CALL: Callable[[object], Shown] = _always("call")
 RESPONSE: Callable[[object], Shown] = _always("response")
 SYSTEM: Callable[[object], Shown] = _always("system")
@@ -99,19 +100,6 @@ CLIENT: Callable[[object], AnsweredBy] = _always("client")
 SERVER: Callable[[object], AnsweredBy] = _always("server")
 BOTH: Callable[[object], AnsweredBy] = _always("both")
 NAMELESS, NO_ID = _always(""), _always(None)
-
-
-def _written(
-    struct: type[V],
-    name: str,
-    prefix: str,
-    streamed: drafts.Streamed,
-    shown: Callable[[V], Shown],
-    pairing: CallPairing[V] | None = None,
-    is_written: Callable[[V], bool] = YES,
-) -> ItemKind[V]:
-    """An item that the model writes."""
-    return ItemKind(struct, name, prefix, pairing, is_written, shown, streamed)
 
 
 def _client_call(
@@ -140,11 +128,7 @@ def _foreign_call(struct: type[V], call_id: Callable[[V], str | None] = NO_ID) -
     return ItemKind(struct, _tag(struct), None, pairing, YES, CALL, None)
 
 
-def _given(
-    struct: type[V],
-    prefix: str | None,
-    shown: Callable[[V], Shown],
-) -> ItemKind[V]:
+def _given(struct: type[V], prefix: str | None, shown: Callable[[V], Shown]) -> ItemKind[V]:
     """An item that no model writes: tools, a setting, a compaction."""
     return ItemKind(struct, _tag(struct), prefix, None, NO, shown, None)
 
@@ -216,10 +200,8 @@ def _web_function(value: items.WebSearchCall) -> str:
 
 # The type checker sees that each row fits its struct; from then on the look-up by struct sees to it.
 _rows = (
-    _written(
-        items.Message, "message", "msg", drafts.MESSAGE, _shown_message, is_written=_is_assistant
-    ),
-    _written(items.Reasoning, "reasoning", "rs", drafts.REASONING["text"], _always("think")),
+    ItemKind(items.Message, "message", "msg", None, _is_assistant, _shown_message, drafts.MESSAGE),
+    ItemKind(items.Reasoning, "reasoning", "rs", None, YES, THINK, drafts.REASONING["text"]),
     _client_call(items.FunctionCall, "function", "fc", drafts.FUNCTION_CALL, _qualified),
     _output(items.FunctionCallOutput, "function", lambda value: value.call_id or None),
     _client_call(items.CustomToolCall, "custom", "ctc", drafts.CUSTOM_CALL, _qualified),
@@ -235,13 +217,14 @@ _rows = (
     ),
     _client_call(items.ApplyPatchCall, "apply_patch", "apc", drafts.APPLY_PATCH_CALL),
     _output(items.ApplyPatchCallOutput, "apply_patch", lambda value: value.call_id),
-    _written(
+    ItemKind(
         items.ToolSearchCall,
         "tool_search",
         "tsc",
-        drafts.TOOL_SEARCH_CALL,
-        CALL,
         CallPairing(_search_id, _searched_by, _search_required, NAMELESS),
+        YES,
+        CALL,
+        drafts.TOOL_SEARCH_CALL,
     ),
     _output(
         items.ToolSearchOutput,
@@ -250,22 +233,23 @@ _rows = (
         prefix="tso",
         is_from_client=lambda value: value.execution != "server",
     ),
-    _written(
+    ItemKind(
         items.McpCall,
         "mcp",
         "mcp",
-        drafts.MCP_CALL,
-        lambda value: "nothing" if isinstance(value.approval_request_id, str) else "call",
         CallPairing(_mcp_call_id, SERVER, None, _remote_name),
-        is_written=lambda value: not value.approval_request_id,
+        lambda value: not value.approval_request_id,
+        lambda value: "nothing" if isinstance(value.approval_request_id, str) else "call",
+        drafts.MCP_CALL,
     ),
-    _written(
+    ItemKind(
         items.McpApprovalRequest,
         "mcp_approval",
         "mcpr",
-        drafts.MCP_APPROVAL_REQUEST,
-        CALL,
         CallPairing(lambda value: value.id or None, BOTH, _approval_required, _remote_name),
+        YES,
+        CALL,
+        drafts.MCP_APPROVAL_REQUEST,
     ),
     _output(
         items.McpApprovalResponse,
@@ -276,13 +260,14 @@ _rows = (
     ),
     # What a server has listed is among the tools.
     _given(items.McpListTools, "mcpl", _always("nothing")),
-    _written(
+    ItemKind(
         items.WebSearchCall,
         "web_search",
         "ws",
-        drafts.WEB_SEARCH_CALL,
-        lambda value: "call" if isinstance(value.action, Raw) else "nothing",
         CallPairing(lambda value: value.id or None, SERVER, None, _web_function),
+        YES,
+        lambda value: "call" if isinstance(value.action, Raw) else "nothing",
+        drafts.WEB_SEARCH_CALL,
     ),
     _output(items.HostedOutput, None, lambda value: value.call_id, is_from_client=NO),
     _foreign_call(items.FileSearchCall),

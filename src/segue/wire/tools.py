@@ -257,25 +257,20 @@ class Tools(Struct, frozen=True):
 NO_TOOLS = Tools()
 
 
-def offers_of(
-    definitions: Sequence[ToolDefinition], *, is_loaded: bool = False
-) -> tuple[Offer, ...]:
-    """What the model can call: namespaces opened, and tools that the client runs as functions.
-
-    A tool that is deferred stays away while there is a search that can find it. `is_loaded`: one has.
-    """
-    offers = [offer for tool in definitions for offer in _opened(tool, definitions)]
-    if is_loaded or not _has_search(definitions):
-        return tuple(offers)
-    return tuple(offer for offer in offers if offer.tool.defer_loading is not True)
+def offers_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
+    """What the model can call: namespaces opened, and tools that the client runs as functions."""
+    return tuple(offer for tool in definitions for offer in _opened(tool, definitions))
 
 
-def deferred_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
-    """The tools that a search of the same list can find."""
+def split_offers(
+    definitions: Sequence[ToolDefinition],
+) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
+    """What the model can call now, and what is deferred: it stays away while a search of the same list can find it."""
+    offers = offers_of(definitions)
     if not _has_search(definitions):
-        return ()
-    offers = [offer for tool in definitions for offer in _opened(tool, definitions)]
-    return tuple(offer for offer in offers if offer.tool.defer_loading is True)
+        return offers, ()
+    shown = tuple(offer for offer in offers if offer.tool.defer_loading is not True)
+    return shown, tuple(offer for offer in offers if offer.tool.defer_loading is True)
 
 
 def _has_search(definitions: Sequence[ToolDefinition]) -> bool:

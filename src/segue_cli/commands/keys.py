@@ -17,9 +17,10 @@ from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
 from segue.seams.history import Owner
-from segue.server.storage import KEYS_TOPIC, check_ring, load_ring, open_durable
+from segue.server.storage import KEYS_TOPIC, check_ring, load_ring
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
+from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, amount, existing
 from segue_cli.terminal import as_columns
 

@@ -11,9 +11,9 @@ import msgspec
 
 from segue.seams.history import Owner
 from segue.seams.store import UsageTotal
-from segue.server.storage import open_durable
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
+from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, amount, existing
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
