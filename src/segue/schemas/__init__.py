@@ -1,0 +1,1 @@
+"""What does a JSON schema say, and what would satisfy it?"""
