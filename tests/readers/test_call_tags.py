@@ -20,7 +20,7 @@ from segue.seams.model import Grammar, Scene
 from segue.seams.prompt import Head
 from segue.wire.requests import TextConfig, TextFormat
 from tests.readers.following import is_accepted
-from tests.schema_cases import chain, lists, scene_of, spelling, tag, tree, vocabulary, wide
+from tests.schemas import chain, lists, scene_of, spelling, tag, tree, vocabulary, wide
 
 few = settings(
     max_examples=60,

@@ -26,7 +26,6 @@ ROOMS = {
     "process": "3: which turns run in this process, how do they begin, repeat, replay and end?",
     "memory": "3: how much may this process hold, and what gives way when it holds more?",
     "accounts": "3: who is asking, and how much is left?",
-    "schemas": "4a: what does a JSON schema say, and what would satisfy it?",
     "vocabularies": "4a: which token ids are this text?",
     "readers": "4a: what did the model say, and how is it made to say it?",
     "dialects": "4a: how does this model family write and read?",

@@ -20,6 +20,7 @@ GROUND = {
     "errors",
     "framing",
     "ids",
+    "json_schema",
     "limits",
     "printable",
 }
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "framing": set(),
     "ids": set(),
+    "json_schema": set(),
     "limits": set(),
     "printable": set(),
     # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
@@ -49,13 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": INNER | {"turn", "memory"},
     "accounts": INNER,
     # 4a: the model's side
-    "schemas": set(),
     "vocabularies": INNER,
-    "readers": INNER | {"schemas", "vocabularies"},
-    "dialects": INNER | {"schemas", "vocabularies", "readers"},
+    "readers": INNER | {"vocabularies"},
+    "dialects": INNER | {"vocabularies", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "engines": INNER | {"schemas"},
+    "engines": INNER,
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
@@ -87,7 +88,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "wire",
     "session",
-    "schemas",
     "vocabularies",
     "readers",
     "dialects",
@@ -184,7 +184,7 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
-    "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
+    "segue_embedded": INNER | {"engines", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER

@@ -1,1 +1,0 @@
-"""What does a JSON schema say, and what would satisfy it?"""
