@@ -137,9 +137,9 @@ LIBRARIES_LOADED = {
 }
 OURS_LOADED = {"segue", "segue_cli", "segue_dashboard"}
 ROOMS_LOADED = {
-    *("aio", "errors", "framing", "ids", "json_schema", "limits", "printable", "settings"),
+    *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts"),
-    *("vocabularies", "readers", "dialects", "engines", "stores"),
+    *("vocabularies", "schemas", "readers", "dialects", "engines", "stores"),
     *("listener", "responses", "server", "observe", "reports"),
 }
 SERVE = "serve --engine scripted --store memory"

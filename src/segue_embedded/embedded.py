@@ -51,7 +51,6 @@ from segue.engines.llamacpp import (
     sampling_fields,
     unsupported_schema,
 )
-from segue.engines.structural_tags import JSON_STYLE
 from segue.engines.token_engine import TokenLikelihood
 from segue.errors import (
     ApiError,
@@ -61,6 +60,7 @@ from segue.errors import (
     Unavailable,
     context_overflow,
 )
+from segue.schemas.structural_tags import JSON_STYLE
 from segue.seams.model import EngineFacts, Finish, Grammar, Ids, Job, JobStarted, TokenLogprob
 from segue.seams.prompt import Tokens, id_array
 from segue.vocabularies.gguf import GgufValue, trained_tokens

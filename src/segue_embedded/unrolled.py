@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from segue.engines.llamacpp import llguidance
-from segue.json_schema import UNIONS, JsonSchema, listed
+from segue.schemas.json_schema import UNIONS, JsonSchema, listed
 from segue.seams.model import Grammar
 
 # Each takes up to 3 KB for as long as the job runs. The library itself gives up at about 50,000, when they are written.

@@ -300,5 +300,5 @@ def test_classifier_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
     (tmp_path / "tokenizer.json").write_text("{}")
     if importlib.util.find_spec("onnxruntime") is None:
-        with pytest.raises(Misconfigured, match=r"segue\[classifier\]"):
+        with pytest.raises(Misconfigured, match=r"segue-server\[classifier\]"):
             ClassifierGuard(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from segue.readers.tags import json_of, sequence, tag_of, words
 from segue.seams.model import Grammar
 from segue_embedded.unrolled import UNROLLED_MAX, unrolled
-from tests.schemas import chain, joined
+from tests.odd_schemas import chain, joined
 
 NUMBER = {"type": "integer"}
 

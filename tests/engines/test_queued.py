@@ -128,7 +128,7 @@ async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
 async def test_short_wait_that_an_engine_asks_for_is_waited_for() -> None:
     async with Alone() as alone:
         now = asyncio.get_running_loop().time()
-        alone.engine._leave_alone(now, 1.0)
+        alone.engine._note_retry_after(now, 1.0)
         assert alone.engine.usable_at == 0.0
         alone.engine.down_s_max = 2.0
         alone.engine.wait_until = now + 0.05

@@ -8,6 +8,7 @@ from the table; the most is asked of the others: `finditer` over the whole strin
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 import time
@@ -16,7 +17,11 @@ from itertools import islice, product
 from typing import Any
 
 import segue
+import segue_cli
+import segue_dashboard
+import segue_embedded
 
+PACKAGES = (segue, segue_cli, segue_dashboard, segue_embedded)
 # These are only ever used by `match` or `fullmatch`.
 ANCHORED = {
     "segue.ids._OF_TURN",
@@ -38,17 +43,16 @@ PIECES_MAX = 6
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[Any]]]:
-    """Every pattern at the top level of a module, by name, once."""
-    seen: set[re.Pattern[Any]] = set()
-    for info in pkgutil.walk_packages(segue.__path__, "segue."):
-        try:
-            module = importlib.import_module(info.name)
-        except ImportError:
-            continue  # An optional library is not here.
-        for name, value in vars(module).items():
-            if isinstance(value, re.Pattern) and value not in seen:
-                seen.add(value)
-                yield f"{info.name}.{name}", value
+    """Every pattern at the top level of the module that defines it, by name."""
+    for package in PACKAGES:
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            try:
+                module = importlib.import_module(info.name)
+            except ImportError:
+                continue  # An optional library is not here.
+            for name, value in vars(module).items():
+                if isinstance(value, re.Pattern) and f"\n{name} = " in inspect.getsource(module):
+                    yield f"{info.name}.{name}", value
 
 
 def pieces(pattern: re.Pattern[Any]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.growth.measure import Cost, Finding, judge, sizes_to
 from tests.growth.test_measure import timed
-from tests.schemas import STRUCTURES, TAKERS
+from tests.odd_schemas import STRUCTURES, TAKERS
 from tests.watch import freeze_heap
 
 CASES = [(taker, structure) for taker in TAKERS for structure in STRUCTURES]

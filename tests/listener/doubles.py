@@ -37,7 +37,7 @@ class Cache:
     def __init__(self) -> None:
         self.turns: dict[str, Turn] = {}
         self.looked_up: list[str] = []
-        self.has_left = False
+        self.is_closed = False
 
     @property
     def bytes(self) -> int:
@@ -63,8 +63,8 @@ class Cache:
     def forget(self, owner: str, turn_id: str) -> None:
         self.turns.pop(turn_id, None)
 
-    def leave(self) -> None:
-        self.has_left = True
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class NoKeys:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from segue.engines.structural_tags import lark
+from segue.schemas.structural_tags import lark
 from segue.seams.model import Grammar
 from segue.vocabularies.vocabulary import Vocabulary
 

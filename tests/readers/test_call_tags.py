@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segue.engines.structural_tags import lark
 from segue.errors import InvalidRequest
 from segue.readers.call_tags import tagged_calls
 from segue.readers.forced import CallForm, lead_of
 from segue.readers.tags import GRAMMAR_BYTES_MAX, json_of, maybe, sequence, tag_of
+from segue.schemas.structural_tags import lark
 from segue.seams.model import Grammar, Scene
 from segue.seams.prompt import Head
 from segue.wire.requests import TextConfig, TextFormat
+from tests.odd_schemas import chain, lists, scene_of, spelling, tag, tree, vocabulary, wide
 from tests.readers.following import is_accepted
-from tests.schemas import chain, lists, scene_of, spelling, tag, tree, vocabulary, wide
 
 few = settings(
     max_examples=60,

@@ -46,9 +46,9 @@ class Process:
     share: SlotShare
 
     async def work(self, permits: asyncio.Semaphore) -> None:
-        await self.queue.enter("ada", "")
+        await self.queue.acquire("ada", "")
         await permits.acquire()
-        self.queue.leave()
+        self.queue.release()
 
 
 @asynccontextmanager

@@ -237,7 +237,7 @@ async def test_close_frame_cancels_what_runs(peer: Connection) -> None:
     peer.session.closed(CLOSE)
     await ticks()
     assert [begun.is_cancelled for begun in peer.begun] == [True, True]
-    assert peer.stage.near.has_left
+    assert peer.stage.near.is_closed
     assert not peer.sessions
 
 
@@ -258,7 +258,7 @@ async def test_lost_connections_cache_is_found_by_the_next_one() -> None:
     await first.create()
     first.begun[0].end()
     first.session.closed(LOSS)
-    assert not stage.near.has_left
+    assert not stage.near.is_closed
     kept = first.lost.find(LOCAL, "resp_1")
     assert kept is not None
     assert first.lost.find("eve", "resp_1") is None

@@ -326,7 +326,7 @@ THREATS: dict[str, Tests] = {
         "vocabularies/vocabulary::test_long_text_is_encoded_while_other_threads_run",
         "documents/pdf_worker::test_form_that_is_drawn_without_end_is_read_up_to_a_limit",
         "documents/pdf_worker::test_others_are_served_while_a_small_file_takes_its_time",
-        "engines/example::test_hopeless_schema_still_gives_something_small",
+        "schemas/example::test_hopeless_schema_still_gives_something_small",
         "web/html::test_odd_html_takes_no_time",
     ),
     # There is no limit on the time to a socket's first message: an idle one costs little, and agents keep them ready.

@@ -20,7 +20,6 @@ GROUND = {
     "errors",
     "framing",
     "ids",
-    "json_schema",
     "limits",
     "printable",
 }
@@ -35,7 +34,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "framing": set(),
     "ids": set(),
-    "json_schema": set(),
     "limits": set(),
     "printable": set(),
     # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
@@ -52,11 +50,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "accounts": INNER,
     # 4a: the model's side
     "vocabularies": INNER,
-    "readers": INNER | {"vocabularies"},
-    "dialects": INNER | {"vocabularies", "readers"},
+    "schemas": INNER,
+    "readers": INNER | {"vocabularies", "schemas"},
+    "dialects": INNER | {"vocabularies", "schemas", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "engines": INNER,
+    "engines": INNER | {"schemas"},
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
@@ -89,6 +88,7 @@ PURE = {
     "wire",
     "session",
     "vocabularies",
+    "schemas",
     "readers",
     "dialects",
     "seams.history",
@@ -184,7 +184,7 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
-    "segue_embedded": INNER | {"engines", "vocabularies"},
+    "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER

@@ -20,10 +20,10 @@ import websockets
 from segue.accounts.hashes import issue_key
 from tests.support import MODEL, Answer, Served, fetch, serving, wire
 
-ONE = r"/v1/responses/(?P<id>[^/]+)"
-TALK = r"/v1/conversations/(?P<id>[^/]+)"
-SAID = TALK + r"/items/(?P<item_id>[^/]+)"
-KEY = r"/dashboard/keys/(?P<id>[^/]+)"
+ONE = "/v1/responses/{id}"
+TALK = "/v1/conversations/{id}"
+SAID = TALK + "/items/{item_id}"
+KEY = "/dashboard/keys/{id}"
 WRONG = "sk-segue-" + "y" * 43
 LONG = " ".join(str(number) for number in range(2_000))
 ABSENT = "resp_" + "0" * 32
@@ -59,7 +59,7 @@ PARENT = {"previous_response_id": "{response}"}
 
 # By route: a probe for each way to name something. A route without ids has probes that name nothing.
 MATRIX: dict[tuple[str, str], list[Probe]] = {
-    ("POST", r"/v1/responses"): [
+    ("POST", "/v1/responses"): [
         Probe("POST", "/v1/responses", ask(**PARENT), foreign=400),
         Probe("POST", "/v1/responses", ask(**PARENT, stream=True), foreign=400),
         Probe("POST", "/v1/responses", ask(**PARENT, generate=False), foreign=400),
@@ -70,12 +70,12 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("POST", "/responses", ask(**PARENT), foreign=400),
         Probe("POST", "/v1/codex/responses", ask(**PARENT), foreign=400),
     ],
-    ("POST", r"/v1/responses/compact"): [
+    ("POST", "/v1/responses/compact"): [
         Probe("POST", "/v1/responses/compact", ask(**PARENT), foreign=400),
         Probe("POST", "/v1/responses/compact", ask(**REFERENCE)),
         Probe("POST", "/v1/responses/compact", ask(**SEALED), foreign=400),
     ],
-    ("POST", r"/v1/responses/input_tokens"): [
+    ("POST", "/v1/responses/input_tokens"): [
         Probe("POST", "/v1/responses/input_tokens", ask(**PARENT), foreign=400),
         Probe("POST", "/v1/responses/input_tokens", ask(**REFERENCE)),
         Probe("POST", "/v1/responses/input_tokens", ask(**TALKING)),
@@ -89,27 +89,27 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=-1"),
         Probe("GET", "/v1/responses/{response}?stream=true&starting_after=3"),
     ],
-    ("GET", ONE + r"/cache"): [
+    ("GET", ONE + "/cache"): [
         Probe("GET", "/v1/responses/{response}/cache"),
     ],
-    ("GET", ONE + r"/input_items"): [
+    ("GET", ONE + "/input_items"): [
         Probe("GET", "/v1/responses/{response}/input_items"),
         Probe("GET", "/v1/responses/{response}/input_items?limit=1&order=asc"),
         Probe("GET", "/v1/responses/{response}/input_items?after={item}", right=400),
     ],
     # A cancel of what is over changes nothing.
-    ("POST", ONE + r"/cancel"): [Probe("POST", "/v1/responses/{response}/cancel", {})],
+    ("POST", ONE + "/cancel"): [Probe("POST", "/v1/responses/{response}/cancel", {})],
     ("DELETE", ONE): [Probe("DELETE", "/v1/responses/{response}", is_safe=False)],
-    ("POST", r"/v1/conversations"): [Probe("POST", "/v1/conversations", {}, foreign=200)],
+    ("POST", "/v1/conversations"): [Probe("POST", "/v1/conversations", {}, foreign=200)],
     ("GET", TALK): [Probe("GET", "/v1/conversations/{conversation}")],
     ("POST", TALK): [
         Probe("POST", "/v1/conversations/{conversation}", {"metadata": {"mine": "yes"}}),
     ],
-    ("GET", TALK + r"/items"): [
+    ("GET", TALK + "/items"): [
         Probe("GET", "/v1/conversations/{conversation}/items"),
         Probe("GET", "/v1/conversations/{conversation}/items?after={said}&order=asc"),
     ],
-    ("POST", TALK + r"/items"): [
+    ("POST", TALK + "/items"): [
         Probe("POST", "/v1/conversations/{conversation}/items", {"items": [SENTENCE]}),
     ],
     ("GET", SAID): [Probe("GET", "/v1/conversations/{conversation}/items/{said}")],
@@ -117,26 +117,26 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("DELETE", "/v1/conversations/{conversation}/items/{said}", is_safe=False),
     ],
     ("DELETE", TALK): [Probe("DELETE", "/v1/conversations/{conversation}", is_safe=False)],
-    ("GET", r"/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
-    ("GET", r"/dashboard/fleet"): [Probe("GET", "/dashboard/fleet", foreign=403, right=403)],
-    ("GET", r"/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
-    ("GET", r"/dashboard/keys"): [Probe("GET", "/dashboard/keys", foreign=403, right=403)],
-    ("POST", r"/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],
+    ("GET", "/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
+    ("GET", "/dashboard/fleet"): [Probe("GET", "/dashboard/fleet", foreign=403, right=403)],
+    ("GET", "/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
+    ("GET", "/dashboard/keys"): [Probe("GET", "/dashboard/keys", foreign=403, right=403)],
+    ("POST", "/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],
     ("POST", KEY): [Probe("POST", "/dashboard/keys/{key}", {}, foreign=403, right=403)],
     ("DELETE", KEY): [Probe("DELETE", "/dashboard/keys/{key}", foreign=403, right=403)],
-    ("GET", r"/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
-    ("GET", r"/v1/models/(?P<id>.+)"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
-    ("GET", r"/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
+    ("GET", "/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
+    ("GET", "/v1/models/{id}"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
+    ("GET", "/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
 }
 # Routes that anybody may ask: they name nothing and tell nothing of anybody.
 OPEN = {
-    ("GET", r"/"),
-    ("GET", r"/docs"),
-    ("GET", r"/health"),
-    ("GET", r"/ready"),
-    ("GET", r"/dashboard/(?P<name>[a-z]+\.[a-z]+)"),
-    ("GET", r"/openapi\.json"),
-    ("GET", r"/asyncapi\.json"),
+    ("GET", "/"),
+    ("GET", "/docs"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/dashboard/{name}"),
+    ("GET", "/openapi.json"),
+    ("GET", "/asyncapi.json"),
 }
 
 
@@ -212,13 +212,9 @@ def all_probes() -> list[Probe]:
 
 
 async def test_every_route_is_in_the_matrix(tenants: Tenants) -> None:
-    served = {(route.verb, route.path) for route in tenants.served.app.http.table}
-    assert served == set(MATRIX) | OPEN
-    guarded = {
-        (route.verb, route.path)
-        for route in tenants.served.app.http.table
-        if route.scope is not None
-    }
+    routes = tenants.served.app.http.table.routes
+    assert {(route.verb, route.name) for route in routes} == set(MATRIX) | OPEN
+    guarded = {(route.verb, route.name) for route in routes if route.scope is not None}
     assert guarded == set(MATRIX)
 
 

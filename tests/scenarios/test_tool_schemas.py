@@ -12,7 +12,7 @@ import pytest
 
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
-from tests.schemas import own_unions, tree
+from tests.odd_schemas import own_unions, tree
 from tests.support import MODEL, fetch, serving, wire
 
 TEMPLATE = """{% for tool in tools or [] %}<|im_start|>system

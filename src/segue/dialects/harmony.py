@@ -35,7 +35,6 @@ from msgspec import UNSET, Raw
 from segue.dialects.family import Family, system_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
-from segue.json_schema import properties_of, required_of
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Forced
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
@@ -59,6 +58,7 @@ from segue.readers.tags import (
     text_without,
     words,
 )
+from segue.schemas.json_schema import properties_of, required_of
 from segue.seams.history import Round
 from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 from segue.seams.prompt import Head, IdArray

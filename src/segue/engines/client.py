@@ -62,14 +62,14 @@ class HttpResponse:
                 return b""
             self.arrived = asyncio.get_running_loop().create_future()
             await self.arrived
-        return self._take()
+        return self._pop_unread()
 
     async def read_until(self, use: Callable[[bytes], bool]) -> None:
         """Give the body to `use` as it arrives, until that says it is enough, or to the end."""
         while True:
             if self._has_more:
                 await asyncio.sleep(0)
-            if self._unread and use(self._take()):
+            if self._unread and use(self._pop_unread()):
                 return
             if self._unread:
                 continue
@@ -90,14 +90,14 @@ class HttpResponse:
         if self._use is None or self.arrived.done():
             return
         try:
-            is_enough = bool(self._unread) and self._context.run(self._use, self._take())
+            is_enough = bool(self._unread) and self._context.run(self._use, self._pop_unread())
         except Exception as error:
             self.arrived.set_exception(error)
             return
         if is_enough or self._has_more or self._connection is None:
             self.arrived.set_result(is_enough)
 
-    def _take(self) -> bytes:
+    def _pop_unread(self) -> bytes:
         data = b"".join(self._unread) if len(self._unread) > 1 else self._unread[0]
         self._unread.clear()
         self._has_more = len(data) > USED_BYTES_MAX

@@ -100,7 +100,7 @@ def facts_in(body: bytes, model: str) -> EngineFacts:
     return EngineFacts(
         context_tokens=card.context_tokens or base.context_tokens,
         # llama-server takes any name.
-        models=tuple(name for name, one in cards.items() if one.owned_by != "llamacpp"),
+        models=tuple(name for name, card in cards.items() if card.owned_by != "llamacpp"),
         sees_images=card.sees_images,
     )
 
@@ -112,7 +112,7 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
     except UNREADABLE:
         return facts
     more = facts_in(body, model)
-    loaded = {one.model.removesuffix(":latest"): one.context_length for one in about.models}
+    loaded = {model.model.removesuffix(":latest"): model.context_length for model in about.models}
     here = about.default_generation_settings.n_ctx or loaded.get(model.removesuffix(":latest"))
     sees = more.sees_images
     if about.modalities is not None:
@@ -150,7 +150,7 @@ def learned(facts: EngineFacts, refusal: ContextRefused) -> EngineFacts | None:
 
 
 def fitted(job: Job, facts: EngineFacts) -> Job:
-    """The job with a limit that fits the context behind its prompt, because engines refuse more."""
+    """The job with a limit that fits the context after its prompt, because engines refuse more."""
     if facts.context_tokens is None or job.output_tokens_max == 0:
         return job
     room = max(1, facts.context_tokens - facts.reserved_tokens - job.prompt.length)

@@ -66,9 +66,9 @@ class FairQueue:
         self.slots = slots
         while self._waiting and self.running < self.slots:
             self.running += 1
-            self.leave()
+            self.release()
 
-    async def enter(self, owner: str, lane: str, priority: int = 0) -> None:
+    async def acquire(self, owner: str, lane: str, priority: int = 0) -> None:
         """Wait for a slot."""
         if self.running < self.slots:
             self.running += 1
@@ -83,12 +83,12 @@ class FairQueue:
             await slot
         except asyncio.CancelledError:
             if slot.done() and not slot.cancelled():
-                self.leave()
+                self.release()
             raise
         finally:
             self.waiting -= 1
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the slot to the next job, if one waits and there are not fewer slots now."""
         while self._waiting and self.running <= self.slots:
             slot = self._next()

@@ -28,7 +28,6 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.engines.hidden_tokens import TokenVocabulary
-from segue.engines.structural_tags import gbnf, lark
 from segue.engines.token_engine import (
     SamplingFields,
     TokenAnswer,
@@ -40,6 +39,7 @@ from segue.engines.token_engine import (
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
 from segue.errors import EngineFailed, InvalidRequest
+from segue.schemas.structural_tags import gbnf, lark
 from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 from segue.seams.prompt import Tokens
 

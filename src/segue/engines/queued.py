@@ -1,4 +1,4 @@
-"""How does a job get to a server of an engine, and when is that server left alone?
+"""How does a job get to a server of an engine, and when is that server not used?
 
 A server runs a limited number of jobs; the others wait in a fair queue in front of it (`fair_queue.py`). One that
 cannot be reached, breaks off, or returns only errors is not used for a while, longer each time:
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 # How long a server is not used after its first failure, and at most.
 PAUSE_S = 0.5
 PAUSE_S_MAX = 15.0
-# How long a job waits for a server that is down: for a restart behind a load balancer, not for an outage.
+# How long a job waits for a server that is down: for a restart at a load balancer, not for an outage.
 DOWN_S_MAX = 2.0
 # So many errors in a row are the server's fault; a single error may be the job's.
 ERRORS_MAX = 3
@@ -52,7 +52,7 @@ ERRORS_MAX = 3
 PARALLEL_MAX = 256
 # A job that waits longer is logged, so often at most.
 WAITING_S, WAITING_LOG_S = 1.0, 60.0
-# How long a server is left alone at most because it asks for that (`Retry-After`).
+# How long a server is not used at most because it asks for that (`Retry-After`).
 RETRY_AFTER_S_MAX = 60.0
 
 ALL_DRAINED = "All engines of this model are drained by the operator. Please retry later."
@@ -162,10 +162,10 @@ class QueuedEngine:
             if self.engine.facts is not self._fitted:
                 self._fit_queue()
             failures = self.failures
-            await self.queue.enter(job.owner, job.lane, job.lineage.priority)
+            await self.queue.acquire(job.owner, job.lane, job.lineage.priority)
             if self.failures > failures or not self.is_open:
                 # It went down, or was removed or drained, while this job waited for a slot.
-                self.queue.leave()
+                self.queue.release()
                 continue
             is_known = job.route == self.name
             if may_wait:
@@ -202,7 +202,7 @@ class QueuedEngine:
                 if has_pieces or not may_wait or not isinstance(error, Unavailable):
                     raise
             finally:
-                self.queue.leave()
+                self.queue.release()
 
     async def _wait_until_usable(self, give_up_at: float) -> None:
         """Wait until a job may be tried, or refuse it if that takes too long."""
@@ -300,7 +300,7 @@ class QueuedEngine:
         elif isinstance(error, CallerError | TooMany):
             self._note_answer()
             if isinstance(error, TooMany):
-                self._leave_alone(now, error.wait_s)
+                self._note_retry_after(now, error.wait_s)
 
     def _note_failure(self, now: float, reason: str, wait_s: float | None = None) -> None:
         """It did not answer, or broke off; `wait_s` is the `Retry-After` that it sent."""
@@ -309,7 +309,7 @@ class QueuedEngine:
         self.down_until = now + pause
         log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
 
-    def _leave_alone(self, now: float, wait_s: float | None) -> None:
+    def _note_retry_after(self, now: float, wait_s: float | None) -> None:
         """It answered 429, a limit of the key that we have there: nothing is wrong with it. `wait_s` is the
         `Retry-After` that it sent, which is for all requests of this process."""
         # A second is what we tell the client where the engine says nothing.

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
-from segue.engines.example import example
 from segue.errors import InvalidRequest
+from segue.schemas.example import example
 from segue.seams.model import Dialect, EngineFacts, Finish, Ids, Job, Piece, Scene, TokenLogprob
 from segue.seams.prompt import Head
 from segue.wire import items

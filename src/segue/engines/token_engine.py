@@ -152,7 +152,7 @@ class TokenAnswer:
     # What went wrong; what was sampled before it counts.
     error: ApiError | None = None
 
-    def take(self) -> Ids:
+    def pop_ids(self) -> Ids:
         """What was not yet taken, but no more than is read at once."""
         most = PIECE_IDS_MAX
         piece = Ids(self.ids[:most], self.logprobs[:most])
@@ -225,21 +225,21 @@ class TokenEngine(Generic[S, E]):
         self._hidden_tokens = hidden_tokens
         self._known: S | None = None
         self.facts = EngineFacts()
-        self._has_told = False
+        self._has_facts = False
 
     async def is_ready(self) -> bool:
         is_up = await self._upstream.is_up(self._health_path)
         if not is_up:
-            self._has_told = False
-        elif not self._has_told:
-            await self._ask()
+            self._has_facts = False
+        elif not self._has_facts:
+            await self._fetch_facts()
         return is_up
 
-    async def _ask(self) -> None:
-        """What it says of itself; one that cannot be asked now is asked before the next job."""
+    async def _fetch_facts(self) -> None:
+        """Fetch what the server says of itself; a server that does not answer now is asked before the next job."""
         with suppress(ApiError):
             self.facts = await self._codec.facts(self._upstream, self._model)
-            self._has_told = True
+            self._has_facts = True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         if job.prompt.length == 0:
@@ -263,7 +263,7 @@ class TokenEngine(Generic[S, E]):
                     has_started = True
                     yield answer.started
                 while answer.ids:
-                    yield answer.take()
+                    yield answer.pop_ids()
                     if answer.ids:
                         await asyncio.sleep(0)
                 if answer.error is not None:
@@ -285,7 +285,7 @@ class TokenEngine(Generic[S, E]):
             self._known, is_refused = offer, True
         except (EngineFailed, Unavailable) as error:
             # It may come back with other options: ask again what it offers.
-            self._known, self._has_told = None, False
+            self._known, self._has_facts = None, False
             if isinstance(error, NotServed) and self._codec.forgets_models:
                 log.warning("engine %s has no worker for %s", self._upstream.name, self._model)
                 raise Unavailable("No worker of the engine serves this model now.") from error
@@ -305,8 +305,8 @@ class TokenEngine(Generic[S, E]):
 
     async def _prepare(self, job: Job) -> S:
         """What the request depends on: the server's context, and what it offers."""
-        if not self._has_told:
-            await self._ask()
+        if not self._has_facts:
+            await self._fetch_facts()
         if self._known is None or job.schema is not None or images_of(job):
             self._known = await self._codec.prepare(self._upstream, job, self._known)
         return self._known
@@ -459,7 +459,7 @@ class TokenLikelihood(Struct, frozen=True):
         return id_in(self.token) if known is None else known
 
     def logprobs(self, sampling: Sampling) -> TokenLogprob | None:
-        top = ((one.number, one.logprob) for one in self.top_logprobs if one.logprob is not None)
+        top = ((alt.number, alt.logprob) for alt in self.top_logprobs if alt.logprob is not None)
         return token_logprob(self.logprob, top, sampling)
 
 

@@ -114,7 +114,7 @@ class VllmOffer(Struct, frozen=True):
     has_structured: bool
     # Whether images may stand beside the ids.
     takes_images: bool = False
-    # How the model samples by itself: `/inference/v1/generate` must be told, the other endpoint knows it.
+    # How the model samples by itself: a request to `/inference/v1/generate` must say it, the other endpoint knows it.
     own: dict[str, float] = {}
     # With `--scheduling-policy priority`; a priority is sent until the server refuses it.
     takes_priority: bool = True

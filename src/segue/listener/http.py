@@ -26,7 +26,7 @@ class HttpApp:
 
     def __init__(self, services: Services, table: RouteTable) -> None:
         self._services = services
-        self._table = table
+        self.table = table
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry point."""
@@ -59,7 +59,7 @@ class HttpApp:
 
     def _choose_words(self, exchange: Exchange) -> None:
         """An error of a request that has found no route is the error of the API that its path belongs to."""
-        api = self._table.owner(exchange.scope["path"])
+        api = self.table.owner(exchange.scope["path"])
         if not exchange.route and api is not None:
             exchange.label = api.label
             exchange.error_answer = api.error_answer
@@ -76,7 +76,7 @@ class HttpApp:
             await exchange.write(b"", is_last=True)
             return
         exchange.origin_headers = policy.answer_headers(origin)
-        route, exchange.arguments = self._table.find(method, path, exchange.header)
+        route, exchange.arguments = self.table.find(method, path, exchange.header)
         exchange.route = route.name
         api = route.api
         if api is not None:

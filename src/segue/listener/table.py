@@ -52,6 +52,7 @@ class RouteTable:
         hints: Mapping[str, str] | None = None,
     ) -> None:
         """`off`: APIs that are switched off. `hints`: a sentence for unknown paths, by how they end."""
+        self.routes = routes
         self._off = off
         self._hints = hints or {}
         self._apis = [*dict.fromkeys(route.api for route in routes if route.api), *off]

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-from segue.json_schema import ANY, NAMES, TEXT, JsonSchema, properties_of
 from segue.readers.call_json import Braces
 from segue.readers.formats import CallShape, Notation, Tags
 from segue.readers.marks import LETTERS, any_of, header, held_back, is_special
+from segue.schemas.json_schema import ANY, NAMES, TEXT, JsonSchema, properties_of
 
 # What a template may say of a value that is a string.
 STRINGS = ("true", "string")

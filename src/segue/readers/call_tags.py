@@ -18,7 +18,6 @@ from itertools import accumulate
 
 import msgspec
 
-from segue.json_schema import CopyBudget, JsonSchema, listed, properties_of, required_of
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Chunks, Forced
 from segue.readers.formats import CallFormat
 from segue.readers.offers import forced, format_schema, parameters_of
@@ -37,6 +36,7 @@ from segue.readers.tags import (
     too_large,
     words,
 )
+from segue.schemas.json_schema import CopyBudget, JsonSchema, listed, properties_of, required_of
 from segue.seams.model import Scene
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.tools import Offer, allowed_offers

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, Raw
 
-from segue.json_schema import OBJECT, moved, refers
+from segue.schemas.json_schema import OBJECT, moved, refers
 from segue.seams.model import ItemOpened, Scene
 from segue.wire.items import AdditionalTools, Item, ToolSearchOutput
 from segue.wire.tools import (

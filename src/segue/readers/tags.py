@@ -1,7 +1,7 @@
 """Of what is a structural tag made?
 
 A structural tag is the JSON in which vLLM and SGLang take what an answer must look like; other engines translate it
-(`engines/structural_tags.py`). Out: its parts. Special tokens are named by their ids.
+(`schemas/structural_tags.py`). Out: its parts. Special tokens are named by their ids.
 """
 
 from __future__ import annotations

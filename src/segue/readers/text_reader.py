@@ -30,7 +30,6 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from segue.json_schema import JsonSchema
 from segue.readers.arguments import ArgumentsReader, JsonArguments, arguments_reader
 from segue.readers.bound import BoundFamily
 from segue.readers.call_json import Braces, may_begin_call, only_calls, whole_call
@@ -46,6 +45,7 @@ from segue.readers.marks import (
     spelt_format,
 )
 from segue.readers.offers import call_in, forced, offer_in, parameters_of
+from segue.schemas.json_schema import JsonSchema
 from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 from segue.vocabularies.vocabulary import Own
 

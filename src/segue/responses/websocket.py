@@ -135,7 +135,7 @@ class LoggedSubscriber(LaneSubscriber):
         super().deliver(events)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SocketSession:
     """One connection: the listener of its socket."""
 

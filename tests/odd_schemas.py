@@ -10,14 +10,14 @@ import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.harmony import tools_section
-from segue.engines.example import example
-from segue.engines.structural_tags import gbnf, lark
 from segue.errors import InvalidRequest
-from segue.json_schema import CopyBudget, JsonSchema, moved, properties_of, refers
 from segue.readers.arguments import TaggedArguments
 from segue.readers.call_tags import SPELLINGS, Spelling, tagged_calls
 from segue.readers.formats import Tags
 from segue.readers.offers import call_schema, format_schema
+from segue.schemas.example import example
+from segue.schemas.json_schema import CopyBudget, JsonSchema, moved, properties_of, refers
+from segue.schemas.structural_tags import gbnf, lark
 from segue.seams.model import Grammar, Scene
 from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary

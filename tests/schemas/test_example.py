@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.engines.example import example
+from segue.schemas.example import example
 
 
 def check(schema: Any) -> Any:

@@ -13,7 +13,7 @@ from math import ceil, inf
 import msgspec
 from msgspec import Struct
 
-from segue.json_schema import UNIONS, JsonSchema, listed, properties_of
+from segue.schemas.json_schema import UNIONS, JsonSchema, listed, properties_of
 
 # Schemas may refer to themselves, and clients may send anything: no deeper, no more steps, nothing larger than this.
 DEPTH_MAX = 24

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from segue.json_schema import JsonSchema
+from segue.schemas.json_schema import JsonSchema
 
 _Node = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from segue.json_schema import CopyBudget, JsonSchema, listed, properties_of, required_of
-from tests.schemas import STRUCTURES, TAKERS, any_schemas, own_unions, shared
+from segue.schemas.json_schema import CopyBudget, JsonSchema, listed, properties_of, required_of
+from tests.odd_schemas import STRUCTURES, TAKERS, any_schemas, own_unions, shared
 
 many = settings(
     max_examples=150,
