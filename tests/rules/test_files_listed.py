@@ -1,7 +1,7 @@
-"""Does ARCHITECTURE.md name every file, with the question that the file answers?
+"""Does docs/rooms.md name every file, with the question that the file answers?
 
 The section between `<!-- files -->` and `<!-- end of files -->` is made from the first lines of the module docstrings:
-`python -m tests.rules.test_architecture` writes it.
+`python -m tests.rules.test_files_listed` writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "segue"
-PAGE = ROOT / "ARCHITECTURE.md"
+PAGE = ROOT / "docs" / "rooms.md"
 PLACE = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTALL)
 
 # The rooms by level, with their questions.
@@ -79,7 +79,7 @@ def test_page_names_every_file_with_its_question() -> None:
     found = PLACE.search(PAGE.read_text("utf-8"))
 
     assert found is not None
-    assert found[0] == "".join(lines()), "run: python -m tests.rules.test_architecture"
+    assert found[0] == "".join(lines()), "run: python -m tests.rules.test_files_listed"
 
 
 if __name__ == "__main__":
