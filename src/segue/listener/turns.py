@@ -24,7 +24,7 @@ from segue.wire.requests import Create
 async def receive_body(exchange: Exchange, services: Services) -> bytes | bytearray:
     """The body of a request for a turn, which counts against the limits of its key."""
     if exchange.account.is_limited:
-        await exchange.account.quota.take_request()
+        await exchange.account.quota.count_request()
     return await exchange.text(services.limits.body_bytes_max)
 
 

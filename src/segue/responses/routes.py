@@ -132,7 +132,7 @@ class ResponseRoutes:
         turn = await self._services.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:
             # It may run in another worker, which knows its state.
-            seen = await self._registry.look(exchange.owner, turn_id, is_known=turn is not None)
+            seen = await self._registry.snapshot(exchange.owner, turn_id, is_known=turn is not None)
             if seen is not None:
                 await exchange.answer(200, seen)
                 return

@@ -182,7 +182,7 @@ class Assembler:
         never after a call that the client must answer, because then it is about to finish anyway."""
         item = self._open
         if item is None:
-            return not self._pending and not any(required_by(one.value) for one in self.items)
+            return not self._pending and not any(required_by(item.value) for item in self.items)
         if not self.is_in_text or not item.pieces:
             return False
         return item.pieces[-1].rstrip(" ").endswith(SENTENCE_ENDS)
@@ -309,20 +309,20 @@ class Assembler:
         """The events for what the model wrote."""
         assert self._state == "open", self._state
         events: list[Event] = []
-        for one in parsed:
-            match one:
+        for fragment in parsed:
+            match fragment:
                 case ItemText(logprobs=()):
-                    self._write(one.text, events)
+                    self._write(fragment.text, events)
                 case ItemText():
-                    self._write_likely(one, events)
+                    self._write_likely(fragment, events)
                 case ItemOpened():
-                    self._open_item(one, events)
+                    self._open_item(fragment, events)
                 case ItemClosed():
-                    self._close_item(one, events)
+                    self._close_item(fragment, events)
                 case TurnClosed():
-                    self.tail = one.ids
+                    self.tail = fragment.ids
                 case _:
-                    assert_never(one)
+                    assert_never(fragment)
         return events
 
     def conclude(self, end: End, usage: Usage, now: int) -> Response:
@@ -402,7 +402,7 @@ class Assembler:
             self._write(wrote.text, events)
             return
         item.pieces.append(wrote.text)
-        logprobs = [Raw(encode(one)) for one in wrote.logprobs]
+        logprobs = [Raw(encode(logprob)) for logprob in wrote.logprobs]
         item.logprobs.extend(logprobs)
         at = {"item_id": item.draft.id, "output_index": item.index, "content_index": 0}
         events.append(self._event(OutputTextDelta, **at, delta=wrote.text, logprobs=logprobs))
