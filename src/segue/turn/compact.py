@@ -223,9 +223,11 @@ def _place(rounds: Sequence[Round]) -> list[list[_Place]]:
 
 def _note(place: _Place, units: dict[str, int], newest: int | None) -> int | None:
     """Where the answers to this item belong, if it is a call; the newest unit that holds one."""
-    calls = _calls(place.item)
-    units.update(dict.fromkeys(calls, place.unit))
-    return place.unit if calls else newest
+    call_id = call_id_of(place.item.value)
+    if not call_id or not is_call(place.item.value):
+        return newest
+    units[call_id] = place.unit
+    return place.unit
 
 
 def _going(places: Sequence[_Place], share: float) -> set[int]:
@@ -266,12 +268,6 @@ def _kept(round: Round, places: Sequence[_Place], going: set[int]) -> Round:
     if any(unit in going for _, unit in places[len(round.given) :]):
         return Round(given, is_fresh=round.is_fresh)
     return structs.replace(round, given=given)
-
-
-def _calls(item: Item) -> list[str]:
-    """The id under which this item may be answered, if it is a call."""
-    call_id = call_id_of(item.value)
-    return [call_id] if call_id and is_call(item.value) else []
 
 
 def _answered_call(item: Item) -> str | None:
