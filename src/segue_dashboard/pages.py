@@ -87,7 +87,7 @@ def _key_sources(state: State, observers: Observers) -> KeySources:
     """What an operator needs to manage API keys in the dashboard."""
 
     async def confirm() -> None:
-        state.accounts.look()
+        state.accounts.confirm_soon()
         if state.cluster is not None:
             # A worker that cannot be reached confirms by itself.
             with suppress(ApiError):

@@ -150,7 +150,7 @@ async def test_whoever_notices_first_tells_the_others(
 
     async def tell(who: str, other: Accounts) -> None:
         told.append(who)
-        other.look()
+        other.confirm_soon()
 
     monkeypatch.setattr("segue.accounts.account.CONFIRM_S", 3_600)
     async with late.kept(gone.append, partial(tell, "late", early)):

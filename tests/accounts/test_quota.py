@@ -52,60 +52,60 @@ def test_requests_that_start_no_turn_come_back_steadily() -> None:
     clock = Clock()
     some = quota(clock, other_requests_per_min=6)
     for _ in range(6):
-        some.take_other_request()
+        some.count_other_request()
     with pytest.raises(TooMany) as caught:
-        some.take_other_request()
+        some.count_other_request()
     assert caught.value.wait_s == pytest.approx(10)
     clock.now += 10
-    some.take_other_request()
+    some.count_other_request()
     with pytest.raises(TooMany):
-        some.take_other_request()
+        some.count_other_request()
 
 
 async def test_minute_of_requests_may_come_at_once_and_then_one_by_one() -> None:
     clock = Clock()
     some = quota(clock, requests_per_min=6)
     for _ in range(6):
-        await some.take_request()
+        await some.count_request()
     with pytest.raises(TooMany) as caught:
-        await some.take_request()
+        await some.count_request()
     assert caught.value.wait_s == pytest.approx(10)
     clock.now += 10
-    await some.take_request()
+    await some.count_request()
     with pytest.raises(TooMany):
-        await some.take_request()
+        await some.count_request()
     clock.now += 3_600
     for _ in range(6):
-        await some.take_request()
+        await some.count_request()
     with pytest.raises(TooMany):
-        await some.take_request()
+        await some.count_request()
 
 
 async def test_debt_of_tokens_is_waited_off() -> None:
     clock = Clock()
     some = quota(clock, tokens_per_min=60)
-    await some.take_request()
+    await some.count_request()
     await some.hold()
     some.release(tokens=180)
     with pytest.raises(TooMany) as caught:
-        await some.take_request()
+        await some.count_request()
     assert caught.value.wait_s == pytest.approx(120)
     await some.report()
     with pytest.raises(TooMany):
-        await some.take_request()
+        await some.count_request()
     clock.now += 121
-    await some.take_request()
+    await some.count_request()
 
 
 async def test_refused_request_costs_nothing() -> None:
     clock = Clock()
     some = quota(clock, requests_per_min=1)
-    await some.take_request()
+    await some.count_request()
     for _ in range(100):
         with pytest.raises(TooMany):
-            await some.take_request()
+            await some.count_request()
     clock.now += 60
-    await some.take_request()
+    await some.count_request()
 
 
 async def test_places_are_given_back() -> None:
@@ -125,7 +125,9 @@ async def test_those_who_come_at_once_are_counted_one_by_one() -> None:
     held = await asyncio.gather(*(some.hold() for _ in range(10)), return_exceptions=True)
     assert [one for one in held if one is None] == [None] * 3
     assert some.in_flight == 3
-    asked = await asyncio.gather(*(some.take_request() for _ in range(100)), return_exceptions=True)
+    asked = await asyncio.gather(
+        *(some.count_request() for _ in range(100)), return_exceptions=True
+    )
     assert sum(one is None for one in asked) == 40
 
 
@@ -137,7 +139,7 @@ async def test_turn_after_turn_asks_the_store_for_nothing() -> None:
     await some.check_connections()
     some.connect()
     for _ in range(200):
-        await some.take_request()
+        await some.count_request()
         await some.hold()
         some.release(tokens=10)
     assert shared_limits.asked == 3, "a place, a few seconds' requests, a lane"
@@ -147,19 +149,19 @@ async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_befo
     clock = Clock()
     shared_limits, meter = metered(clock)
     some = KeyQuota(KeyLimits(requests_per_min=40, tokens_per_min=100), "key", meter, clock)
-    await some.take_request()
+    await some.count_request()
     shared_limits.is_down = True
-    await some.take_request()
+    await some.count_request()
     await some.hold()
     some.release(tokens=150)
     with pytest.raises(Unavailable):
         await some.report()
     with pytest.raises(TooMany):
-        await some.take_request()
+        await some.count_request()
     shared_limits.is_down = False
     await some.report()
     with pytest.raises(TooMany):
-        await some.take_request()
+        await some.count_request()
 
 
 async def test_key_whose_report_fails_keeps_no_other_from_reporting() -> None:
@@ -175,7 +177,7 @@ async def test_key_whose_report_fails_keeps_no_other_from_reporting() -> None:
     limits = KeyLimits(requests_per_min=60, tokens_per_min=100)
     quotas = [KeyQuota(limits, name, meter, clock) for name in ("locked", "free")]
     for one in quotas:
-        await one.take_request()
+        await one.count_request()
         await one.hold()
         one.release(7)
     shared_limits.draw = fail_for_one  # type: ignore[method-assign]
@@ -187,7 +189,7 @@ async def test_what_was_not_used_is_given_back() -> None:
     clock = Clock()
     _, meter = metered(clock)
     some = KeyQuota(KeyLimits(requests_per_min=100, lanes_max=2), "key", meter, clock)
-    await some.take_request()
+    await some.count_request()
     await some.hold()
     assert not some.is_idle
     some.release()
@@ -200,13 +202,13 @@ async def test_what_was_not_used_is_given_back() -> None:
     await meter.report()
     assert some.is_idle
     for _ in range(100):
-        await some.take_request()
+        await some.count_request()
 
 
 async def test_without_limits_nothing_is_refused_and_nobody_asked() -> None:
     some = KeyQuota(KeyLimits())
     for _ in range(1_000):
-        await some.take_request()
+        await some.count_request()
         await some.hold()
     await some.check_connections()
     assert some.in_flight == 1_000

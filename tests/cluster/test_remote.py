@@ -103,7 +103,7 @@ async def test_follower_receives_the_same_events_in_the_same_order(
     speak(running, 100)
     await until(lambda: len(foreign.events) == len(own.events))
     assert foreign.events == own.events
-    assert await follower.remote.look(OWNER, running.id, is_known=False) is not None
+    assert await follower.remote.snapshot(OWNER, running.id, is_known=False) is not None
 
 
 async def test_foreign_unstored_and_absent_turns_are_not_found(pair: tuple[Worker, Worker]) -> None:
@@ -112,7 +112,7 @@ async def test_foreign_unstored_and_absent_turns_are_not_found(pair: tuple[Worke
     stored = source.start()
     for owner, turn_id in ((OWNER, unstored.id), ("bert", stored.id), (OWNER, "resp_absent")):
         assert await follower.remote.reach(owner, turn_id, is_known=False) is None
-        assert await follower.remote.look(owner, turn_id, is_known=False) is None
+        assert await follower.remote.snapshot(owner, turn_id, is_known=False) is None
 
 
 async def test_made_up_ids_ask_nobody_and_others_only_their_home(
@@ -133,10 +133,10 @@ async def test_made_up_ids_ask_nobody_and_others_only_their_home(
         monkeypatch.setattr(follower.bus, "publish", note)
         running = source.start()
         for name in ("resp_" + "0" * 32, "resp_absent", "", "x", new_turn_id()):
-            assert await follower.remote.look(OWNER, name, is_known=False) is None
+            assert await follower.remote.snapshot(OWNER, name, is_known=False) is None
             assert await follower.remote.reach(OWNER, name, is_known=False) is None
         assert asked == []
-        assert await follower.remote.look(OWNER, running.id, is_known=False) is not None
+        assert await follower.remote.snapshot(OWNER, running.id, is_known=False) is not None
         assert asked == [f"to/{source.peers.worker}", f"to/{follower.peers.worker}"]
 
 
@@ -146,8 +146,8 @@ async def test_turn_that_was_taken_over_is_found_where_it_runs(pair: tuple[Worke
     running = source.start()
     moved = new_turn_id()
     source.runnings[moved] = running
-    assert await follower.remote.look(OWNER, moved, is_known=False) is None
-    assert await follower.remote.look(OWNER, moved, is_known=True) is not None
+    assert await follower.remote.snapshot(OWNER, moved, is_known=False) is None
+    assert await follower.remote.snapshot(OWNER, moved, is_known=True) is not None
 
 
 async def test_turn_that_was_taken_over_is_asked_for_at_all_workers_once(
@@ -170,7 +170,7 @@ async def test_turn_that_was_taken_over_is_asked_for_at_all_workers_once(
         monkeypatch.setattr(follower.bus, "publish", note)
         back = f"to/{follower.peers.worker}"
         for asked in (["all", back, back], [f"to/{source.peers.worker}", back]):
-            assert await follower.remote.look(OWNER, moved, is_known=True) is not None
+            assert await follower.remote.snapshot(OWNER, moved, is_known=True) is not None
             await until(lambda: len(topics) == len(asked))  # noqa: B023
             assert topics == asked
             topics.clear()

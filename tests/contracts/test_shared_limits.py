@@ -85,7 +85,7 @@ async def test_history_in_memory_is_divided_by_connections(
             quota.connect()
         for meter in shared_limits:
             await meter.report()
-        await here.take_request()
+        await here.count_request()
         await shared_limits[0].report()
         assert (here.state_bytes_max, there.state_bytes_max) == (250, 750)
         assert set(told) == {"key"}

@@ -28,7 +28,7 @@ from segue.settings.values import Settings
 from segue.web.fetch import Fetcher
 from segue.wire.calls import arguments_of, shell_action
 from segue.wire.codec import as_item, encode
-from segue.wire.drafts import Draft, Streamed
+from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import ItemValue, ShellCall, ShellCallOutput, ShellExit, ShellOutput
@@ -119,7 +119,7 @@ TOOL = HostedTool(
     definitions=(ShellTool,),
     key=lambda definition: "shell",
     kinds=(cast("AnyHostedKind", KIND),),
-    streamed={ShellCall: Streamed("commands", _call)},
+    streamed={ShellCall: Streamed(SHELL_COMMANDS, _call)},
     offers=_offers,
 )
 

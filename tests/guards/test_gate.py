@@ -17,7 +17,7 @@ from segue.guards.texts import forms_of
 from segue.seams.guard import PASSED, Verdict
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
 from segue.seams.prompt import id_array
-from segue.turn.notices import Blocked, Filtered, Notice
+from segue.turn.notices import Abort, Filtered, Notice
 from segue.turn.plan import Guards, Tally
 from segue.wire.items import Logprob
 
@@ -201,7 +201,7 @@ async def test_guard_that_breaks_shuts_the_gate() -> None:
     gate, ear, _ = gate_for(Broken(), 64)
     passed = await gate.feed([ItemOpened("message"), ItemText("x" * 100)])
     assert passed == []
-    assert [type(one) for one in ear.visible] == [Blocked]
+    assert [type(one) for one in ear.visible] == [Abort]
 
 
 async def test_engine_waits_when_too_much_is_held_for_a_verdict() -> None:

@@ -146,7 +146,7 @@ class PlayedRunner:
     async def reach(self, owner: str, turn_id: str, turns: object) -> Running | None:
         return self.find(owner, turn_id)
 
-    async def look(self, owner: str, turn_id: str, *, is_known: bool) -> bytes | None:
+    async def snapshot(self, owner: str, turn_id: str, *, is_known: bool) -> bytes | None:
         return None
 
     def log_events(self, running: Running) -> None:

@@ -31,12 +31,12 @@ def test_caches_shrink_in_order_and_no_more_than_needed() -> None:
         (prompts.shrink, turns.shrink),
     )
     assert memory.bytes == 140 * MIB
-    memory.look()
+    memory.enforce()
     assert (prompts.bytes, turns.bytes) == (10 * MIB, 80 * MIB)
     memory.check()
 
     running.bytes = 60 * MIB
-    memory.look()
+    memory.enforce()
     assert (prompts.bytes, turns.bytes, memory.is_full) == (0, 40 * MIB, False)
 
 
@@ -44,13 +44,13 @@ def test_new_turns_are_refused_while_the_limit_is_reached_with_empty_caches() ->
     memory, running = Memory(100 * MIB), Part(200 * MIB)
     memory.watch({"running": lambda: running.bytes}, ())
     memory.intake.wake_soon = lambda: None  # type: ignore[method-assign]  # there is no loop here
-    memory.look()
+    memory.enforce()
     with pytest.raises(Unavailable) as refused:
         memory.check()
     assert refused.value.wait_s
     assert memory.intake.pool.bytes_max == 0
     running.bytes = 0
-    memory.look()
+    memory.enforce()
     memory.check()
     assert memory.intake.pool.bytes_max > 0
 

@@ -90,12 +90,12 @@ async def test_turn_is_refused_at_the_limit_of_all_memory_and_runs_after_it() ->
     async with serving(**LITTLE) as served, wire(served) as socket:
         memory = served.app.state.memory
         memory.bytes_max = -1
-        memory.look()
+        memory.enforce()
         refused = await socket.turn(input="x", store=False)
         assert refused["error"]["message"] == "The server has reached its memory limit."
         assert (await post(served, b'{"model":"scripted","input":"x"}'))[0] == 503
         memory.bytes_max = MIB
-        memory.look()
+        memory.enforce()
         assert (await socket.turn(input="x", store=False))["type"] == "response.completed"
 
 
@@ -120,7 +120,7 @@ async def test_stored_history_counts_while_a_turn_stands_on_it_that_the_cache_ha
         assert await metric(served, RUNNING) < 20_000
         memory = served.app.state.memory
         memory.bytes_max = 0
-        memory.look()
+        memory.enforce()
         assert await metric(served, STORED) == 0
         assert await metric(served, RUNNING) > 20_000
 

@@ -164,13 +164,13 @@ async def test_append_is_refused_at_the_limit_of_all_memory_and_accepted_after_i
         await socket.create(input="Weather?", tools=[WEATHER], rollout=True, stream_id="main")
         done = (await until_done(socket))[-1]
         bytes_max, memory.bytes_max = memory.bytes_max, -1
-        memory.look()
+        memory.enforce()
         await append(socket, done["response_id"], outputs(done))
         refused = await socket.next()
         assert (refused["type"], refused["status"], refused["stream_id"]) == ("error", 503, "main")
         assert refused["error"]["message"] == "The server has reached its memory limit."
         memory.bytes_max = bytes_max
-        memory.look()
+        memory.enforce()
         await append(socket, done["response_id"], outputs(done))
         assert (await until_done(socket))[-1]["type"] == "response.completed"
 

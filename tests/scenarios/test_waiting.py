@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from segue.cluster.hub import Hub
-from segue.server import observers
+from segue.server import health
 from segue.server.app import WorkerPlace
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
@@ -70,7 +70,7 @@ async def test_metrics_of_any_worker_and_the_log_count_those_that_wait_at_all_wo
     async with asyncio.timeout(10):
         while await metric(here, "segue_engine_waiting" + gauge) < 4:
             pass
-    monkeypatch.setattr(observers, "PAGE_S_MAX", 0.1)
+    monkeypatch.setattr(health, "PAGE_S_MAX", 0.1)
     engine.is_busy = True
     for served in (here, there):
         served.app.health.renew()

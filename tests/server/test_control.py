@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from segue.errors import Misconfigured
-from segue.server.control import NotRunning, control_path, find_control, give_order, open_control
+from segue.server.control import NotRunning, control_path, open_control
+from segue.workers.orders import find_control, give_order
 
 
 async def echo(body: bytes) -> bytes:

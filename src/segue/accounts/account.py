@@ -2,8 +2,8 @@
 
 Without keys every request belongs to the one local owner. With keys, a secret is looked up by its digests. The accounts
 that were found are cached, and the whole cache is confirmed against the store every two seconds, so that a key that was
-revoked anywhere, or has expired, stops working here within five seconds; or at once, when `look` is called. An account
-that could not be confirmed for that long is not trusted: the request is answered 503.
+revoked anywhere, or has expired, stops working here within five seconds; or at once, when `confirm_soon` is called. An
+account that could not be confirmed for that long is not trusted: the request is answered 503.
 
     mode    which requests need a key
     off     none; only on a loopback address
@@ -115,7 +115,7 @@ class Accounts:
         self.has_several_owners = False
         self._owners: set[Owner] = set()
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
-        self._look_now = asyncio.Event()
+        self._is_asked = asyncio.Event()
 
     @asynccontextmanager
     async def kept(
@@ -128,13 +128,13 @@ class Accounts:
         `tell_others` when this process is the first to notice a change, and `give_up` if revoked keys could stay
         valid."""
         await self._notice_keys()
-        keep = partial(self._keep, on_revoked, tell_others)
-        async with in_background("key_revocation", keep, give_up):
+        confirm = partial(self._confirm_forever, on_revoked, tell_others)
+        async with in_background("key_revocation", confirm, give_up):
             yield
 
-    def look(self) -> None:
+    def confirm_soon(self) -> None:
         """Keys were created or revoked elsewhere: confirm now."""
-        self._look_now.set()
+        self._is_asked.set()
 
     def may_stay(self, account: Account) -> bool:
         """Whether this account, which was admitted earlier, would be admitted now."""
@@ -163,7 +163,7 @@ class Accounts:
         async with self._lookups:
             keys = await self._keys.find(self._digests(secret))
         for digest, key in keys.items():
-            await self._meet(key.owner)
+            await self._count_owners(key.owner)
             return self._enter(digest, key)
         raise _refused(secret)
 
@@ -186,8 +186,9 @@ class Accounts:
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
         account.used_at = time.monotonic()
 
-    async def _meet(self, owner: Owner) -> None:
-        """Whoever is not alone is known not to be before its first request; who was alone may learn of it later."""
+    async def _count_owners(self, owner: Owner) -> None:
+        """Whether there are several owners is known before the first request of each; an owner who was alone then may
+        learn of others later."""
         if not self.has_several_owners and owner not in self._owners:
             owners = {key.owner for key in await self._keys.given_out()}
             self.has_several_owners = len(owners) > 1
@@ -210,7 +211,7 @@ class Accounts:
                 self.on_bounded()
                 self.on_bounded = None
 
-    async def _keep(
+    async def _confirm_forever(
         self, on_revoked: Callable[[Account], None], tell_others: TellOthers | None
     ) -> None:
         while True:
@@ -225,16 +226,16 @@ class Accounts:
                 log.exception("API keys could not be confirmed against the store")
                 continue
             if tell_others and not was_asked and (gone or self.is_required != was_required):
-                # A worker that cannot be told confirms by itself.
+                # A worker that this does not reach confirms by itself.
                 with suppress(ApiError):
                     await tell_others()
 
     async def _wait(self) -> bool:
-        """Wait until the next confirmation is due; True if `look` asked for it."""
+        """Wait until the next confirmation is due; True if `confirm_soon` asked for it."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._look_now.wait(), CONFIRM_S)
-        was_asked = self._look_now.is_set()
-        self._look_now.clear()
+            await asyncio.wait_for(self._is_asked.wait(), CONFIRM_S)
+        was_asked = self._is_asked.is_set()
+        self._is_asked.clear()
         return was_asked
 
     async def confirm(self) -> Sequence[Account]:
@@ -257,20 +258,20 @@ class Accounts:
                 account.is_revoked = is_left = True
                 gone.append(account)
             if is_left:
-                self._forget(account)
+                self._remove(account)
         return gone
 
     async def _note_use(self) -> None:
         """Write the time of last use of keys that were used since."""
         now = time.monotonic()
-        due = (one for one in self._accounts.values() if now - one.noted_at > NOTE_S)
-        used = [one for one in due if one.used_at > one.noted_at]
+        due = (account for account in self._accounts.values() if now - account.noted_at > NOTE_S)
+        used = [account for account in due if account.used_at > account.noted_at]
         if used:
-            await self._keys.note_use([one.key_id for one in used])
-        for one in used:
-            one.noted_at = now
+            await self._keys.note_use([account.key_id for account in used])
+        for account in used:
+            account.noted_at = now
 
-    def _forget(self, account: Account) -> None:
+    def _remove(self, account: Account) -> None:
         self._accounts.pop(account.digest, None)
         self.bounded.get(account.owner, set()).discard(account)
 

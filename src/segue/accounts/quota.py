@@ -118,13 +118,13 @@ class KeyQuota:
 
     # --- what is used ---
 
-    async def take_request(self) -> None:
+    async def count_request(self) -> None:
         """Count a request for a turn, or refuse it."""
         limits = self.limits
         if limits.tokens_per_min or limits.state_bytes_max:
             # Other processes may have used some of it; the next report brings their use, beside this turn.
             self._is_report_due = True
-            self._watch()
+            self._register()
             if wait_s := self._tokens.wait_s:
                 raise _too_much(limits.tokens_per_min, "tokens", wait_s)
         if limits.requests_per_min:
@@ -134,7 +134,7 @@ class KeyQuota:
             self._requests -= 1
             self._used_at["requests"] = self._clock()
 
-    def take_other_request(self) -> None:
+    def count_other_request(self) -> None:
         """Count a request that starts no turn, or refuse it."""
         if per_min := self.limits.other_requests_per_min:
             left = self._other_requests.level - 1
@@ -174,7 +174,7 @@ class KeyQuota:
         self.connections += 1
         self._used_at["connections"] = self._clock()
         if self._is_counted:
-            self._watch()
+            self._register()
 
     def disconnect(self) -> None:
         self.connections -= 1
@@ -292,7 +292,7 @@ class KeyQuota:
 
     async def _draw(self, held: HeldPlaces, requests: int = 0) -> Grant:
         assert self._meter is not None, "a key with limits needs a meter"
-        self._watch()
+        self._register()
         tokens, self._used_tokens = self._used_tokens, 0
         self._is_report_due = False
         try:
@@ -307,9 +307,9 @@ class KeyQuota:
         self._held, self._others = grant.held, grant.others
         return grant
 
-    def _watch(self) -> None:
+    def _register(self) -> None:
         if self._meter is not None:
-            self._meter.watch(self)
+            self._meter.register(self)
 
     def _refuse(self, what: str, for_s: float) -> None:
         self._refused_until[what] = self._clock() + for_s
@@ -340,7 +340,7 @@ class Meter:
         if others is not None:
             others.on_message("short", self._give_back)
 
-    def watch(self, quota: KeyQuota) -> None:
+    def register(self, quota: KeyQuota) -> None:
         """Look at this quota regularly from now on."""
         self._quotas[quota.key_id] = quota
 
@@ -359,14 +359,14 @@ class Meter:
     async def running(self) -> AsyncIterator[None]:
         """Report to the store every second while inside; give everything back at the end."""
         try:
-            async with in_background("key_usage_reports", self._keep_reporting):
+            async with in_background("key_usage_reports", self._report_forever):
                 yield
         finally:
             for quota in tuple(self._quotas.values()):
                 with suppress(ApiError):
                     await quota.give_back()
 
-    async def _keep_reporting(self) -> None:
+    async def _report_forever(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
             if failed := await self.report():

@@ -259,7 +259,7 @@ class RemoteTurns:
         remote = self._remote.get(turn_id)
         return remote if remote is not None and remote.owner == owner else None
 
-    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
+    async def snapshot(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """The encoded response so far of a turn that runs in another worker; None if there is none."""
         ref = TurnRef(owner, turn_id)
         answer = await self._ask_worker("look", ref, _pack(ref), is_known=is_known)

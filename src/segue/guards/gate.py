@@ -44,7 +44,7 @@ from segue.guards.texts import (
 from segue.seams.guard import Verdict
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, Scene, TurnClosed
 from segue.seams.prompt import NO_IDS
-from segue.turn.notices import Blocked, Filtered, Notice
+from segue.turn.notices import Abort, Filtered, Notice
 from segue.turn.plan import Plan
 from segue.turn.running import Running
 from segue.wire.items import Item
@@ -154,7 +154,7 @@ class GuardGate:
                 code="invalid_prompt",
                 param="input",
             )
-            self._shut(Blocked(error))
+            self._shut(Abort(error))
 
     async def _verdict(self) -> None:
         """Wait until the guards of the input have decided."""
@@ -297,7 +297,7 @@ class GuardGate:
         if not isinstance(fault, ApiError):
             log.exception("turn %s: a guard failed", self._plan.id, exc_info=fault)
             fault = ServerFault(PROBLEM)
-        self._shut(Blocked(fault))
+        self._shut(Abort(fault))
 
     def _shut(self, why: Notice) -> None:
         self.is_shut = True

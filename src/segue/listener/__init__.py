@@ -1,1 +1,1 @@
-"""How is the port guarded: TLS, limits of HTTP connections, open files?"""
+"""How do bytes arrive and leave, whatever API they belong to?"""

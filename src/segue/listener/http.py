@@ -87,5 +87,5 @@ class HttpApp:
             secret = find_secret(exchange.header)
             await authenticate(exchange, self._services.accounts, secret, route.scope)
             if not route.is_turn:
-                exchange.account.quota.take_other_request()
+                exchange.account.quota.count_other_request()
         await route.call(exchange)

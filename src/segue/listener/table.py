@@ -7,7 +7,7 @@ An API that lacks a part, a route that needs no key and two routes for the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from segue.accounts.scopes import SCOPES
@@ -80,23 +80,26 @@ class RouteTable:
         """The route of a request, and what its path has in place of the braces."""
         # One slash at the end makes no difference.
         trimmed = path[:-1] if path.endswith("/") and path != "/" else path
-        routes = self._plain.get(trimmed, [])
-        arguments: dict[str, str] = {}
-        # A plain path, such as /v1/responses/compact, is not an id.
-        patterns = () if routes else self._patterns.values()
-        for pattern, candidates in patterns:
-            if match := pattern.fullmatch(trimmed):
-                routes, arguments = candidates, match.groupdict()
-                break
-        fitting = [route for route in routes if not route.header or header(route.header)]
-        for route in fitting:
-            if verb == route.verb or (verb == "HEAD" and route.verb == "GET"):
-                return route, arguments
-        if not fitting:
-            raise self._unknown(verb, path)
-        message = f"The method {verb} is not allowed for this URL."
-        allowed = ", ".join(sorted({route.verb for route in fitting}))
-        raise Refused(message, status=405, code="method_not_allowed", allow=allowed)
+        for routes, arguments in self._matches(trimmed):
+            fitting = [route for route in routes if not route.header or header(route.header)]
+            for route in fitting:
+                if verb == route.verb or (verb == "HEAD" and route.verb == "GET"):
+                    return route, arguments
+            if fitting:
+                message = f"The method {verb} is not allowed for this URL."
+                allowed = ", ".join(sorted({route.verb for route in fitting}))
+                raise Refused(message, status=405, code="method_not_allowed", allow=allowed)
+        raise self._unknown(verb, path)
+
+    def _matches(self, path: str) -> Iterator[tuple[list[Route], dict[str, str]]]:
+        """The routes of each path of the table that this one fits, and what it has in place of the braces."""
+        if path in self._plain:
+            # A plain path, such as /v1/responses/compact, is not an id.
+            yield self._plain[path], {}
+            return
+        for pattern, routes in self._patterns.values():
+            if match := pattern.fullmatch(path):
+                yield routes, match.groupdict()
 
     def _unknown(self, verb: str, path: str) -> NotFound:
         message = f"Unknown request URL: {verb} {path[:PATH_CHARS_MAX]}."

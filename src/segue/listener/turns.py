@@ -7,30 +7,32 @@ who asks and how it was received, then either the end of the turn or a stream th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import closing
 
 from msgspec import structs
 
+from segue.aio import off_loop
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
-from segue.wire.codec import decode_traceparent
+from segue.wire.codec import LARGE_BYTES, decode_traceparent
 from segue.wire.requests import Create
 
 
-async def receive_body(exchange: Exchange, services: Services) -> bytes | bytearray:
-    """The body of a request for a turn, which counts against the limits of its key."""
-    if exchange.account.is_limited:
-        await exchange.account.quota.take_request()
-    return await exchange.text(services.limits.body_bytes_max)
-
-
-def arrival_of(exchange: Exchange, services: Services, create: Create) -> Arrival:
-    """What this exchange asks for, by whom, and how it was received."""
+async def receive(
+    exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], Create]
+) -> Arrival:
+    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key, and a
+    large body is decoded beside the event loop."""
     account = exchange.account
+    if account.is_limited:
+        await account.quota.count_request()
+    body = await exchange.text(services.limits.body_bytes_max)
+    create = await off_loop(len(body) > LARGE_BYTES, decode, body)
     caller = Caller(
         exchange.owner,
         services.turns,

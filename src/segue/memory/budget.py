@@ -22,9 +22,9 @@ from segue.wire.items import ITEM_BYTES
 
 log = logging.getLogger(__name__)
 
-LOOK_S, RETRY_S = 1.0, 5
+ENFORCE_S, RETRY_S = 1.0, 5
 # A look is due as well once this part of the limit has come since the last one.
-LOOK_PART = 32
+ENFORCE_PART = 32
 # How often what a client sends is in memory: as it came, as the bytes of its items, and as their values.
 SENT_COST = 3
 # Where the system does not say how much memory there is.
@@ -129,8 +129,8 @@ class Memory:
         """Refuse what would hold so much more while the limit is reached. Where much has come since the last look, look
         again now: a second is long enough to send many times the limit."""
         self._unseen_bytes += size
-        if self._unseen_bytes * LOOK_PART > self.bytes_max:
-            self.look()
+        if self._unseen_bytes * ENFORCE_PART > self.bytes_max:
+            self.enforce()
         if self.is_full:
             raise Unavailable("The server has reached its memory limit.", wait_s=RETRY_S)
 
@@ -144,7 +144,7 @@ class Memory:
         finally:
             self._preparing_bytes -= size
 
-    def look(self) -> None:
+    def enforce(self) -> None:
         """Shrink what is above the limit."""
         self._unseen_bytes = 0
         for shrink in self._caches:
@@ -157,8 +157,8 @@ class Memory:
         if self.is_full and not was_full:
             log.warning("memory_bytes_max is reached: new requests are refused until turns end")
 
-    async def keep_within(self) -> None:
+    async def enforce_forever(self) -> None:
         """Look again and again."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+            await asyncio.sleep(ENFORCE_S)
+            self.enforce()

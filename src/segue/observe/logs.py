@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
         return _redacted(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """A message is one line, whoever has written it; only a traceback has more."""
+        """A message is one line, whatever it contains; only a traceback has more."""
         return super().formatMessage(record).replace("\n", "\\n")
 
 

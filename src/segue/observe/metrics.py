@@ -28,7 +28,7 @@ from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
-# Below a millisecond nobody notices; above a few seconds a worker is replaced.
+# Below a millisecond no client notices; above a few seconds a worker is replaced.
 LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 # How often it is measured how late the event loop is.
 LAG_EVERY_S = 0.25
@@ -205,13 +205,13 @@ class Metrics:
         gauges = (self._engine_up, self._engine_running, self._engine_waiting, self._engine_drained)
         for gauge in gauges:
             gauge.clear()
-        self.replicas.keep({(one.model, one.name) for one in engines})
-        for one in engines:
-            self._engine_up.labels(one.name).set(one.is_up)
-            self._engine_drained.labels(one.name).set(one.is_drained)
-            if one.running is not None and one.waiting is not None:
-                self._engine_running.labels(one.name).inc(one.running)
-                self._engine_waiting.labels(one.name).inc(one.waiting)
+        self.replicas.keep_only({(engine.model, engine.name) for engine in engines})
+        for engine in engines:
+            self._engine_up.labels(engine.name).set(engine.is_up)
+            self._engine_drained.labels(engine.name).set(engine.is_drained)
+            if engine.running is not None and engine.waiting is not None:
+                self._engine_running.labels(engine.name).inc(engine.running)
+                self._engine_waiting.labels(engine.name).inc(engine.waiting)
 
     def note_lookup_failure(self, model: str) -> None:
         """Count a lookup of this model's replicas that failed."""

@@ -1,7 +1,7 @@
 """What did each replica of an engine do, and how fast? What of the prompts that it was expected to have had it lost?
 
 Fed after each turn, like all metrics. Replicas that are no longer listed are forgotten, so that pods which come and go
-leave nothing behind.
+leave nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REPLICAS_MAX = 4_096
 
 # Of fewer tokens the time to the first one says nothing of reading.
 READ_TOKENS_MIN = 256
-# How much a new measurement counts. A prompt that is read slowly was mostly behind others, so fast ones count more.
+# How much a new measurement counts. A prompt that is read slowly mostly waited for others, so fast ones count more.
 FASTER_WEIGHT, SLOWER_WEIGHT = 0.5, 0.05
 
 # The name of a model and of its replica.
@@ -76,7 +76,7 @@ class ReplicaCounts(Collector):
         totals.output_tokens += entry.output_tokens
         firsts = [span for span in tally.spans if span.stage == "first_token"]
         if len(firsts) == 1 and tally.started.cached_tokens is not None:
-            # Of one request to the engine: what several have computed cannot be told apart here.
+            # Of one request to the engine: what several have computed cannot be separated here.
             (first,) = firsts
             computed = entry.input_tokens - entry.cached_tokens
             totals.note_first_token(computed, first.ended - first.began)
@@ -85,7 +85,7 @@ class ReplicaCounts(Collector):
             turns, sum_tokens = totals.lost.get(reason, (0, 0))
             totals.lost[reason] = (turns + 1, sum_tokens + tokens)
 
-    def keep(self, listed: Collection[ReplicaKey]) -> None:
+    def keep_only(self, listed: Collection[ReplicaKey]) -> None:
         """Forget all others."""
         for key in self.totals.keys() - set(listed):
             del self.totals[key]

@@ -1,6 +1,6 @@
 """What do the wire types look like to a machine? Every one of them as JSON Schema, under its name.
 
-In: the structs of this room, nothing else. Out: named schemas that refer to each other, for the documents that
+In: the structs of `wire/`, nothing else. Out: named schemas that refer to each other, for the documents that
 `openapi/pages` serves. A type that is both received and sent is there twice: as it is accepted, and with
 `Written` before its name as we write it, where every field that we always send is required and null is left out.
 

@@ -48,7 +48,7 @@ class Lineages:
     def _begin(self, plan: Plan) -> Lineage:
         """A chain without a parent: a new one, or a history that is resent."""
         resolved, priority = plan.resolved, PRIORITIES[plan.response.service_tier]
-        fresh = (item for one in resolved.earlier if one.is_fresh for item in one.given)
+        fresh = (item for round in resolved.earlier if round.is_fresh for item in round.given)
         items = (*fresh, *resolved.given)[:ITEMS_MAX]
         count = _first_answer(items)
         beginning = _name_of(plan, items[:count])
@@ -75,7 +75,7 @@ def _limit(known: OrderedDict[str, str]) -> None:
 def _first_answer(items: Sequence[Item]) -> int:
     """Where the model first answers; messages of the assistant at the very beginning are no answer."""
     numbered = enumerate(items)
-    said = dropwhile(lambda one: is_model_written(one[1].value), numbered)
+    said = dropwhile(lambda place: is_model_written(place[1].value), numbered)
     return next((n for n, item in said if is_model_written(item.value)), len(items))
 
 

@@ -148,17 +148,15 @@ class LockedConversation:
                 self._is_released = True
                 return True
             found = await self._conversations.find(turn.owner, conversation.id)
+            self._is_released = found is None or found.speaker != turn.id
             if found is None:
-                self._is_released = True
                 return False
             if found.tip_id == turn.id:
                 # Written, though the answer was lost.
-                self._is_released = True
                 return True
-            if found.speaker != turn.id:
+            if self._is_released:
                 # The process stood still, and others took the conversation from this turn. The turn itself may be
                 # saved, as failed: it may have been stored after that.
-                self._is_released = True
                 raise ServerFault("The conversation was given to another response.")
             conversation = found
             is_alone = False

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 
 from segue.errors import ServerFault
-from segue.turn.notices import Blocked, Cancel
+from segue.turn.notices import Abort, Cancel
 from segue.turn.running import Running
 
 HEARTBEAT_S = 15.0
@@ -79,7 +79,7 @@ class Heartbeat:
     def end_after(self, s_max: float) -> None:
         """End the turn as failed if it still runs then."""
         message = f"The response ran in the background for {s_max:g} s, which is the limit."
-        notice = Blocked(ServerFault(message, code="background_timeout"))
+        notice = Abort(ServerFault(message, code="background_timeout"))
         notify = self._running.notify
         self._end_timer = asyncio.get_running_loop().call_later(s_max, notify, notice)
 

@@ -45,7 +45,7 @@ class OtherWorkers(Protocol):
     async def reach(self, owner: Owner, turn_id: str, *, is_known: bool) -> Running | None:
         """A turn of another process, followed from now on. `is_known`: the store has it, and it has not ended."""
 
-    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
+    async def snapshot(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """A stored turn of another process as it stands, encoded."""
 
     @property
@@ -100,14 +100,14 @@ class TurnRegistry:
             return None
         return await self.others.reach(owner, turn_id, is_known=turn is not None)
 
-    async def look(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
+    async def snapshot(self, owner: Owner, turn_id: str, *, is_known: bool) -> bytes | None:
         """A stored turn while it runs, in this process or in another one, as it stands, encoded."""
         here = self.find_here(owner, turn_id)
         if here is not None:
             return encode(here.visible) if here.is_stored else None
         if self.others is None:
             return None
-        return await self.others.look(owner, turn_id, is_known=is_known)
+        return await self.others.snapshot(owner, turn_id, is_known=is_known)
 
     # --- following again ---
 
@@ -177,7 +177,7 @@ class TurnRegistry:
         while len(self._ended) > 1 and self.ended_bytes > ENDED_BYTES_MAX:
             self._drop(next(iter(self._ended)))
 
-    def forget(self, owner: Owner, turn_id: str) -> None:
+    def remove_ended(self, owner: Owner, turn_id: str) -> None:
         """A turn was deleted."""
         if self._find_ended(owner, turn_id) is not None:
             self._drop(turn_id)

@@ -133,7 +133,9 @@ class RenderCache:
         # What was given last goes on without an answer; what stood before it still stands.
         return past.parent, count - len(last.given) if past.parent is not None else 0
 
-    def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
+    def remember(
+        self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None
+    ) -> None:
         """Remember the history of this plan instead of the one that it goes on from."""
         resent = plan.resolved.resent
         given = plan.resolved.given

@@ -76,12 +76,12 @@ class Fleet:
         """Report while inside."""
         self.join()
         try:
-            async with in_background("route_reports", self._keep_reporting):
+            async with in_background("route_reports", self._report_forever):
                 yield
         finally:
             await self._slots.give_back()
 
-    async def _keep_reporting(self) -> None:
+    async def _report_forever(self) -> None:
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_due.wait(), REPORT_S)

@@ -18,9 +18,8 @@ from segue.listener.exchange import Exchange, listening
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
 from segue.listener.turns import (
-    arrival_of,
     open_stream,
-    receive_body,
+    receive,
     run_to_end,
     stream,
     wait_for_end,
@@ -32,7 +31,7 @@ from segue.turn.compact import ASSUMED_CONTEXT_TOKENS, window
 from segue.turn.notices import Cancel
 from segue.turn.plan import Arrival
 from segue.turn.running import Running
-from segue.wire.codec import LARGE_BYTES, decode_create, encode
+from segue.wire.codec import decode_create, encode
 from segue.wire.events import Event
 from segue.wire.response import ENDED, CompactionWindow, Deleted, InputTokens, Response
 
@@ -83,9 +82,7 @@ class ResponseRoutes:
             await exchange.answer(200, encode(running.visible))
 
     async def _receive(self, exchange: Exchange) -> Arrival:
-        body = await receive_body(exchange, self._services)
-        create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
-        return arrival_of(exchange, self._services, create)
+        return await receive(exchange, self._services, decode_create)
 
     async def compact(self, exchange: Exchange) -> None:
         """A compaction window: from an unstored turn that writes a summary instead of an answer."""
@@ -132,7 +129,7 @@ class ResponseRoutes:
         turn = await self._services.turns.read(exchange.owner, turn_id)
         if turn is None or turn.response.status not in ENDED:
             # It may run in another worker, which knows its state.
-            seen = await self._registry.look(exchange.owner, turn_id, is_known=turn is not None)
+            seen = await self._registry.snapshot(exchange.owner, turn_id, is_known=turn is not None)
             if seen is not None:
                 await exchange.answer(200, seen)
                 return

@@ -400,7 +400,7 @@ class SocketSession:
             if account.is_checked:
                 self._services.accounts.check(account)
             if account.is_limited:
-                await account.quota.take_request()
+                await account.quota.count_request()
             arrival = Arrival(create, caller, pending.receipt)
             await self._services.runner.begin(arrival, subscriber)
         except Exception as fault:

@@ -147,9 +147,9 @@ class JsonSchema:
             return frozenset(), above
         self._depths[key] = depth
         found = _own_types(part)
-        inner = [one for word in UNIONS for one in listed(part, word)]
-        for one in (*inner, self.at(part.get("$ref"))):
-            said, up = self._visit(one, depth + 1)
+        choices = [choice for word in UNIONS for choice in listed(part, word)]
+        for inner in (*choices, self.at(part.get("$ref"))):
+            said, up = self._visit(inner, depth + 1)
             found |= said
             back = min(back, up)
         self._circle.append(key)
@@ -157,9 +157,9 @@ class JsonSchema:
             self._depths[key] = back
             return frozenset(found), back
         types = frozenset(found)
-        for one in self._circle[start:]:
-            self._types[one] = types
-            del self._depths[one]
+        for member in self._circle[start:]:
+            self._types[member] = types
+            del self._depths[member]
         del self._circle[start:]
         return types, NOT_BACK
 
@@ -171,13 +171,17 @@ class JsonSchema:
             return known
         self._open[id(part)] = True
         ways = [
-            [self._is_open(one, depth + 1) for one in listed(part, word)]
+            [self._is_open(choice, depth + 1) for choice in listed(part, word)]
             for word in ("anyOf", "oneOf")
         ]
-        narrowed = [self._is_open(one, depth + 1) for one in listed(part, "allOf")]
+        narrowed = [self._is_open(inner, depth + 1) for inner in listed(part, "allOf")]
         if "$ref" in part:
             narrowed.append(self._is_open(self.at(part["$ref"]), depth + 1))
-        is_open = not _own_types(part) and all(narrowed) and all(any(one) for one in ways if one)
+        is_open = (
+            not _own_types(part)
+            and all(narrowed)
+            and all(any(choices) for choices in ways if choices)
+        )
         self._open[id(part)] = is_open
         return is_open
 

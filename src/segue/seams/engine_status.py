@@ -52,6 +52,6 @@ def joined(
 
 
 def _added(counts: Iterable[int | None]) -> int | None:
-    """None where nobody counts."""
+    """None where no process counts."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

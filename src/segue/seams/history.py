@@ -104,7 +104,8 @@ class Turn:
     passed: tuple[str, ...] = ()
     # The request of a turn that is queued, so that another process can run it.
     request: bytes = b""
-    # Whether it is saved for the first time and ends the use of an idempotency key, which must still be its own.
+    # Whether its first save is refused (`Fenced`) if its idempotency key belongs to another turn by now. Not in the
+    # background: such a turn is saved before it runs.
     holds_key: bool = False
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
@@ -116,7 +117,7 @@ class Turn:
         """What the client sent for this turn, all of it: a rollout is given more as it goes on. What our own tools have
         answered is output."""
         answered = _answered(self)
-        sent = (item for one in self.rounds if not one.is_fresh for item in one.given)
+        sent = (item for round in self.rounds if not round.is_fresh for item in round.given)
         return tuple(
             item
             for item in sent
@@ -129,8 +130,8 @@ class Turn:
         answered = _answered(self)
         return tuple(
             item
-            for one in self.rounds
-            for item in (*(given for given in one.given if given.raw in answered), *one.wrote)
+            for round in self.rounds
+            for item in (*(given for given in round.given if given.raw in answered), *round.wrote)
         )
 
 
@@ -151,14 +152,14 @@ def ancestors(link: Link) -> list[Link]:
 
 def above(link: Past) -> Past | None:
     """The link before this one, unless the model no longer sees anything before it."""
-    return None if any(one.is_fresh for one in link.rounds) else link.parent
+    return None if any(round.is_fresh for round in link.rounds) else link.parent
 
 
 def _answered(turn: Turn) -> set[bytes]:
     """What may stand among the given items and is ours."""
     # What our own tools have put before the first words of the model has an id.
     may_be_ours = len(turn.rounds) > 1 or any(
-        item.value.id for one in turn.rounds for item in one.given
+        item.value.id for round in turn.rounds for item in round.given
     )
     return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
 

@@ -108,7 +108,7 @@ class Scene(Struct, frozen=True):
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
         past = ancestors(self.past) if self.past is not None else []
-        yield from since_fresh([*(one for link in past for one in link.rounds), *self.rounds])
+        yield from since_fresh([*(round for link in past for round in link.rounds), *self.rounds])
 
 
 class Rendered(Struct, frozen=True):
@@ -353,12 +353,12 @@ class ComparedDialect(Protocol):
 
 
 def template_values(operator: Mapping[str, object], effort: Effort | None) -> dict[str, object]:
-    """What a chat template is told besides the conversation: the operator's values, over which a client's effort wins.
+    """What a chat template gets besides the conversation: the operator's values, over which a client's effort wins.
 
     Models have three names for it; a template ignores the names that it does not know.
     """
     if effort is None:
         return dict(operator)
     is_thinking = effort != "none"
-    told = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
-    return {**operator, **told}
+    thinking = {"enable_thinking": is_thinking, "thinking": is_thinking, "reasoning_effort": effort}
+    return {**operator, **thinking}

@@ -153,7 +153,7 @@ async def _open_server(
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
             maintained(store.maintenance, retention, eraser.forget, runner.fenced, give_up),
-            in_background("memory_limit", state.memory.keep_within, give_up),
+            in_background("memory_limit", state.memory.enforce_forever, give_up),
             share_routes(state.cluster, store.shared_limits, served),
             _joined(state, upgrades, give_up),
             QueuedTurns(runner, store.maintenance, store.turns, state.caller_of).taken_over(),
@@ -291,7 +291,7 @@ async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> A
         return
     bus = state.cluster.bus
     async with (
-        bus.subscribe(KEYS_TOPIC, lambda _: accounts.look()),
+        bus.subscribe(KEYS_TOPIC, lambda _: accounts.confirm_soon()),
         accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b""), give_up),
         state.cluster.peers.joined(),
     ):

@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
@@ -25,7 +24,6 @@ from msgspec import Struct
 from segue.errors import ApiError, Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.seams.engine_status import EngineStatus
-from segue.settings.checks import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +33,6 @@ ORDER_S_MAX = 5.0
 ANSWER_S_MAX = 15.0
 # A check of new settings loads vocabularies, and perhaps weights.
 RELOAD_S_MAX = 300.0
-# Where the unit file of docs/deploy.md puts it.
-SERVICE_FOLDER = Path("/run/segue")
-# Where a server may listen that a loopback address reaches.
-NEAR_HOSTS = ("127.0.0.1", "::1", "0.0.0.0", "::")
 
 Answer = Callable[[bytes], Awaitable[bytes]]
 
@@ -127,28 +121,14 @@ class Reloaded(Struct, frozen=True):
 
 def control_path(host: str, port: int) -> Path:
     """The socket of a server with this address; its folder is made, and is safe."""
-    folder = _own_folder()
+    folder = own_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_private(folder):
+    if not is_private(folder):
         raise PermissionError(f"{folder} is not a private folder of this user")
     return folder / f"{host}-{port}"
 
 
-def find_control(host: str, port: int) -> Path | None:
-    """The socket of the server that listens there; on this machine, perhaps on all addresses."""
-    hosts = (host, *NEAR_HOSTS) if is_loopback(host) else (host,)
-    own = _own_folder()
-    # In a temporary folder another user may have made it, and would get the orders.
-    folders = (own, SERVICE_FOLDER) if _is_private(own) else (SERVICE_FOLDER,)
-    paths = [folder / f"{name}-{port}" for folder in folders for name in hosts]
-    for path in paths:
-        with suppress(OSError):
-            if path.is_socket():
-                return path
-    return None
-
-
-def _is_private(folder: Path) -> bool:
+def is_private(folder: Path) -> bool:
     """Whether it is this user's, and nobody else may enter it."""
     with suppress(OSError):
         found = folder.lstat()
@@ -157,7 +137,7 @@ def _is_private(folder: Path) -> bool:
     return False
 
 
-def _own_folder() -> Path:
+def own_folder() -> Path:
     # systemd names the first one of a service.
     given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     return Path(given) if given else Path(tempfile.gettempdir()) / f"segue-{os.getuid()}"
@@ -208,37 +188,3 @@ async def _outcome(order: Order, answers: Mapping[str, Answer]) -> Outcome:
     except Exception as error:
         log.exception("the order '%s' failed", order.verb)
         return Outcome(error=f"{order.verb} failed: {type(error).__name__}: {error}")
-
-
-async def give_order(
-    path: Path, verb: str, body: bytes = b"", s_max: float = ANSWER_S_MAX
-) -> bytes:
-    """The answer to an order; an error of the server is raised as `Misconfigured`."""
-    try:
-        reader, writer = await asyncio.open_unix_connection(path)
-    except OSError as error:
-        raise NotRunning(f"no server answers at {path}: {error.strerror}.") from None
-    try:
-        write_frame(writer, Order(verb, body))
-        async with asyncio.timeout(s_max):
-            outcome = msgspec.msgpack.decode(await read_frame(reader), type=Outcome)
-    except TimeoutError:
-        pid = _process_at(writer)
-        raise Misconfigured(
-            f"the server (process {pid}) does not answer within {s_max:g} s. If it hangs: kill -KILL {pid}"
-        ) from None
-    except CONNECTION_LOST:
-        raise NotRunning(f"the server at {path} ended before it answered.") from None
-    finally:
-        writer.close()
-    if outcome.error:
-        raise Misconfigured(outcome.error)
-    return outcome.body
-
-
-def _process_at(writer: asyncio.StreamWriter) -> int | str:
-    """The process that listens at the other end, as the system says."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return "unknown"
-    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", found)[0])

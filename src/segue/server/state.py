@@ -146,7 +146,7 @@ class Eraser:
         await self._forget(owner, turn_id)
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
-        self._runner.registry.forget(owner, turn_id)
+        self._runner.registry.remove_ended(owner, turn_id)
         for forget in self.caches:
             await forget(owner, turn_id)
 

@@ -215,7 +215,11 @@ class PostgresDatabase:
             log.warning(
                 "PostgreSQL takes %d connections, and the %d workers that use it may open %d (%d each): set "
                 "store_connections to at most %d, raise max_connections, or use a pooler",
-                *(room, workers, workers * each, each, room // workers),
+                room,
+                workers,
+                workers * each,
+                each,
+                room // workers,
             )
 
     async def run(self, work: PostgresWork[T], *, reads_much: bool = False) -> T:

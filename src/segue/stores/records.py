@@ -228,22 +228,31 @@ def digest_key(key: str) -> bytes:
 
 
 def pack(turn: Turn) -> TurnColumns[LongField]:
-    rounds = [_pack_round(round_) for round_ in turn.rounds]
-    calls = list(turn.open_calls.values())
-    output = _output_beside(turn)
-    passed = list(turn.passed)
-    numbers = (turn.model_turns, turn.root_at)
-    history = _History(rounds, calls, *numbers, output, passed, turn.request)
-    history.chain = turn.chain
-    history.fork = turn.fork
-    history.route = turn.route
+    history = _History(
+        rounds=[_pack_round(round_) for round_ in turn.rounds],
+        open_calls=list(turn.open_calls.values()),
+        model_turns=turn.model_turns,
+        root_at=turn.root_at,
+        output=_output_beside(turn),
+        passed=list(turn.passed),
+        request=turn.request,
+        chain=turn.chain,
+        fork=turn.fork,
+        route=turn.route,
+    )
     instructions = _long_field(turn.response.instructions)
     tools = _long_field(turn.response.tools)
     split = {"instructions": instructions, "tools": tools}
     short = {name: SHORT for name, field in split.items() if field}
     response = msgspec.structs.replace(turn.response, output=[], **short)
-    bodies = (msgspec.msgpack.encode(history), compress_response(msgspec.json.encode(response)))
-    return TurnColumns(turn.id, turn.parent_id, *bodies, instructions, tools)
+    return TurnColumns(
+        turn.id,
+        turn.parent_id,
+        msgspec.msgpack.encode(history),
+        compress_response(msgspec.json.encode(response)),
+        instructions,
+        tools,
+    )
 
 
 def compress_response(body: bytes) -> bytes:
@@ -328,18 +337,27 @@ def _output_beside(turn: Turn) -> list[bytes] | None:
 
 
 def _pack_round(round_: Round) -> _KeptRound:
-    given, wrote = ([_pack_item(item) for item in items] for items in (round_.given, round_.wrote))
-    ids = [_pack_ids(ids) for ids in round_.ids]
-    tail = _pack_ids(round_.tail)
-    sampled = (round_.fingerprint, round_.did_sample, round_.is_fresh)
-    return _KeptRound(given, wrote, ids, tail, *sampled)
+    return _KeptRound(
+        given=[_pack_item(item) for item in round_.given],
+        wrote=[_pack_item(item) for item in round_.wrote],
+        ids=[_pack_ids(ids) for ids in round_.ids],
+        tail=_pack_ids(round_.tail),
+        fingerprint=round_.fingerprint,
+        did_sample=round_.did_sample,
+        is_fresh=round_.is_fresh,
+    )
 
 
 def _unpack_round(kept: _KeptRound) -> Round:
-    given, wrote = (tuple(map(_unpack_item, items)) for items in (kept.given, kept.wrote))
-    ids = tuple(map(_unpack_ids, kept.ids))
-    tail = _unpack_ids(kept.tail)
-    return Round(given, wrote, ids, tail, kept.fingerprint, kept.did_sample, kept.is_fresh)
+    return Round(
+        given=tuple(map(_unpack_item, kept.given)),
+        wrote=tuple(map(_unpack_item, kept.wrote)),
+        ids=tuple(map(_unpack_ids, kept.ids)),
+        tail=_unpack_ids(kept.tail),
+        fingerprint=kept.fingerprint,
+        did_sample=kept.did_sample,
+        is_fresh=kept.is_fresh,
+    )
 
 
 def _pack_item(item: Item) -> _KeptItem:

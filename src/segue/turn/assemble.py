@@ -38,7 +38,7 @@ from segue.turn.notices import Steer
 from segue.turn.plan import ReasoningView
 from segue.wire.calls import CommandPiece, CommandScanner
 from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
-from segue.wire.drafts import REASONING, Draft, Streamed, TextEvents, Where
+from segue.wire.drafts import REASONING, CommandEvents, Draft, Streamed, TextEvents, Where
 from segue.wire.events import (
     AnnotationAdded,
     Compacting,
@@ -57,8 +57,6 @@ from segue.wire.events import (
     OutputItemDone,
     OutputTextDelta,
     Queued,
-    ShellCommandAdded,
-    ShellCommandDone,
     SteerAccepted,
     SteerError,
     SteerFailed,
@@ -100,7 +98,7 @@ class _OpenItem:
     streamed: Streamed
     draft: Draft
     index: int
-    # Finds the commands of a shell call as they are written.
+    # Finds commands among the arguments as they are written.
     commands: CommandScanner | None
     delta: DeltaTemplate | None = None
     pieces: list[str] = field(default_factory=list)
@@ -182,7 +180,7 @@ class Assembler:
         never after a call that the client must answer, because then it is about to finish anyway."""
         item = self._open
         if item is None:
-            return not self._pending and not any(required_by(one.value) for one in self.items)
+            return not self._pending and not any(required_by(item.value) for item in self.items)
         if not self.is_in_text or not item.pieces:
             return False
         return item.pieces[-1].rstrip(" ").endswith(SENTENCE_ENDS)
@@ -309,20 +307,20 @@ class Assembler:
         """The events for what the model wrote."""
         assert self._state == "open", self._state
         events: list[Event] = []
-        for one in parsed:
-            match one:
+        for fragment in parsed:
+            match fragment:
                 case ItemText(logprobs=()):
-                    self._write(one.text, events)
+                    self._write(fragment.text, events)
                 case ItemText():
-                    self._write_likely(one, events)
+                    self._write_likely(fragment, events)
                 case ItemOpened():
-                    self._open_item(one, events)
+                    self._open_item(fragment, events)
                 case ItemClosed():
-                    self._close_item(one, events)
+                    self._close_item(fragment, events)
                 case TurnClosed():
-                    self.tail = one.ids
+                    self.tail = fragment.ids
                 case _:
-                    assert_never(one)
+                    assert_never(fragment)
         return events
 
     def conclude(self, end: End, usage: Usage, now: int) -> Response:
@@ -368,7 +366,7 @@ class Assembler:
             is_async=opened.is_async,
             execution=opened.execution,
         )
-        commands = CommandScanner() if streamed.progress == "commands" else None
+        commands = CommandScanner() if isinstance(streamed.progress, CommandEvents) else None
         self._open = item = _OpenItem(kind, hosted, streamed, draft, len(self.items), commands)
         if item.streamed.progress == "held":
             return
@@ -402,7 +400,7 @@ class Assembler:
             self._write(wrote.text, events)
             return
         item.pieces.append(wrote.text)
-        logprobs = [Raw(encode(one)) for one in wrote.logprobs]
+        logprobs = [Raw(encode(logprob)) for logprob in wrote.logprobs]
         item.logprobs.extend(logprobs)
         at = {"item_id": item.draft.id, "output_index": item.index, "content_index": 0}
         events.append(self._event(OutputTextDelta, **at, delta=wrote.text, logprobs=logprobs))
@@ -461,14 +459,16 @@ class Assembler:
         return draft
 
     def _command_events(self, item: _OpenItem, parsed: Sequence[CommandPiece]) -> list[Event]:
-        """The commands of a shell call one by one, by their index and without the id of the item."""
+        """Commands one by one, by their index and without the id of the item."""
         events: list[Event] = []
+        kinds = item.streamed.progress
+        assert isinstance(kinds, CommandEvents), "its commands are streamed"
         for what, index, text in parsed:
             place = {"output_index": item.index, "command_index": index}
             match what:
                 case "begun":
-                    item.delta = DeltaTemplate("response.shell_call_command.delta", {**place})
-                    events.append(self._event(ShellCommandAdded, command="", **place))
+                    item.delta = DeltaTemplate(str(kinds.delta.__struct_config__.tag), {**place})
+                    events.append(self._event(kinds.added, command="", **place))
                 case "more":
                     assert item.delta is not None
                     events.append(item.delta.event(next(self.numbers), text))
@@ -476,7 +476,7 @@ class Assembler:
                     if item.delta is not None and not text:
                         events.append(item.delta.event(next(self.numbers), ""))
                     item.delta = None
-                    events.append(self._event(ShellCommandDone, command=text, **place))
+                    events.append(self._event(kinds.done, command=text, **place))
                 case _:
                     assert_never(what)
         return events

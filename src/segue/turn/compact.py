@@ -121,7 +121,7 @@ def worth_keeping(
     """
     messages = [
         item
-        for item in (*(item for one in rounds for item in one.given), *given)
+        for item in (*(item for round in rounds for item in round.given), *given)
         if isinstance(item.value, AdditionalTools | ConfigurationUpdate)
         or (isinstance(item.value, Message) and _is_others(item.value))
     ]
@@ -148,7 +148,7 @@ def window(
     past: Turn | None, given: Sequence[Item], bytes_max: int, new_id: Callable[[str], str]
 ) -> list[Raw]:
     """The user's messages that stand beside a window's compaction, each with an id and a status."""
-    rounds = [one for turn in (ancestors(past) if past else ()) for one in turn.rounds]
+    rounds = [round for turn in (ancestors(past) if past else ()) for round in turn.rounds]
     kept = worth_keeping(since_fresh(rounds), given, bytes_max)
     return [
         Raw(listed_item(item, item.value.id or new_id("msg"), status="completed"))
@@ -190,11 +190,11 @@ def truncate(scene: Scene, share: float) -> Scene:
     """The same scene without its oldest items: about this share of all bytes goes. The scene itself if none can go."""
     rounds = [*scene.history(), Round(scene.given)]
     placed = _place(rounds)
-    places = [place for one in placed for place in one]
+    places = [place for inside in placed for place in inside]
     going = _going(places, share)
     if not going:
         return scene
-    kept = [_kept(one, places, going) for one, places in zip(rounds, placed, strict=True)]
+    kept = [_kept(round, inside, going) for round, inside in zip(rounds, placed, strict=True)]
     *before, last = kept
     return structs.replace(scene, past=None, rounds=tuple(before), given=last.given)
 
@@ -206,15 +206,15 @@ def _place(rounds: Sequence[Round]) -> list[list[_Place]]:
     units: dict[str, int] = {}
     newest: int | None = None
     placed: list[list[_Place]] = []
-    for one in rounds:
+    for round in rounds:
         places: list[_Place] = []
-        for item in one.given:
+        for item in round.given:
             answered = _answered_call(item)
             unit = None if answered is None else units.get(answered, newest)
             places.append(_Place(item, next(numbers) if unit is None else unit))
             newest = _note(places[-1], units, newest)
         written = next(numbers)
-        for item in one.wrote:
+        for item in round.wrote:
             places.append(_Place(item, written))
             newest = _note(places[-1], units, newest)
         placed.append(places)
@@ -223,9 +223,11 @@ def _place(rounds: Sequence[Round]) -> list[list[_Place]]:
 
 def _note(place: _Place, units: dict[str, int], newest: int | None) -> int | None:
     """Where the answers to this item belong, if it is a call; the newest unit that holds one."""
-    calls = _calls(place.item)
-    units.update(dict.fromkeys(calls, place.unit))
-    return place.unit if calls else newest
+    call_id = call_id_of(place.item.value)
+    if not call_id or not is_call(place.item.value):
+        return newest
+    units[call_id] = place.unit
+    return place.unit
 
 
 def _going(places: Sequence[_Place], share: float) -> set[int]:
@@ -261,17 +263,11 @@ def _needed(places: Sequence[_Place]) -> set[int]:
     return needed
 
 
-def _kept(one: Round, places: Sequence[_Place], going: set[int]) -> Round:
-    given = tuple(item for item, unit in places[: len(one.given)] if unit not in going)
-    if any(unit in going for _, unit in places[len(one.given) :]):
-        return Round(given, is_fresh=one.is_fresh)
-    return structs.replace(one, given=given)
-
-
-def _calls(item: Item) -> list[str]:
-    """The id under which this item may be answered, if it is a call."""
-    call_id = call_id_of(item.value)
-    return [call_id] if call_id and is_call(item.value) else []
+def _kept(round: Round, places: Sequence[_Place], going: set[int]) -> Round:
+    given = tuple(item for item, unit in places[: len(round.given)] if unit not in going)
+    if any(unit in going for _, unit in places[len(round.given) :]):
+        return Round(given, is_fresh=round.is_fresh)
+    return structs.replace(round, given=given)
 
 
 def _answered_call(item: Item) -> str | None:

@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from segue.errors import ApiError, EngineFailed, ServerFault
 from segue.seams.model import Finish
-from segue.turn.notices import Append, Blocked, Cancel, Drain, Filtered, Notice, Steer
+from segue.turn.notices import Abort, Append, Cancel, Drain, Filtered, Notice, Steer
 from segue.wire.items import Item
 
 
@@ -70,24 +70,24 @@ def decide(
     `is_waiting`: a rollout waits for outputs. `answers`: hosted tools have answered, and no other output is awaited.
     `is_used_up`: the client's limit of tokens leaves none for another round.
     """
-    if any(isinstance(one, Cancel) for one in inbox):
+    if any(isinstance(notice, Cancel) for notice in inbox):
         return End("cancelled")
-    blocked = next((one for one in inbox if isinstance(one, Blocked)), None)
-    if blocked is not None:
-        return End("failed", error=blocked.error)
-    if any(isinstance(one, Drain) for one in inbox):
+    abort = next((notice for notice in inbox if isinstance(notice, Abort)), None)
+    if abort is not None:
+        return End("failed", error=abort.error)
+    if any(isinstance(notice, Drain) for notice in inbox):
         return End("failed", error=ServerFault("The server is shutting down. Please retry."))
-    is_filtered = any(isinstance(one, Filtered) for one in inbox)
+    is_filtered = any(isinstance(notice, Filtered) for notice in inbox)
     if is_filtered or (finish is not None and finish.reason == "content_filter"):
         return End("incomplete", reason="content_filter")
-    if finish is None and any(isinstance(one, Steer) for one in inbox):
+    if finish is None and any(isinstance(notice, Steer) for notice in inbox):
         return End("incomplete", reason="steered")
     if finish is None:
         error = EngineFailed("The engine broke off in the middle of a response.")
         return End("failed", error=error)
     if finish.reason == "length":
         return End("incomplete", reason="max_output_tokens")
-    if answers and any(isinstance(one, Steer) for one in inbox):
+    if answers and any(isinstance(notice, Steer) for notice in inbox):
         return End("incomplete", reason="steered")
     if is_used_up and (answers or is_waiting):
         return End("incomplete", reason="max_output_tokens")
@@ -95,5 +95,5 @@ def decide(
         return Again(answers)
     if not is_waiting:
         return End("completed")
-    appended = next((one for one in inbox if isinstance(one, Append)), None)
+    appended = next((notice for notice in inbox if isinstance(notice, Append)), None)
     return Await() if appended is None else Again(appended.items)

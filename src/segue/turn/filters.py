@@ -25,22 +25,22 @@ class StopStrings:
 
     async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
         passed: list[Parsed] = []
-        for one in parsed:
-            match one:
+        for fragment in parsed:
+            match fragment:
                 case ItemOpened() if not self.is_shut:
-                    self._is_text = one.kind == "message"
-                    passed.append(one)
+                    self._is_text = fragment.kind == "message"
+                    passed.append(fragment)
                 case ItemText() if self._is_text and not self.is_shut:
-                    passed += self._write(one)
+                    passed += self._write(fragment)
                 case ItemText() if not self.is_shut:
-                    passed.append(one)
+                    passed.append(fragment)
                 case ItemClosed() if self._is_text or not self.is_shut:
                     # The message that met its stop is closed once; what comes after it is dropped.
                     passed += self._release() if self._is_text and not self.is_shut else ()
-                    passed.append(ItemClosed(one.ids, one.is_cut and not self.is_shut))
+                    passed.append(ItemClosed(fragment.ids, fragment.is_cut and not self.is_shut))
                     self._is_text = False
                 case TurnClosed():
-                    passed.append(one)
+                    passed.append(fragment)
                 case _:
                     pass
         return passed
@@ -96,13 +96,13 @@ class Summary:
         return "".join(self._texts).strip()
 
     async def feed(self, parsed: list[Parsed]) -> list[Parsed]:
-        for one in parsed:
-            if isinstance(one, ItemOpened):
-                self._is_text = one.kind == "message"
-            elif isinstance(one, ItemText) and self._is_text:
+        for fragment in parsed:
+            if isinstance(fragment, ItemOpened):
+                self._is_text = fragment.kind == "message"
+            elif isinstance(fragment, ItemText) and self._is_text:
                 if not self._texts:
                     self._on_begun()
-                self._texts.append(one.text)
+                self._texts.append(fragment.text)
         return []
 
     async def close(self, parsed: list[Parsed]) -> list[Parsed]:

@@ -127,7 +127,7 @@ class TurnLoop:
             if self.first_composed is not None and plan.resolved.resent is not None:
                 wrote = self.rounds if end.status == "completed" else []
                 cache = self.resources.prompt_cache
-                cache.keep(self.plan, self.first_composed, wrote, self._warm())
+                cache.remember(self.plan, self.first_composed, wrote, self._warm())
             await self._save(end)
         except Exception:
             # A mistake of ours; the client still gets its one terminal event.
@@ -164,7 +164,7 @@ class TurnLoop:
                     await self._keep_answers(answers)
                 return decision
             items = decision.items
-            self.running.take_append()
+            self.running.remove_appends()
             if required:
                 try:
                     items = (*answers, *await self._appended(items))

@@ -31,9 +31,9 @@ class Append(Struct, frozen=True):
     bytes: int = 0
 
 
-class Blocked(Struct, frozen=True):
-    """The turn may not go on: a guard blocks its input, no guard could be asked, or it ran for too long. What was held
-    never leaves."""
+class Abort(Struct, frozen=True):
+    """The turn ends as failed with this error: a guard blocks its input, no guard could be asked, or it ran for too
+    long. What was held never leaves."""
 
     error: ApiError
 
@@ -42,4 +42,4 @@ class Filtered(Struct, frozen=True):
     """A guard does not let the rest of the answer pass."""
 
 
-Notice = Cancel | Drain | Steer | Append | Blocked | Filtered
+Notice = Cancel | Drain | Steer | Append | Abort | Filtered

@@ -1,6 +1,6 @@
 """May this request become a turn? All that may be refused before anything is sent: validate, find, resolve, admit.
 
-A request in, a `Plan` out, or an error for the transport to answer. Short: no engine is asked and nothing is rendered.
+A request in, a `Plan` out, or an error for the transport to answer. Short: nothing is rendered and no model is called.
 """
 
 from __future__ import annotations

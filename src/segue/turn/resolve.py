@@ -70,7 +70,7 @@ def resolve(
     did_decode = False
     if create.tools is not UNSET:
         tools, did_decode = decode_tools(create.tools, before.tools)
-    effects = _effects(given, parent)
+    effects = _effects(given, kinds, parent)
     if tools.carried != effects.carried:
         tools = replace(tools, carried=effects.carried)
     is_hosted = hosted is not None and _is_hosted(tools, kinds, hosted)
@@ -123,10 +123,10 @@ def _before(given: Given, parent: Turn | None) -> _Before:
     return _Before(warm, tools, known.open_calls, known.model_turns, len(known.given))
 
 
-def _effects(given: Given, parent: Turn | None) -> Effects:
+def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effects:
     """The effects of all items, the new ones included."""
     effects = NO_EFFECTS if parent is None else effects_of(parent)
-    if not given.earlier and given.kinds.isdisjoint(EFFECTIVE):
+    if not given.earlier and kinds.isdisjoint(EFFECTIVE):
         return effects
     replaced = [item for round in given.earlier if not round.is_fresh for item in round.given]
     return apply_effects(effects, (*replaced, *given.items))

@@ -69,7 +69,9 @@ class PromptCache(Protocol):
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
 
-    def keep(self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None) -> None:
+    def remember(
+        self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None
+    ) -> None:
         """Remember the history of this plan with its first prompt, and the answer if the model wrote it in one round,
         with what is warm after it. `wrote`: the rounds of a turn that is complete."""
 

@@ -318,7 +318,7 @@ class Running:
         """The steers that wait to be applied, in the order in which they came."""
         return [notice for notice in self.inbox if isinstance(notice, Steer)]
 
-    def take_append(self) -> None:
+    def remove_appends(self) -> None:
         """The appended items are given to the model, and count from now on as all others do."""
         appends = [notice for notice in self.inbox if isinstance(notice, Append)]
         self.input_bytes -= sum(append.bytes for append in appends)

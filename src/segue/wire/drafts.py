@@ -67,12 +67,21 @@ class TextEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandEvents:
+    """The events of commands among the arguments, which the client reads one by one as they are written."""
+
+    added: type[events.Numbered]
+    delta: type[events.Numbered]
+    done: type[events.Numbered]
+
+
+@dataclass(frozen=True, slots=True)
 class Streamed:
     """How an item is built that the model writes."""
 
-    # What the client reads meanwhile: the text, the commands of a shell one by one, or nothing until it is done. An
-    # item that is held is not even added before its arguments are whole, because its fields are made of them.
-    progress: TextEvents | Literal["commands", "nothing", "held"]
+    # What the client reads meanwhile: the text, commands one by one, or nothing until it is done. An item that is held
+    # is not even added before its arguments are whole, because its fields are made of them.
+    progress: TextEvents | CommandEvents | Literal["nothing", "held"]
     build: Callable[[Draft], items.ItemValue]
 
 
@@ -220,7 +229,10 @@ def _web_search_call(draft: Draft) -> items.WebSearchCall:
 MESSAGE = Streamed(MESSAGE_TEXT, _message)
 FUNCTION_CALL = Streamed(FUNCTION_ARGUMENTS, _function_call)
 CUSTOM_CALL = Streamed(CUSTOM_INPUT, _custom_call)
-SHELL_CALL = Streamed("commands", _shell_call)
+SHELL_COMMANDS = CommandEvents(
+    events.ShellCommandAdded, events.ShellCommandDelta, events.ShellCommandDone
+)
+SHELL_CALL = Streamed(SHELL_COMMANDS, _shell_call)
 LOCAL_SHELL_CALL = Streamed("held", _local_shell_call)
 APPLY_PATCH_CALL = Streamed("held", _apply_patch_call)
 TOOL_SEARCH_CALL = Streamed("nothing", _tool_search_call)

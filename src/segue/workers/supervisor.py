@@ -33,11 +33,11 @@ from segue.aio import in_background
 from segue.cluster.hub import Hub
 from segue.ids import new_id
 from segue.server.announce import announce, count
-from segue.server.control import give_order
 from segue.server.operator import Member, Operator, ReadSettings
 from segue.server.serve import BACKLOG, listen, operated, url_of
 from segue.server.served import has_engines_inside
 from segue.settings.values import Settings
+from segue.workers.orders import give_order
 from segue.workers.worker import PIPE_BYTES, Orders
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.seams.engine_status import EngineStatus
-from segue.server.control import DrainOrder, FleetStatus, give_order
+from segue.server.control import DrainOrder, FleetStatus
+from segue.workers.orders import give_order
 from segue_cli.client.operate import NOT_RUNNING, our_server
 from segue_cli.client.talk import add_server, say
 

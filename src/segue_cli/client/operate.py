@@ -20,14 +20,8 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.seams.engine_status import joined
-from segue.server.control import (
-    RELOAD_S_MAX,
-    NotRunning,
-    Reloaded,
-    ServerStatus,
-    find_control,
-    give_order,
-)
+from segue.server.control import RELOAD_S_MAX, NotRunning, Reloaded, ServerStatus
+from segue.workers.orders import find_control, give_order
 from segue_cli.client.talk import (
     NotReachable,
     RunningServer,

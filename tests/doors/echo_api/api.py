@@ -10,9 +10,9 @@ from segue.errors import ApiError
 from segue.listener.api import Api, Route
 from segue.listener.exchange import ErrorAnswer, Exchange, ReadHeader
 from segue.listener.services import Services
-from segue.listener.turns import arrival_of, open_stream, receive_body, run_to_end, stream
+from segue.listener.turns import open_stream, receive, run_to_end, stream
 from segue.wire.response import Response
-from tests.doors.echo_api.request import decode_shout, to_create
+from tests.doors.echo_api.request import decode_shout
 from tests.doors.echo_api.stream import EchoWriter
 
 OVERLOADED = 529
@@ -25,9 +25,8 @@ class ShoutRoutes:
         self._services = services
 
     async def shout(self, exchange: Exchange) -> None:
-        shout = decode_shout(await receive_body(exchange, self._services))
-        arrival = arrival_of(exchange, self._services, to_create(shout))
-        if shout.live:
+        arrival = await receive(exchange, self._services, decode_shout)
+        if arrival.create.stream:
             subscriber = open_stream(self._services, EchoWriter().write)
             await stream(exchange, self._services, arrival, subscriber)
         else:

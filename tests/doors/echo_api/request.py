@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from segue.errors import InvalidRequest
+from segue.wire.codec import LARGE_BYTES, check_shape
 from segue.wire.requests import Create
 
 
@@ -18,12 +19,17 @@ class Shout(Struct, frozen=True, forbid_unknown_fields=True):
     live: bool = False
 
 
-def decode_shout(body: bytes | bytearray) -> Shout:
+def decode_shout(body: bytes | bytearray) -> Create:
+    """A large body comes here beside the event loop; what is nested too deep is refused before it is decoded."""
+    if len(body) > LARGE_BYTES:
+        check_shape(body)
     try:
-        return msgspec.json.decode(body, type=Shout)
+        shout = msgspec.json.decode(body, type=Shout)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"This is not a shout: {error}.", code="not_a_shout") from None
-
-
-def to_create(shout: Shout) -> Create:
-    return Create(model=shout.voice, input=shout.words, previous_response_id=shout.after)
+    return Create(
+        model=shout.voice,
+        input=shout.words,
+        previous_response_id=shout.after,
+        stream=shout.live,
+    )
