@@ -42,8 +42,10 @@ BANNED = {
 }
 # Rooms and packages whose docstrings, comments and names are in plain words too.
 CLEAN = (
-    *("segue/cluster", "segue/dialects", "segue/documents", "segue/guards", "segue/memory"),
-    *("segue/readers", "segue/session", "segue/stores", "segue/vocabularies", "segue/web"),
+    *("segue/cluster", "segue/dialects", "segue/documents", "segue/exports", "segue/guards"),
+    *("segue/listener", "segue/memory", "segue/openapi", "segue/readers", "segue/replicas"),
+    *("segue/responses", "segue/server", "segue/session", "segue/settings", "segue/stores"),
+    *("segue/vocabularies", "segue/web", "segue/wire", "segue/workers"),
     *("segue_bench", "segue_dashboard", "segue_fleet"),
 )
 # What is quoted as code is a name and no word of ours: a user called `nobody`.

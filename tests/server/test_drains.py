@@ -61,7 +61,9 @@ async def test_all_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         async def start(*drained: str) -> Process:
             process = Process(bus, drained)
             await stack.enter_async_context(process.peers.joined())
-            await stack.enter_async_context(in_background("drain_orders", process.drains.keep))
+            await stack.enter_async_context(
+                in_background("drain_orders", process.drains.repeat_forever)
+            )
             return process
 
         one, other = await start(), await start()

@@ -69,7 +69,7 @@ JSON = (b"content-type", b"application/json")
 # What stands in the value of a header as it is.
 VISIBLE = "".join(map(chr, range(0x20, 0x7F)))
 TOO_LARGE = "payload_too_large"
-# A body that inflates to no more than this waits for nobody.
+# A body that inflates to no more than this does not wait.
 INFLATED_BYTES = 1024 * 1024
 # Answers above this size are counted before they leave.
 ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
@@ -317,7 +317,7 @@ def raw_refusal(error: ApiError, headers: Headers = ()) -> bytes:
 
 
 def answerable(fault: Exception, what: str, request_id: str) -> ApiError:
-    """What the client is told of an error. One that nobody expected is a mistake of ours: the log has its traceback."""
+    """The error that is sent to the client. An unexpected one is a mistake of ours: the log has its traceback."""
     if isinstance(fault, ApiError):
         return fault
     log.error(what, exc_info=fault, extra={"request_id": request_id})

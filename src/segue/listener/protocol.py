@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 HEAD_BYTES_MAX = 64 * 1024
 # For health checks and 503 answers when all WebSocket connections are taken.
 SPARE_CONNECTIONS = 100
-# Refused clients are told to retry within this many seconds, not all at once (docs/hazards.md T15).
+# Refused clients are asked to retry within this many seconds, not all at once (docs/hazards.md T15).
 RETRY_S_MAX = 5
 # TCP keep-alive for a silent client, which is dropped after a minute without an acknowledgement (docs/hazards.md F5).
 # Not every system knows all of these.
@@ -54,8 +54,8 @@ PROGRESS_BYTES_MIN = 64 * 1024
 class UpgradeQueue:
     """Lets a few upgrades happen in each pass of the event loop, in the order in which they came.
 
-    When thousands of clients come back in the same moment, all of them are accepted first: a health check is behind
-    them in the same queue of the kernel.
+    When thousands of clients come back in the same moment, all of them are accepted first: a health check comes
+    after them in the same queue of the kernel.
     """
 
     def __init__(self) -> None:

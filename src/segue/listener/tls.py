@@ -2,7 +2,7 @@
 
 In: two files. Out: a context for the listener. When a file changes, or on SIGHUP, both are loaded again into the same
 context: new handshakes get the new certificate, open connections keep theirs. Files that do not belong together (one is
-still being written) are not loaded until they do. A client that sends HTTP without TLS is told so, in HTTP.
+still being written) are not loaded until they do. A client that sends HTTP without TLS gets an error, in HTTP.
 """
 
 from __future__ import annotations

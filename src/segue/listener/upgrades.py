@@ -22,7 +22,7 @@ from segue.listener.services import Services
 from segue.listener.socket import Socket
 from segue.seams.history import Owner
 
-# Refused clients are told to retry over this many seconds, not all at once (docs/hazards.md T15).
+# Refused clients are asked to retry over this many seconds, not all at once (docs/hazards.md T15).
 RETRY_S = 4.0
 
 

@@ -142,7 +142,9 @@ def schemas() -> Schemas:
     (_, event, *_), sent = _generate((*SENT, *WRITTEN))
     always = {kind.__name__: _always_sent(kind) for kind in WRITTEN} | WRITTEN_PARTS
     names = {name: f"Written{name}" if name in taken else name for name in sent}
-    written = {names[name]: _as_sent(name, one, always.get(name)) for name, one in sent.items()}
+    written = {
+        names[name]: _as_sent(name, schema, always.get(name)) for name, schema in sent.items()
+    }
     unions: Schemas = {
         "Item": item,
         "OutputItem": {"anyOf": [ref(names[kind.__name__]) for kind in WRITTEN]},
@@ -170,7 +172,7 @@ def _generate(kinds: Iterable[object]) -> tuple[tuple[Schema, ...], Schemas]:
 
 def _filled_in(name: str, schema: Schema) -> Schema:
     fields, _ = _fields(schema)
-    filled: Schema = {field: _raw(name, field, one) for field, one in fields.items()}
+    filled: Schema = {field: _raw(name, field, schema) for field, schema in fields.items()}
     words = schema.get("description")
     rest: Schema = {} if words is None else {"description": _SECTION.sub("", str(words))}
     return {**schema, **rest, "properties": filled}
@@ -219,10 +221,10 @@ def _as_sent(name: str, schema: Schema, always: Sequence[str] | None) -> Schema:
     fields, required = _fields(schema)
     sent: Schema = {}
     defaults: list[str] = []
-    for field, one in fields.items():
-        assert isinstance(one, dict)
-        defaults += [field] if "default" in one else []
-        kept: Schema = {key: value for key, value in one.items() if key != "default"}
+    for field, inner in fields.items():
+        assert isinstance(inner, dict)
+        defaults += [field] if "default" in inner else []
+        kept: Schema = {key: value for key, value in inner.items() if key != "default"}
         keeps_null = always is None or f"{name}.{field}" in NULL_IS_SENT
         sent[field] = kept if keeps_null else _without_null(kept)
     if "sequence_number" in fields:

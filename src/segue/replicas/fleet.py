@@ -103,7 +103,7 @@ class Fleet:
             if book is not None:
                 forgot.update(book.forgot)
         hints, self._hints = self._hints, {}
-        if hints or any(_differ(self._reported.get(name), one) for name, one in loads.items()):
+        if hints or any(_differ(self._reported.get(name), load) for name, load in loads.items()):
             self._reported = loads
             await self._peers.send("routes", _encode(RoutesReport(loads, hints, forgot)))
 
@@ -125,12 +125,12 @@ class Fleet:
         total: dict[str, ServerLoad] = {}
         for at, loads in self._reports.values():
             left = exp2((at - now) / HALF_LIFE_S)
-            for name, one in loads.items():
+            for name, load in loads.items():
                 known = total.get(name, NO_LOAD)
                 total[name] = ServerLoad(
-                    known.running + one.running,
-                    known.waiting + one.waiting,
-                    known.work + left * one.work,
+                    known.running + load.running,
+                    known.waiting + load.waiting,
+                    known.work + left * load.work,
                 )
         return total
 
@@ -168,7 +168,7 @@ class Fleet:
         return next((name.encode() for name in hints if name is not None), None)
 
     def _routed(self) -> list[RoutedEngine]:
-        return [one for one in self._engines().values() if isinstance(one, RoutedEngine)]
+        return [engine for engine in self._engines().values() if isinstance(engine, RoutedEngine)]
 
     def _forget(self, worker: str) -> None:
         self._reports.pop(worker, None)

@@ -94,22 +94,24 @@ def ready_endpoints(service: SplitResult, account: str) -> list[tuple[str, int]]
     except msgspec.MsgspecError as error:
         raise LookupFailed(f"the answer of the Kubernetes API cannot be read: {error}") from None
     found: list[tuple[str, int]] = []
-    for one in slices:
-        ready = [each for each in one.endpoints or () if each.conditions.ready is not False]
+    for endpoint_slice in slices:
+        ready = [
+            each for each in endpoint_slice.endpoints or () if each.conditions.ready is not False
+        ]
         addresses = [address for each in ready for address in each.addresses]
         if addresses:
-            port = _port(service, one.ports or [])
+            port = _port(service, endpoint_slice.ports or [])
             found += [(address, port) for address in addresses if _is_address(address)]
     return found
 
 
 def _port(service: SplitResult, ports: list[EndpointPort]) -> int:
-    numbers = [one.port for one in ports if one.port is not None]
+    numbers = [port.port for port in ports if port.port is not None]
     if service.port in numbers or (not numbers and service.port):
         return service.port or 0
     if len(numbers) == 1:
         return numbers[0]
-    listed = ", ".join(f"{one.port} ({one.name})" for one in ports) or "none"
+    listed = ", ".join(f"{port.port} ({port.name})" for port in ports) or "none"
     raise Misconfigured(
         f"engine_url: name one of the pods' ports of {service.hostname}, which are: {listed}."
     )

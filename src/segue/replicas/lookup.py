@@ -1,6 +1,6 @@
 """Where are the servers of an engine now?
 
-In: what a model's `engine_url` and `engine_discovery` say. Out: the URL of each server behind it. All processes call a
+In: what a model's `engine_url` and `engine_discovery` say. Out: the URL of each server there. All processes call a
 server by its address, so that they agree on names. A lookup that fails or finds nothing changes nothing; it is logged
 and counted.
 """
@@ -68,7 +68,7 @@ def _resolve(parts: SplitResult) -> list[tuple[str, int]]:
 
 def _of_one_family(addresses: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
     """A replica may have an address of either family: the IPv4 addresses, or where there are none all."""
-    return [one for one in addresses if ":" not in one[0]] or addresses
+    return [address for address in addresses if ":" not in address[0]] or addresses
 
 
 def _with_address(parts: SplitResult, host: str, port: int) -> str:

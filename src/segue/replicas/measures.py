@@ -11,7 +11,7 @@ from segue.replicas.placement import PREFILL_TOKENS_S
 
 # Work counts half after this long.
 HALF_LIFE_S = 120.0
-# How much a new measurement counts. A prompt that is read slowly was mostly behind others, so fast ones count more.
+# How much a new measurement counts. A prompt that is read slowly had mostly waited for others, so fast ones count more.
 WEIGHT, FASTER_WEIGHT, SLOWER_WEIGHT = 0.2, 0.5, 0.05
 # Of fewer tokens the time to the first one says nothing of reading.
 READ_TOKENS_MIN = 256

@@ -93,7 +93,7 @@ class Choice(NamedTuple):
 
 def choose(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     """One of these replicas, all of which may take the job."""
-    home = next((one for one in replicas if one.name == asked.route), None)
+    home = next((replica for replica in replicas if replica.name == asked.route), None)
     if len(replicas) == 1:
         return Choice(replicas[0].name, _reason(asked, home))
     if home is None:
@@ -103,13 +103,15 @@ def choose(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     if is_quiet or _has_room(home, _jobs_per_slot(replicas)):
         return Choice(home.name, "parent")
     costs = [
-        (one.wait_s + one.read_s(asked.held_tokens), one) for one in replicas if one is not home
+        (replica.wait_s + replica.read_s(asked.held_tokens), replica)
+        for replica in replicas
+        if replica is not home
     ]
     least = min(cost for cost, _ in costs)
     if home.wait_s <= LEAVE_FACTOR * least:
         return Choice(home.name, "parent")
     # Between equals the beginning decides.
-    best = [one.name for cost, one in costs if cost == least]
+    best = [replica.name for cost, replica in costs if cost == least]
     return Choice(min(best, key=lambda name: rank(asked.beginning, name)), "queue")
 
 
@@ -121,7 +123,9 @@ def _reason(asked: Asked, home: ReplicaLoad | None) -> Reason:
 
 def _jobs_per_slot(replicas: Sequence[ReplicaLoad]) -> float:
     """How many jobs there are for each slot, with this one."""
-    return (sum(one.jobs for one in replicas) + 1) / sum(one.slots for one in replicas)
+    return (sum(replica.jobs for replica in replicas) + 1) / sum(
+        replica.slots for replica in replicas
+    )
 
 
 def _has_room(replica: ReplicaLoad, jobs_per_slot: float) -> bool:
@@ -132,20 +136,20 @@ def _has_room(replica: ReplicaLoad, jobs_per_slot: float) -> bool:
 def _place(replicas: Sequence[ReplicaLoad], asked: Asked) -> Choice:
     """The first in order that has room for it."""
     order, jobs_per_slot = ordered(replicas, asked), _jobs_per_slot(replicas)
-    roomy = [one for one in order if _has_room(one, jobs_per_slot)]
+    roomy = [replica for replica in order if _has_room(replica, jobs_per_slot)]
     # As long as one of them has a free slot, no first turn waits for another.
-    roomy = [one for one in roomy if one.running < one.slots] or roomy
-    work = WORK_FACTOR * min(one.work for one in roomy)
+    roomy = [replica for replica in roomy if replica.running < replica.slots] or roomy
+    work = WORK_FACTOR * min(replica.work for replica in roomy)
     work += max(asked.prompt_tokens, WORK_TOKENS_MIN)
-    chosen = next(one for one in roomy if one.work <= work)
+    chosen = next(replica for replica in roomy if replica.work <= work)
     return Choice(chosen.name, "beginning" if chosen is order[0] else "load")
 
 
 def ordered(replicas: Sequence[ReplicaLoad], asked: Asked) -> list[ReplicaLoad]:
     """The replicas of this head in the order of this beginning, and then the others."""
-    by_head = sorted(replicas, key=lambda one: rank(asked.head, one.name))
+    by_head = sorted(replicas, key=lambda replica: rank(asked.head, replica.name))
     count = max(1, math.ceil(JOBS_FACTOR * asked.head_share * len(by_head)))
-    own = sorted(by_head[:count], key=lambda one: rank(asked.beginning, one.name))
+    own = sorted(by_head[:count], key=lambda replica: rank(asked.beginning, replica.name))
     return own + by_head[count:]
 
 

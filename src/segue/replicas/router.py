@@ -60,7 +60,7 @@ class RoutedEngine:
         """What holds for all servers; where they differ, the one with the smallest context."""
         known: list[EngineFacts] = [server.facts for server in self._servers.values()]
         facts = min(known, key=lambda facts: facts.context_tokens or sys.maxsize)
-        is_poorer = facts.ids_alone and any(one.ids_alone is False for one in known)
+        is_poorer = facts.ids_alone and any(each.ids_alone is False for each in known)
         return structs.replace(facts, ids_alone=False) if is_poorer else facts
 
     async def is_ready(self) -> bool:

@@ -105,7 +105,7 @@ class SlotShare:
     async def _look_once(self) -> float:
         """Draw or give back; how long until it should be looked at again."""
         now = asyncio.get_running_loop().time()
-        self._rivals = {name: one for name, one in self._rivals.items() if one[0] > now}
+        self._rivals = {name: rival for name, rival in self._rivals.items() if rival[0] > now}
         queue, part = self._queue, self._part()
         needed = min(queue.running + queue.waiting, self.limit) if self.is_open else queue.running
         wanted = max(queue.running, min(needed, part))

@@ -20,9 +20,10 @@ WIDTH = 10
 
 def start_lines(app: App, settings: Settings) -> list[str]:
     """What only a running app knows: its engines, and whether keys are needed."""
-    lines = [_line("model", f"{one.name}: {_engine(app, one)}") for one in served_models(settings)]
+    models = served_models(settings)
+    lines = [_line("model", f"{model.name}: {_engine(app, model)}") for model in models]
     lines.append(_line("API keys", _keys(app, settings)))
-    engines = (app.runner.models[one.name].engine for one in served_models(settings))
+    engines = (app.runner.models[model.name].engine for model in models)
     if any(engine.facts.ids_alone is False for engine in engines):
         lines.append(_line("advice", SCALE_OUT_ADVICE))
     return [*lines, *_warnings(app, settings)]

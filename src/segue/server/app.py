@@ -148,7 +148,7 @@ async def _open_server(
         drains = Drains(served, health.servers, health.check, state.peers)
         discovery = Discovery(served, reload.retire, observers.metrics.note_lookup_failure)
         with suppress(TimeoutError):
-            await asyncio.wait_for(discovery.look(), MEET_S_MAX)
+            await asyncio.wait_for(discovery.look_up(), MEET_S_MAX)
         with suppress(TimeoutError):
             await asyncio.wait_for(health.meet_engines(), MEET_S_MAX)
         async with (
@@ -158,9 +158,9 @@ async def _open_server(
             _joined(state, upgrades, give_up),
             QueuedTurns(runner, store.maintenance, store.turns, state.caller_of).taken_over(),
             reload.closing_retired(),
-            in_background("drain_orders", drains.keep),
+            in_background("drain_orders", drains.repeat_forever),
             _keep_slot_states(served, state, eraser),
-            in_background("engine_discovery", discovery.keep),
+            in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
             http = HttpApp(services, RouteTable(routes, hints=HINTS))

@@ -129,7 +129,7 @@ def control_path(host: str, port: int) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is this user's, and nobody else may enter it."""
+    """Whether it is this user's, and no other user may enter it."""
     with suppress(OSError):
         found = folder.lstat()
         is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

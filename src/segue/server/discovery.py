@@ -1,9 +1,9 @@
 """When are the replicas of an engine looked up, and what becomes of those that come and go?
 
-With `engine_discovery` the addresses behind `engine_url` are looked up at the start and every few seconds, by every
-process on its own: replicas that are new take jobs, those that are gone finish what runs there. Until the first lookup
-has succeeded, `engine_url` itself is the only replica. Where no model has `engine_discovery`, nothing is looked up, and
-nothing is loaded that could.
+With `engine_discovery` the addresses of the name in `engine_url` are looked up at the start and every few seconds, by
+every process on its own: replicas that are new take jobs, those that are gone finish what runs there. Until the first
+lookup has succeeded, `engine_url` itself is the only replica. Where no model has `engine_discovery`, nothing is looked
+up, and nothing is loaded that could.
 """
 
 from __future__ import annotations
@@ -54,22 +54,23 @@ class Discovery:
         """There are other settings: look up at once."""
         self._renewed.set()
 
-    async def look(self) -> None:
+    async def look_up(self) -> None:
         """Look up everything once; raises `Misconfigured` where other settings are needed."""
-        await asyncio.gather(*(self._look(one) for one in self._discovered()))
+        await asyncio.gather(*(self._look(model) for model in self._discovered()))
 
-    async def keep(self) -> None:
+    async def look_up_forever(self) -> None:
         """Look up again and again, until cancelled."""
         while True:
-            pause_s = min((one.engine_discovery_s for one in self._discovered()), default=None)
+            pause_s = min((model.engine_discovery_s for model in self._discovered()), default=None)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._renewed.wait(), pause_s)
             self._renewed.clear()
-            again = (self._look(one, is_repeated=True) for one in self._discovered())
+            again = (self._look(model, is_repeated=True) for model in self._discovered())
             await asyncio.gather(*again)
 
     def _discovered(self) -> list[ModelSettings]:
-        return [one for one in self._served.settings.values() if one.engine_discovery != "off"]
+        models = self._served.settings.values()
+        return [model for model in models if model.engine_discovery != "off"]
 
     async def _look(self, settings: ModelSettings, *, is_repeated: bool = False) -> None:
         if self._lookups is None:

@@ -74,7 +74,7 @@ class Drains:
 
     def _order(self, name: str, is_drained: bool) -> None:
         before, _ = self._known.get(name, (0.0, False))
-        self._take({name: (max(time.time(), before + LATER_S), is_drained)})
+        self._accept({name: (max(time.time(), before + LATER_S), is_drained)})
 
     async def status(self, body: bytes) -> bytes:
         """All replicas with the load of all processes, and how many of the processes have answered."""
@@ -87,33 +87,34 @@ class Drains:
             parts += map(_engines, answers.values())
         return encode(
             FleetStatus(
-                joined(one for part in parts for one in part),
+                joined(row for part in parts for row in part),
                 workers,
                 len(parts),
                 sorted(self._declared),
             )
         )
 
-    async def keep(self) -> None:
+    async def repeat_forever(self) -> None:
         """Repeat what differs from the settings, until cancelled."""
         while self._peers is not None:
             await asyncio.sleep(REPEAT_S)
             if not self._known:
                 continue
-            listed, since = {one.name for one in self._look()}, time.time() - UNLISTED_S
+            listed, since = {row.name for row in self._look()}, time.time() - UNLISTED_S
             self._known = {
                 name: (at, is_drained)
                 for name, (at, is_drained) in self._known.items()
                 if name in listed or at > since
             }
-            if any(one != (name in self._declared) for name, (_, one) in self._known.items()):
+            drained = {name for name, (_, is_drained) in self._known.items() if is_drained}
+            if drained != self._known.keys() & self._declared:
                 await self._peers.send(SUBJECT, encode(self._known))
 
     async def _answer(self, worker: str, body: bytes) -> bytes:
-        self._take(_orders(body))
+        self._accept(_orders(body))
         return encode(self._look())
 
-    def _take(self, orders: DrainOrders) -> None:
+    def _accept(self, orders: DrainOrders) -> None:
         newer = {
             name: order
             for name, order in orders.items()
@@ -126,7 +127,7 @@ class Drains:
 
 def _find(engine: str, rows: list[EngineStatus]) -> str:
     """The name of the replica that the operator means: its URL, or only host and port."""
-    names = sorted({one.name for one in rows})
+    names = sorted({row.name for row in rows})
     wanted = engine.rstrip("/")
     found = [name for name in names if wanted in (name.rstrip("/"), urlsplit(name).netloc)]
     if len(found) != 1:
@@ -138,8 +139,8 @@ def _find(engine: str, rows: list[EngineStatus]) -> str:
 
 def _refuse_last(name: str, rows: list[EngineStatus]) -> None:
     """A model must have another replica that is up."""
-    up = {one.model for one in rows if one.name != name and one.is_up and not one.is_drained}
-    alone = sorted({one.model for one in rows if one.name == name} - up)
+    up = {row.model for row in rows if row.name != name and row.is_up and not row.is_drained}
+    alone = sorted({row.model for row in rows if row.name == name} - up)
     if alone:
         raise Misconfigured(
             f"no other engine of {', '.join(alone)} is up: with {name} drained, requests for it fail with status 503. "

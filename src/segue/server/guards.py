@@ -121,7 +121,7 @@ def _imported(name: str) -> GuardBuilder:
 
 def gate_for(guards: Iterable[Guards]) -> OpenGate | None:
     """The gate of turns that may have one of these; None where there are no guards."""
-    if not any(one.inputs or one.outputs for one in guards):
+    if not any(each.inputs or each.outputs for each in guards):
         return None
     # Imported here: most servers have no guards.
     from segue.guards.gate import GuardGate

@@ -21,7 +21,7 @@ from segue.turn.plan import Model
 
 log = logging.getLogger(__name__)
 
-# Store and engines are asked at most this often, whoever wants to know: anybody may, and it is done with our keys.
+# Store and engines are asked at most this often, however many clients ask: they need no key, and ours are used.
 PROBE_S = 1.0
 # How long a page of metrics waits for their answers, and else has those of the last time: of a worker whose page is not
 # there within two seconds all figures would be missing from the page of its server.
@@ -87,7 +87,7 @@ class HealthCheck:
         if self._probe is None or (self._probe.done() and now >= self._probe_at):
             self._probe_at = now + PROBE_S
             self._probe = asyncio.create_task(self._ask_all())
-        # Whoever asks may leave; the others wait for the same answer.
+        # A client that asks may leave; the others wait for the same answer.
         return dict(await asyncio.shield(self._probe))
 
     async def _ask_all(self) -> dict[str, bool]:

@@ -65,9 +65,9 @@ class HostedTools(AsyncExitStack):
             self.load()
         own = self.load().tools[len(HOSTED_TOOLS) :] if settings.hosted_tools else ()
         asking = [*HOSTED_TOOLS.values(), *map(asking_of, own)]
-        self.definitions = tuple(struct for one in asking for struct in one.definitions)
-        self.acts_on = frozenset(struct for one in asking for struct in one.acts_on)
-        self.has_words = frozenset(struct for one in asking for struct in one.has_words)
+        self.definitions = tuple(struct for tool in asking for struct in tool.definitions)
+        self.acts_on = frozenset(struct for tool in asking for struct in tool.acts_on)
+        self.has_words = frozenset(struct for tool in asking for struct in tool.has_words)
 
     def load(self) -> ServerTools:
         """The tools."""

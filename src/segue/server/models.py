@@ -117,7 +117,7 @@ def _file_stamps(settings: ModelSettings) -> list[tuple[int, int] | None]:
     """When the files that a model is made from were last changed, and their size."""
     names = (settings.script, settings.template, settings.tokenizer, settings.weights)
     found = [Path(name).stat() if name and Path(name).exists() else None for name in names]
-    return [None if one is None else (one.st_mtime_ns, one.st_size) for one in found]
+    return [None if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in found]
 
 
 @dataclass(slots=True)
@@ -156,7 +156,8 @@ class ServedModels:
     def closers_beside(self, other: ServedModels) -> list[Closer]:
         """What closes everything of these that the others do not have."""
         kept = other.built.values()
-        closers = [close for one in self.built.values() if one not in kept for close in one.closers]
+        removed = [built for built in self.built.values() if built not in kept]
+        closers = [close for built in removed for close in built.closers]
         if self.guards is not None and self.guards is not other.guards:
             closers += self.guards.closers
         return closers
@@ -188,7 +189,7 @@ class ServedModels:
     @property
     def declared(self) -> frozenset[str]:
         """The replicas that are drained by the settings."""
-        return frozenset(url for one in self.settings.values() for url in one.engine_drained)
+        return frozenset(url for model in self.settings.values() for url in model.engine_drained)
 
     def drain(self, orders: Mapping[str, bool]) -> None:
         """The replicas that take no new jobs are those of the orders, and of the settings where there is no order;
@@ -218,25 +219,25 @@ def build_models(
     if guards is None or not guards.is_fit(settings):
         guards = GuardSet(settings)
     served.guards = guards
-    for one in served_models(settings):
-        built = before.built.get(one.name)
-        if built is None or not built.is_fit(one):
-            if running is not None and shared and one.engine == "embedded":
+    for wanted in served_models(settings):
+        built = before.built.get(wanted.name)
+        if built is None or not built.is_fit(wanted):
+            if running is not None and shared and wanted.engine == "embedded":
                 raise Misconfigured(
-                    f"models: the engine of '{one.name}' runs inside the server and cannot be added or changed while "
-                    "several workers share it. Restart the server."
+                    f"models: the engine of '{wanted.name}' runs inside the server and cannot be added or changed "
+                    "while several workers share it. Restart the server."
                 )
-            built = _build(one, shared)
+            built = _build(wanted, shared)
         elif built.servers is not None:
-            served.changes.append(built.servers(one, None))
-        served.built[one.name] = built
-        served.settings[one.name] = one
+            served.changes.append(built.servers(wanted, None))
+        served.built[wanted.name] = built
+        served.settings[wanted.name] = wanted
         model = replace(
-            built.make(one),
+            built.make(wanted),
             checks_rendering=settings.check_rendering,
-            guards=guards.named(one.guard),
+            guards=guards.named(wanted.guard),
         )
-        for name in (one.name, *one.aliases):
+        for name in (wanted.name, *wanted.aliases):
             if name in served.models:
                 raise Misconfigured(f"models: two models are called '{name}'.")
             served.models[name] = model
@@ -264,7 +265,7 @@ def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
     script = load_script(Path(settings.script)) if settings.script else None
     engine = ScriptedEngine(dialect, script, settings.tps)
     context_tokens = settings.context_tokens or SCRIPTED_CONTEXT_TOKENS
-    return lambda one: _model(one, engine, dialect, context_tokens)
+    return lambda wanted: _model(wanted, engine, dialect, context_tokens)
 
 
 def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
@@ -281,7 +282,7 @@ def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     context_tokens = settings.context_tokens or context_for(head)
     if shared:
         remote = SharedEngine(share_path(shared, settings.name))
-        return lambda one: _model(_with_sampling(one), remote, dialect, context_tokens)
+        return lambda wanted: _model(_with_sampling(wanted), remote, dialect, context_tokens)
     parallel = settings.engine_parallel
     tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
     memory = memory_folder() if settings.embedded_state_bytes_max else None
@@ -291,7 +292,7 @@ def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     if memory is not None:
         built.keep_states = partial(keep_states, engine, memory, settings.embedded_state_bytes_max)
     built.closers.append(engine.close)
-    return lambda one: _model(_with_sampling(one), engine, dialect, context_tokens)
+    return lambda wanted: _model(_with_sampling(wanted), engine, dialect, context_tokens)
 
 
 def _with_sampling(settings: ModelSettings) -> ModelSettings:
@@ -309,13 +310,13 @@ async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]
     from segue_embedded.shared import share_path, sharing
 
     async with AsyncExitStack() as stack:
-        for one in served_models(settings):
-            if one.engine == "embedded":
-                built = _build(one, "")
+        for wanted in served_models(settings):
+            if wanted.engine == "embedded":
+                built = _build(wanted, "")
                 for close in built.closers:
                     stack.push_async_callback(close)
-                path = share_path(folder, one.name)
-                await stack.enter_async_context(sharing(built.make(one).engine, path))
+                path = share_path(folder, wanted.name)
+                await stack.enter_async_context(sharing(built.make(wanted).engine, path))
         yield
 
 
@@ -342,7 +343,7 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
             vocabulary = vocabulary.hastened(hasten)
         dialect = _dialect(settings, path, vocabulary)
         servers = _Servers(settings, built, server)
-        return lambda one: _model(one, servers.engine(one), dialect, one.context_tokens or None)
+        return lambda new: _model(new, servers.engine(new), dialect, new.context_tokens or None)
 
     return build
 
@@ -361,8 +362,8 @@ def _chat(settings: ModelSettings, shared: str, built: Built) -> Maker:
         assert isinstance(engine, ChatEngine), "as made above"
         return await engine.count_tokens(scene)
 
-    def make(one: ModelSettings) -> Model:
-        model = _model(one, servers.engine(one), dialect, one.context_tokens or None)
+    def make(wanted: ModelSettings) -> Model:
+        model = _model(wanted, servers.engine(wanted), dialect, wanted.context_tokens or None)
         return replace(model, count_tokens=count_tokens)
 
     return make
@@ -428,7 +429,7 @@ class _Servers:
         self._wanted = wanted
 
         def change() -> Sequence[Closer]:
-            removed = [one for name, one in self._open.items() if name not in wanted]
+            removed = [server for name, server in self._open.items() if name not in wanted]
             self._open = self._wanted = wanted
             self._asked, self._built.found = asked, found
             engine, servers = self.engine(settings), [server for _, server in wanted.values()]

@@ -111,8 +111,8 @@ class Operator:
     async def _ask_members(self) -> list[WorkerStatus]:
         asked = (member("status", b"", ANSWER_S_MAX) for member in self._members().values())
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [one for one in answers if isinstance(one, bytes)]
-        return [msgspec.json.decode(one, type=WorkerStatus) for one in found]
+        found = [answer for answer in answers if isinstance(answer, bytes)]
+        return [msgspec.json.decode(answer, type=WorkerStatus) for answer in found]
 
     async def _status(self, body: bytes) -> bytes:
         return encode(
@@ -162,26 +162,26 @@ class Operator:
         wanted, result = compare(self.settings, read)
         members = self._members()
         body = encode(wanted)
-        checks = (one("check", body, RELOAD_S_MAX) for one in members.values())
+        checks = (member("check", body, RELOAD_S_MAX) for member in members.values())
         found = await asyncio.gather(*checks, return_exceptions=True)
         problems = [error for error in found if isinstance(error, BaseException)]
         if len(members) < self.settings.workers or members.keys() != self._members().keys():
             problems.insert(0, Misconfigured("a worker is being restarted. Try again."))
         if problems:
-            drops = (one("drop", b"", ANSWER_S_MAX) for one in members.values())
+            drops = (member("drop", b"", ANSWER_S_MAX) for member in members.values())
             await asyncio.gather(*drops, return_exceptions=True)
             raise problems[0]
         self.settings = wanted
         self._on_reload(wanted)
-        applies = (one("apply", b"", ANSWER_S_MAX) for one in members.values())
+        applies = (member("apply", b"", ANSWER_S_MAX) for member in members.values())
         for error in await asyncio.gather(*applies, return_exceptions=True):
             # It is dead or hangs: the next one begins with the new settings.
             if isinstance(error, BaseException) and not isinstance(error, NotRunning):
                 log.error("a worker did not take the new settings over: %s", error)
         self._reloaded_at = time.time()
-        engines = [one for worker in await self._ask_members() for one in worker.engines]
-        silent = sorted({one.name for one in engines if not one.is_up and not one.is_drained})
-        return structs.replace(result, silent_engines=silent)
+        engines = [engine for worker in await self._ask_members() for engine in worker.engines]
+        silent = {engine.name for engine in engines if not engine.is_up and not engine.is_drained}
+        return structs.replace(result, silent_engines=sorted(silent))
 
 
 def still_named(read: Settings, served: Settings) -> Settings:

@@ -48,14 +48,16 @@ def compare(old: Settings, new: Settings) -> tuple[Settings, Reloaded]:
 
 
 def _compare_models(old: Settings, new: Settings) -> list[str]:
-    before, after = ({one.name: one for one in served_models(settings)} for settings in (old, new))
+    before = {model.name: model for model in served_models(old)}
+    after = {model.name: model for model in served_models(new)}
     found = [f"model {name} (removed)" for name in before if name not in after]
     for name, model in after.items():
         if name not in before:
             found.append(f"model {name} (added)")
             continue
         fields = ModelSettings.__struct_fields__
-        differing = [one for one in fields if getattr(before[name], one) != getattr(model, one)]
+        old_model = before[name]
+        differing = [key for key in fields if getattr(old_model, key) != getattr(model, key)]
         if differing:
             found.append(f"model {name} ({', '.join(differing)})")
     return found
@@ -93,14 +95,14 @@ class Reload:
     async def check(self, wanted: Settings) -> None:
         """Build what is new; raises `Misconfigured` where that is not possible."""
         await self.drop()
-        for one in served_models(wanted):
-            if one.engine_discovery != "off":
+        for model in served_models(wanted):
+            if model.engine_discovery != "off":
                 # Imported here: most servers look nothing up.
                 from segue.replicas.kubernetes import LookupFailed
                 from segue.replicas.lookup import look_up
 
                 with suppress(LookupFailed):
-                    await asyncio.to_thread(look_up, lookup_of(one))
+                    await asyncio.to_thread(look_up, lookup_of(model))
         models = await asyncio.to_thread(build_models, wanted, self._shared, self._served)
         self._prepared = _Prepared(wanted, models)
 
@@ -147,18 +149,18 @@ class Reload:
                 yield
         finally:
             await self.drop()
-            for one in self._retired:
-                await _close(one.closers)
+            for retired in self._retired:
+                await _close(retired.closers)
 
     async def _close_retired(self) -> None:
         while True:
             await self._has_retired.wait()
             await asyncio.sleep(LOOK_S)
             running = self._runner.registry.running.keys()
-            for one in tuple(self._retired):
-                if not one.turns & running:
-                    self._retired.remove(one)
-                    await _close(one.closers)
+            for retired in tuple(self._retired):
+                if not retired.turns & running:
+                    self._retired.remove(retired)
+                    await _close(retired.closers)
             if not self._retired:
                 self._has_retired.clear()
 

@@ -171,7 +171,7 @@ async def serve_on(
             operator = Operator(
                 asked,
                 url_of(*port.getsockname()[:2], is_secure=certificate is not None),
-                lambda: {"the server": process.take},
+                lambda: {"the server": process.answer},
                 partial(signals.put_nowait, None),
                 read_settings,
             )
@@ -223,7 +223,7 @@ class ServingProcess:
             "drain": app.drains.order,
         }
 
-    async def take(self, verb: str, body: bytes, s_max: float) -> bytes:
+    async def answer(self, verb: str, body: bytes, s_max: float) -> bytes:
         """The answer to an order, without a socket in between."""
         return await self.orders[verb](body)
 

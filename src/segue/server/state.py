@@ -84,7 +84,7 @@ class State:
         owner, cached = turn.entry.owner, self.store.state
         for account in self.accounts.bounded.get(owner, ()):
             left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
-            # A report is only told; rendering again is cheaper than reading from the store again.
+            # A report is only shown; rendering again is cheaper than reading from the store again.
             rendered = self.render_cache.bytes_of(owner)
             self.reuse.trim(owner, max(0, left - cached.bytes_of(owner) - rendered))
             self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))
@@ -132,7 +132,7 @@ class Eraser:
     async def erase(self, owner: Owner, turn_id: str) -> bool:
         """Delete a turn; False if there is none."""
         if not await self._store.turns.delete(owner, turn_id):
-            # What was not there is in no cache: nobody is told, whatever ids a client makes up.
+            # What was not there is in no cache: no process is informed, whatever ids a client makes up.
             return False
         await self._forget(owner, turn_id)
         if self._peers is not None:

@@ -71,7 +71,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer: str = ""
     # A file with a chat template (Jinja) that replaces the model's own.
     template: str = ""
-    # What chat templates are told besides the conversation, for example `enable_thinking`.
+    # What chat templates get besides the conversation, for example `enable_thinking`.
     template_values: dict[str, object] = {}
     piece_cache: bool = True
     fast_tokenizer: bool = True

@@ -365,4 +365,4 @@ def arguments_of(value: FunctionLikeCall) -> object:
             return {} if arguments is UNSET else msgspec.json.decode(arguments)
         case WebSearchCall(action=action):
             return {} if action is UNSET else _web_arguments(action)
-    return {key: one for key, one in fields.items() if one is not None and one is not UNSET}
+    return {key: value for key, value in fields.items() if value is not None and value is not UNSET}

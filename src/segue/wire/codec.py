@@ -213,7 +213,7 @@ def _marks(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _string_end(body: bytes | bytearray, at: int) -> int:
-    """Behind the string whose inside begins here."""
+    """The place after the string whose inside begins here."""
     while (quote := body.find(b'"', at)) >= 0:
         escape = body.find(b"\\", at, quote)
         if escape < 0:
@@ -253,7 +253,7 @@ def decode_steered(raw: Raw) -> tuple[Item, ...]:
     raws = _decode(_raws, raw, "input")
     if not 1 <= len(raws) <= STEERED_ITEMS_MAX:
         raise _bad_steer(f"'input' must have from 1 to {STEERED_ITEMS_MAX} messages.")
-    steered = tuple(decode_item(one, f"input[{index}]") for index, one in enumerate(raws))
+    steered = tuple(decode_item(raw, f"input[{index}]") for index, raw in enumerate(raws))
     for index, item in enumerate(steered):
         is_users = isinstance(item.value, Message) and item.value.role == "user"
         if not is_users or not STEERED_KEYS.issuperset(_object.decode(item.raw)):
@@ -430,9 +430,9 @@ def _is_deep(value: object) -> bool:
     for _ in range(DEPTH_MAX):
         level = [
             inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
         if not level:
             return False
@@ -486,14 +486,14 @@ def decode_tools(
         return tools.NO_TOOLS, False
     raws = _decode(_raws, data, "tools")
     _check_count(raws, "tools")
-    definitions = tuple(_decode_tool(one, f"tools[{index}]") for index, one in enumerate(raws))
+    definitions = tuple(_decode_tool(raw, f"tools[{index}]") for index, raw in enumerate(raws))
     # Keys of remote servers are not kept, not even to compare the next list of tools with this one.
-    key = _digest(data) if any(isinstance(one, McpTool) for one in definitions) else data
+    key = _digest(data) if any(isinstance(tool, McpTool) for tool in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
     offers, deferred = tools.split_offers(definitions)
     if not is_stored:
-        for index, one in enumerate(definitions):
-            _check_name(one, f"tools[{index}]")
+        for index, tool in enumerate(definitions):
+            _check_name(tool, f"tools[{index}]")
         tools.check_names((*offers, *deferred))
     return Tools(key, definitions, echo, offers, deferred), True
 
@@ -516,8 +516,8 @@ def raw_tools(create: Create, types: tuple[type[Definition], ...]) -> list[Raw]:
     lists = [_object.decode(raw)["tools"] for raw in bringing]
     if isinstance(create.tools, Raw) and bytes(create.tools) != b"null":
         lists.append(create.tools)
-    raw_definitions = (one for raw in lists for one in _raws.decode(raw))
-    return [one for one in raw_definitions if _peek.decode(one).type in tags]
+    raw_definitions = (definition for raw in lists for definition in _raws.decode(raw))
+    return [definition for definition in raw_definitions if _peek.decode(definition).type in tags]
 
 
 def check_item_ids(items: Sequence[Item], path: str = "input") -> None:
@@ -685,7 +685,7 @@ def _listed_content(message: Message, content: Raw) -> list[_Fields]:
 
 def _completed_part(part: _Fields) -> _Fields:
     usual = PART_DEFAULTS.get(_string.decode(part["type"]), {})
-    return {**part, **{name: one for name, one in usual.items() if _is_null(part.get(name))}}
+    return {**part, **{name: raw for name, raw in usual.items() if _is_null(part.get(name))}}
 
 
 def _is_null(raw: Raw | None) -> bool:

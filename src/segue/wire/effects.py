@@ -62,7 +62,7 @@ def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
     offers = _Named(before.offers, lambda offer: offer.qualified_name)
     deferred = _Named(before.deferred, lambda offer: offer.qualified_name)
     carried = _Named(before.carried, carried_name)
-    listed = _Named(before.listed, lambda one: one.server_label)
+    listed = _Named(before.listed, lambda listing: listing.server_label)
     for item in items:
         match item.value:
             case AdditionalTools(tools=tools):
@@ -72,8 +72,8 @@ def apply_effects(before: Effects, items: Iterable[Item]) -> Effects:
                 carried.add(carried_of(tools))
             case ToolSearchOutput(tools=tools):
                 offers.add(offers_of(tools))
-            case McpListTools(tools=[_, *_]) as one:
-                listed.add((one,))
+            case McpListTools(tools=[_, *_]) as listing:
+                listed.add((listing,))
             case ConfigurationUpdate(reasoning=reasoning, text=text):
                 effort = (reasoning and reasoning.effort) or effort
                 format = (text and text.format) or format
@@ -94,13 +94,13 @@ class _Named(Generic[T]):
 
     def __init__(self, old: tuple[T, ...], name: Callable[[T], str]) -> None:
         self._name = name
-        self._by_name = {name(one): one for one in old}
+        self._by_name = {name(value): value for value in old}
 
     def add(self, new: Iterable[T]) -> None:
-        for one in new:
-            name = self._name(one)
+        for value in new:
+            name = self._name(value)
             self._by_name.pop(name, None)
-            self._by_name[name] = one
+            self._by_name[name] = value
 
     def all(self) -> tuple[T, ...]:
         return tuple(self._by_name.values())

@@ -295,8 +295,8 @@ def table(rows: Iterable[AnyItemKind], structs: Iterable[type[Struct]]) -> dict[
     owed = {kind.name for kind in kinds.values() if _is_owed(kind)}
     for what, wrong in (
         ("item types without a row, or rows without a type", kinds.keys() ^ set(structs)),
-        ("names of several rows", {one for one in names if names.count(one) > 1}),
-        ("prefixes of several rows", {one for one in prefixes if prefixes.count(one) > 1}),
+        ("names of several rows", {name for name in names if names.count(name) > 1}),
+        ("prefixes of several rows", {prefix for prefix in prefixes if prefixes.count(prefix) > 1}),
         ("outputs without their call", answered - {None} - set(names)),
         ("calls that the client owes an output that does not exist", owed - answered),
     ):

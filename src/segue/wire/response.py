@@ -126,7 +126,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "segue"
-    # What it takes in, in tokens: ours. Left out where nobody says.
+    # What it takes in, in tokens: ours. Left out where it is not known.
     context_window: int | UnsetType = UNSET
     # What it takes in, besides what is described to it in words: ours, by OpenRouter's and Codex's name.
     input_modalities: list[Literal["text", "image"]]

@@ -424,7 +424,7 @@ def _findable(tool: ToolDefinition) -> str:
 
 
 def check_names(offers: Sequence[Offer], param: str = "tools") -> None:
-    """Refuse two tools that the model would call by one name: nobody could say which of them it means."""
+    """Refuse two tools that the model would call by one name: it would be unclear which of them it means."""
     names = [offer.qualified_name for offer in offers]
     if len(names) != len(set(names)):
         name, _ = Counter(names).most_common(1)[0]
@@ -474,15 +474,15 @@ class _Meant:
         self._remote: set[tuple[str | None, str | None]] = set()
         self._names: set[str | None] = set()
         self._in_namespaces: set[tuple[str | None, str | None]] = set()
-        for one in choices:
-            kind = "web_search" if one.type.startswith("web_search") else one.type
+        for choice in choices:
+            kind = "web_search" if choice.type.startswith("web_search") else choice.type
             if kind == "mcp":
-                self._remote.add((one.server_label, one.name))
+                self._remote.add((choice.server_label, choice.name))
                 continue
             self._kinds.add(kind)
             if kind not in BUILTINS:
-                self._names.add(one.name)
-                self._in_namespaces.add((one.namespace, one.name))
+                self._names.add(choice.name)
+                self._in_namespaces.add((choice.namespace, choice.name))
 
     def __call__(self, offer: Offer) -> bool:
         name, namespace = offer.tool.name, offer.namespace

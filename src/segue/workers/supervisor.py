@@ -257,8 +257,10 @@ class Supervisor:
         def members() -> dict[str, Member]:
             serving = [worker for worker in workers if worker.turned_at is not None]
             return {
-                f"{one.name}, process {one.pid}": partial(give_order, self._control(one.name))
-                for one in serving
+                f"{worker.name}, process {worker.pid}": partial(
+                    give_order, self._control(worker.name)
+                )
+                for worker in serving
             }
 
         def on_reload(settings: Settings) -> None:
@@ -317,7 +319,7 @@ class Supervisor:
         tasks = [self._children[worker] for worker in workers]
         for worker, port in zip(workers, self._ports, strict=False):
             worker.stop()
-            # Connections to a worker that has ended are refused, instead of waiting in vain.
+            # Connections to a worker that has ended are refused, instead of waiting without a result.
             if is_spread():
                 self._children[worker].add_done_callback(partial(_close, port))
         left_s = grace_s + END_S_MAX
