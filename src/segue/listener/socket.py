@@ -187,6 +187,7 @@ class Socket(asyncio.Protocol):
         if self._state is not _State.OPEN:
             return
         queue = self._queue
+        queued_bytes = self._queued_bytes
         for message in messages:
             size = len(message)
             if size < 126:
@@ -197,8 +198,9 @@ class Socket(asyncio.Protocol):
                 header = _LONG_HEADER.pack(0x81, 127, size)
             queue.append(header)
             queue.append(message)
-            self._queued_bytes += len(header) + size
-        if self._is_paused or self._queued_bytes > self._limits.outbox_bytes_max:
+            queued_bytes += len(header) + size
+        self._queued_bytes = queued_bytes
+        if self._is_paused or queued_bytes > self._limits.outbox_bytes_max:
             self._resume_is_owed = self._resume_is_owed or self.is_full
             if len(queue) - self._blocks > _LOOSE_MAX:
                 queue[self._blocks :] = [b"".join(queue[self._blocks :])]

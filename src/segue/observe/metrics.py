@@ -179,7 +179,9 @@ class Metrics:
         tally = turn.tally
         self._turns(turn.receipt.transport, turn.outcome).inc()
         for field, counter in self._counted.items():
-            counter.inc(getattr(tally, field))
+            # Most of them are 0 in most turns.
+            if count := getattr(tally, field):
+                counter.inc(count)
         for field, counters in self._used.items():
             counters(turn.entry.model).inc(getattr(turn.entry, field))
         if tally.found_in is not None:

@@ -38,8 +38,7 @@ class EventRing:
             self.oldest = events[0].number
         self.last = events[-1].number
         self._loose += events
-        for event in events:
-            self._loose_bytes += len(event.data)
+        self._loose_bytes += sum([len(event.data) for event in events])
         if self._loose_bytes > PACKED_BYTES:
             self._pack()
 
