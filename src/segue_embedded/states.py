@@ -197,7 +197,7 @@ class SlotStates:
         if path in self._files or file.stat().st_size > self._bytes_max:
             return
         head = _Head(
-            turn.owner, self._engine.fingerprint, tokens, [one.id for one in ancestors(turn)]
+            turn.owner, self._engine.fingerprint, tokens, [link.id for link in ancestors(turn)]
         )
         packed = msgspec.msgpack.encode(head)
         sealed = self._ciphers.seal_bytes(turn.owner, file.read_bytes())
@@ -251,7 +251,7 @@ def _saveable(tips: Iterable[Turn]) -> Iterator[tuple[Turn, IdArray[int]]]:
     """Turns with all tokens up to their end, where these are known and everything before them is stored, too."""
     for turn in tips:
         prompt = None if turn.warm is None else turn.warm.prompt
-        if isinstance(prompt, Tokens) and all(one.is_stored for one in ancestors(turn)):
+        if isinstance(prompt, Tokens) and all(link.is_stored for link in ancestors(turn)):
             yield turn, prompt.flat()
 
 

@@ -73,7 +73,7 @@ class _Unrolled:
 
     def _count(self, part: dict[str, object], is_joined: bool) -> float:
         bounds = (part.get("minItems"), part.get("maxItems"))
-        total = max((one for one in bounds if isinstance(one, int | float)), default=0)
+        total = max((bound for bound in bounds if isinstance(bound, int | float)), default=0)
         total += len(listed(part, "prefixItems"))
         is_joined = is_joined or len(part.keys() - BESIDE) > 1
         if is_joined and (target := self._schema.at(part.get("$ref"))) is not None:
@@ -81,7 +81,7 @@ class _Unrolled:
         for word, inner in part.items():
             if word in UNIONS and isinstance(inner, list):
                 is_each = is_joined or (word == "allOf" and len(inner) > 1)
-                total += sum(self.count(one, is_joined=is_each) for one in inner)
+                total += sum(self.count(schema, is_joined=is_each) for schema in inner)
             else:
                 total += self.count(inner)
         return total

@@ -59,8 +59,8 @@ SMALL_MODEL = "smollm2"
 # What every embedded model is served with.
 USUAL = {"engine_parallel": 1}
 KNOWN = {
-    one.name: one
-    for one in (
+    weights.name: weights
+    for weights in (
         Weights(
             name=SMALL_MODEL,
             about="SmolLM2-135M-Instruct Q4_1, four requests at once: starts on any machine",
@@ -136,15 +136,15 @@ def list_weights(folder: Path | None = None) -> list[ListedWeights]:
     """Every model that can be fetched by name, and where its file is if it was fetched."""
     return [
         ListedWeights(
-            one.name,
-            one.about,
-            one.bytes,
-            one.memory_bytes,
-            one.licence,
-            one.sha256,
-            _find(one, folder),
+            weights.name,
+            weights.about,
+            weights.bytes,
+            weights.memory_bytes,
+            weights.licence,
+            weights.sha256,
+            _find(weights, folder),
         )
-        for one in KNOWN.values()
+        for weights in KNOWN.values()
     ]
 
 
@@ -227,7 +227,7 @@ def _known(name: str) -> Weights:
 def _find(weights: Weights, folder: Path | None) -> Path | None:
     """The file with the right SHA-256: fetched, or inside an installed package."""
     folders = _folders(folder)
-    places = [(one / f"{weights.name}.gguf", one) for one in folders]
+    places = [(place / f"{weights.name}.gguf", place) for place in folders]
     for path, noted in (*places, (_installed(weights), folders[0])):
         if path is not None and path.is_file() and _is_right(path, weights, noted):
             return path

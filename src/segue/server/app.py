@@ -309,8 +309,7 @@ async def _keep_slot_states(
             if built.keep_states is None or path is None:
                 continue
             folder = Path(f"{path}.states")
-            keeping = built.keep_states(
-                folder, RingSeals(state.ring), store.state.tips, store.turns
-            )
+            seals = RingSeals(state.ring)
+            keeping = built.keep_states(folder, seals, store.state.tips, store.turns)
             eraser.caches.append(await stack.enter_async_context(keeping))
         yield

@@ -22,7 +22,7 @@ from segue.wire.codec import encode
 from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
-from segue.wire.tools import forced_offers, grammar_of, has_grammar
+from segue.wire.tools import forced_offers, grammar_of
 
 NULL = Raw(b"null")
 # Where a client wants compaction and does not say when: this share of the context.
@@ -114,7 +114,7 @@ def _refuse_grammar(resolved: Resolved, engine: Engine) -> None:
     """
     head = resolved.head
     forced = forced_offers(head.tool_choice, head.tools.offers + resolved.effects.offers)
-    if not engine.can_constrain or not forced or not all(map(has_grammar, forced)):
+    if not engine.can_constrain or not forced or not all(map(grammar_of, forced)):
         return
     if len(forced) > 1:
         problem = (

@@ -494,13 +494,8 @@ class _Meant:
         return not self._in_namespaces.isdisjoint({(None, name), (namespace, name)})
 
 
-def has_grammar(offer: Offer) -> bool:
-    """Whether what the model gives this tool must follow a grammar."""
-    return grammar_of(offer) is not None
-
-
 def grammar_of(offer: Offer) -> tuple[str, str] | None:
-    """The syntax of the grammar that this tool has, and its definition."""
+    """The grammar that the input of this tool must follow: its syntax and its definition; None where it has none."""
     if not isinstance(offer.tool, CustomTool) or not isinstance(offer.tool.format, Raw):
         return None
     match msgspec.json.decode(offer.tool.format):
