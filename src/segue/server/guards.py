@@ -6,15 +6,15 @@ implementation is one literal dictionary (`GUARDS`), or `package.module:name` in
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from msgspec import structs
 
 from segue.errors import Misconfigured, need_package
 from segue.seams.guard import Guard
+from segue.server.plugins import imported
 from segue.settings.values import FIELDS, Settings
 from segue.turn.plan import Guards, Plan
 from segue.turn.resources import Gate
@@ -109,14 +109,7 @@ INPUT_ONLY = frozenset({"classifier"})
 
 def _imported(name: str) -> GuardBuilder:
     """A guard of the operator's own, as `package.module:name`; called with the settings, it returns a `Guard`."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise Misconfigured(f"guard: '{name}' is not one of: {', '.join(GUARDS)}, MODULE:NAME.")
-    try:
-        found: GuardBuilder = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise Misconfigured(f"guard: '{name}' cannot be imported: {error}.") from None
-    return found
+    return cast(GuardBuilder, imported("guard", name, tuple(GUARDS)))
 
 
 def gate_for(guards: Iterable[Guards]) -> OpenGate | None:

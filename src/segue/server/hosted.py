@@ -9,17 +9,17 @@ tool that is not whole, or that takes what another tool has, refuses the start.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
 from segue.accounts.scopes import SCOPES
 from segue.errors import Misconfigured
 from segue.seams.tools import AnyHostedKind, HostedTool
+from segue.server.plugins import imported
 from segue.settings.values import Settings
 from segue.wire.codec import TOOL_STRUCTS
 from segue.wire.items import ItemValue, McpApprovalResponse, McpCall, WebSearchCall
@@ -93,13 +93,7 @@ def asking_of(tool: HostedTool) -> Asking:
 
 
 def _builder(place: str) -> ToolBuilder:
-    module, _, name = place.partition(":")
-    if not name:
-        raise Misconfigured(f"hosted_tools: '{place}' is not MODULE:NAME.")
-    try:
-        builder: ToolBuilder = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise Misconfigured(f"hosted_tools: '{place}' cannot be imported: {error}.") from None
+    builder = cast("ToolBuilder", imported("hosted_tools", place))
 
     def build(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
         tool = builder(settings, stack, fetcher)
