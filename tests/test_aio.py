@@ -167,15 +167,15 @@ class OpenGuard:
         return Verdict()
 
 def guard(settings):
-    look = Memory.look
+    enforce = Memory.enforce
 
     def failing(memory):
-        look(memory)
+        enforce(memory)
         with suppress(FileNotFoundError):
             Path("fault").unlink()
             raise ZeroDivisionError("a mistake")
 
-    Memory.look = failing
+    Memory.enforce = failing
     return OpenGuard()
 """
 
