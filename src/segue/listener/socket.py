@@ -57,10 +57,13 @@ _muted = logging.Logger("websockets", logging.CRITICAL)
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _PROTOCOL = Subprotocol(PROTOCOL)
 _PING = b"\x89\x00"
-# Text frames below 126 bytes have one of 126 headers.
-_SHORT_HEADERS = tuple(bytes((0x81, size)) for size in range(126))
 _MEDIUM_HEADER = struct.Struct("!BBH")
 _LONG_HEADER = struct.Struct("!BBQ")
+# The headers of short text frames by the size of the message: nearly all deltas are such.
+_HEADERS = (
+    *(bytes((0x81, size)) for size in range(126)),
+    *(_MEDIUM_HEADER.pack(0x81, 126, size) for size in range(126, 1_024)),
+)
 # A close reason shares the 125 bytes of a control frame with its code (RFC 6455, 5.5).
 _REASON_BYTES_MAX = 123
 # What the transport may hold before the rest waits here, where a pong can still overtake it.
@@ -190,8 +193,8 @@ class Socket(asyncio.Protocol):
         queued_bytes = self._queued_bytes
         for message in messages:
             size = len(message)
-            if size < 126:
-                header = _SHORT_HEADERS[size]
+            if size < 1_024:
+                header = _HEADERS[size]
             elif size < 65536:
                 header = _MEDIUM_HEADER.pack(0x81, 126, size)
             else:

@@ -308,9 +308,11 @@ class Assembler:
         assert self._state == "open", self._state
         events: list[Event] = []
         for fragment in parsed:
+            # Nearly all of them: what a match costs would be paid for each token.
+            if type(fragment) is ItemText and not fragment.logprobs:
+                self._write(fragment.text, events)
+                continue
             match fragment:
-                case ItemText(logprobs=()):
-                    self._write(fragment.text, events)
                 case ItemText():
                     self._write_likely(fragment, events)
                 case ItemOpened():
