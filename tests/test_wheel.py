@@ -138,7 +138,7 @@ LIBRARIES_LOADED = {
 OURS_LOADED = {"segue", "segue_cli", "segue_dashboard"}
 ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
-    *("wire", "seams", "session", "turn", "process", "memory", "accounts"),
+    *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *("vocabularies", "schemas", "readers", "dialects", "engines", "stores"),
     *("listener", "responses", "server", "observe", "reports"),
 }

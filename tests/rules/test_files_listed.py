@@ -26,6 +26,7 @@ ROOMS = {
     "process": "3: which turns run in this process, how do they begin, repeat, replay and end?",
     "memory": "3: how much may this process hold, and what gives way when it holds more?",
     "accounts": "3: who is asking, and how much is left?",
+    "resent": "3: what of a history that is sent again is known here already?",
     "vocabularies": "4a: which token ids are this text?",
     "schemas": "4a: what does a schema say that a client has sent, and how is a model held to it?",
     "readers": "4a: what did the model say, and how is it made to say it?",

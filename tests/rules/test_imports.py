@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": INNER,
     "process": INNER | {"turn", "memory"},
     "accounts": INNER,
+    "resent": INNER | {"turn", "memory"},
     # 4a: the model's side
     "vocabularies": INNER,
     "schemas": INNER,
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
-    "listener": INNER | {"turn", "process", "memory", "accounts"},
+    "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
@@ -77,8 +78,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
-    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
-    | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
+    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "resent"}
+    | {"responses", "session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }

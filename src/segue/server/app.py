@@ -238,6 +238,7 @@ def build_services(
         find_report=reports.find,
         limits=edge_limits(settings),
         memory=state.memory,
+        memo=state.memo,
         note_refusal=observers.note_refusal,
         count_request=observers.metrics.count_request,
         write_access=observers.write_access,
@@ -264,7 +265,10 @@ def watch_gauges(
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
-        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes + state.reuse.waiting_bytes,
+        "prompts": lambda: (
+            sum(cache.bytes for cache in (state.render_cache, state.memo, state.reuse))
+            + state.reuse.waiting_bytes
+        ),
         "running": lambda: (
             sum(running.bytes for running in registry.running.values()) + state.budget.dropped.bytes
         ),
@@ -273,7 +277,7 @@ def watch_gauges(
         "files": lambda: hosted.bytes,
     }
     # What costs least to fill again goes first.
-    caches = (state.reuse.shrink, state.render_cache.shrink)
+    caches = (state.reuse.shrink, state.memo.shrink, state.render_cache.shrink)
     memory.watch(parts, (*caches, store.state.shrink, state.budget.shrink))
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))
