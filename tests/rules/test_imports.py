@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts"},
+    "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
@@ -76,7 +77,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
+    | {
+        "accounts",
+        "cluster",
+        "dialects",
+        "documents",
+        "engines",
+        "exports",
+        "files",
+        "guards",
+        "listener",
+    }
     | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "responses"}
     | {"session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
     # How do several processes serve one port?

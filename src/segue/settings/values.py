@@ -122,6 +122,11 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     retention_s: Limit = 30 * 86_400
     events_retention_s: Limit = 86_400
     seal_keys: str = ""
+    # A folder, or a bucket; with neither, a folder beside the SQLite file.
+    files_dir: str = ""
+    files_url: str = ""
+    file_bytes_max: Amount = 512 * MIB
+    owner_files_bytes_max: Amount = 10 * 1024 * MIB
     auth: Literal["auto", "off", "keys"] = "auto"
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
