@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ WHOLE = form(('purpose"', b"user_data"), FILE)
 
 async def cut(body: bytes, places: Sequence[int]) -> AsyncIterator[bytes]:
     ends = sorted({0, len(body), *(place % (len(body) + 1) for place in places)})
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in pairwise(ends):
         yield body[start:end]
 
 

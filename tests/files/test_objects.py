@@ -101,6 +101,7 @@ async def test_folder_keeps_files_from_other_users_and_tidies_up(tmp_path: Path)
     os.utime(folder / "uploads" / "file-1111", (old, old))
     await objects.tidy()
     assert [*(folder / "uploads").iterdir()] == []
+    await left.abort()
     assert await whole(objects, NAME) == b"secret"
 
 

@@ -1,4 +1,4 @@
-"""Files that clients keep on the server: uploaded, listed, read, used in an input, deleted, expired; each its owner's."""
+"""Files that clients keep on the server: uploaded, listed, read, used in an input, deleted; each its owner's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from segue.accounts.hashes import issue_key
 from tests.documents.papers import pdf
+from tests.files.test_depot import files_in
 from tests.files.test_form import form
 from tests.postgres import PostgresServer
 from tests.support import MODEL, Answer, Served, fetch, serving, wire
@@ -73,7 +74,7 @@ async def test_file_is_kept_listed_read_and_deleted(kind: str, tmp_path: Path) -
         assert deleted.json == {"id": made["id"], "object": "file", "deleted": True}
         for verb, at in (("GET", path), ("GET", path + "/content"), ("DELETE", path)):
             assert (await fetch(served, verb, at)).status == 404
-    left = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    left = [path.read_bytes() for path in files_in(tmp_path)]
     assert not any(POEM[:30] in data for data in left), "deleted means gone"
 
 
@@ -111,7 +112,7 @@ async def test_bad_upload_is_refused_and_leaves_nothing(
         answer = await fetch(served, "POST", "/v1/files", body(**more), FORM)
         assert (answer.status, answer.json["error"]["param"]) == (400, param)
         assert (await fetch(served, "GET", "/v1/files")).json["data"] == []
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files_in(tmp_path) == []
 
 
 async def test_upload_that_is_too_large_or_cut_off_leaves_nothing(tmp_path: Path) -> None:

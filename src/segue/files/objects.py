@@ -62,6 +62,11 @@ class Objects(Protocol):
         """Delete what crashes have left half written."""
 
 
+def folder_path(folder: Path, file_id: str) -> Path:
+    """Where a file is. Ids are ours, and plain; their last letters choose a folder: one of a million files is slow."""
+    return folder / file_id[-2:] / file_id
+
+
 class FolderObjects:
     """Files in a folder that only its owner may read."""
 
@@ -73,10 +78,11 @@ class FolderObjects:
             path.mkdir(mode=0o700, exist_ok=True)
 
     async def begin(self, file_id: str) -> ObjectUpload:
-        return await _in_thread(_FolderUpload, self._uploads / file_id, self._path(file_id))
+        path = folder_path(self._folder, file_id)
+        return await _in_thread(_FolderUpload, self._uploads / file_id, path)
 
     async def read(self, file_id: str) -> AsyncIterator[bytes]:
-        source = await _in_thread(FileIO, self._path(file_id))
+        source = await _in_thread(FileIO, folder_path(self._folder, file_id))
         try:
             while part := await _in_thread(source.read, PART_BYTES):
                 yield part
@@ -84,17 +90,13 @@ class FolderObjects:
             source.close()
 
     async def delete(self, file_id: str) -> None:
-        await _in_thread(_remove, self._path(file_id))
+        await _in_thread(_remove, folder_path(self._folder, file_id))
 
     async def ids(self, before: float) -> list[str]:
         return await _in_thread(lambda: [*self._older(before)])
 
     async def tidy(self) -> None:
         await _in_thread(self._tidy)
-
-    def _path(self, file_id: str) -> Path:
-        """Ids are ours, and plain. The last letters choose one of 256 folders: a folder of a million files is slow."""
-        return self._folder / file_id[-2:] / file_id
 
     def _older(self, before: float) -> Iterator[str]:
         for folder in self._folder.iterdir():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from segue.errors import ApiError, Refused, need_package
@@ -69,11 +69,8 @@ class LateFiles(AsyncExitStack):
             return open_bucket(settings.files_url)
         from segue.files.objects import FolderObjects
 
-        if settings.files_dir:
-            return FolderObjects(Path(settings.files_dir))
-        if settings.store_path is not None:
-            return FolderObjects(Path(f"{settings.store_path}.files"))
-        return FolderObjects(Path(self.enter_context(tempfile.TemporaryDirectory("segue"))))
+        path = settings.files_path
+        return FolderObjects(path or Path(self.enter_context(TemporaryDirectory(prefix="segue-"))))
 
     async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
         """The name and the bytes of a file, for an input."""
@@ -95,5 +92,5 @@ class LateFiles(AsyncExitStack):
 
     def _has_files(self) -> bool:
         """Whether something was kept before, or is now."""
-        place = self._settings.files_dir or f"{self._settings.store_path}.files"
-        return "_depot" in self.__dict__ or Path(place).is_dir()
+        path = self._settings.files_path
+        return "_depot" in self.__dict__ or (path is not None and path.is_dir())

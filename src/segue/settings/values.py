@@ -242,6 +242,13 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         return Path(f"{self.store_path or 'segue'}.seals")
 
     @property
+    def files_path(self) -> Path | None:
+        """The folder of uploaded files; None where they are in a bucket, in memory, or have no place."""
+        if self.files_url or not (self.files_dir or self.store_path):
+            return None
+        return Path(self.files_dir or f"{self.store_path}.files")
+
+    @property
     def is_unnamed(self) -> bool:
         """Whether an engine over HTTP is to serve a model that the operator has not named."""
         is_named = self.model or self.models or self.engine in ("embedded", "scripted")
