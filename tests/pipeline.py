@@ -17,8 +17,8 @@ from typing import Any
 from segue.engines.scripted import Script, ScriptedEngine
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.chains import Lineages
-from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
+from segue.resent.render_cache import RenderCache
 from segue.seams.model import Dialect, Engine, EngineFacts, Finish, Ids, Job, Piece
 from segue.seams.prompt import Tokens
 from segue.seams.store import Turns

@@ -100,9 +100,10 @@ def _key_sources(state: State, observers: Observers) -> KeySources:
 
 def _cache_uses(state: State, upgrades: Upgrades) -> Sequence[CacheUse]:
     settings = state.settings
+    rendered = state.render_cache.bytes + state.memo.bytes
     fullest = max((session.state_bytes for session in upgrades.sessions), default=0)
     return [
         CacheUse("stored responses", state.store.state.bytes, settings.process_state_bytes_max),
-        CacheUse("rendered prompts", state.render_cache.bytes, settings.render_cache_bytes_max),
+        CacheUse("rendered prompts", rendered, settings.render_cache_bytes_max),
         CacheUse(FULLEST, fullest, settings.connection_state_bytes_max),
     ]

@@ -17,7 +17,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from segue.dialects.parts import MODEL_TURN, parts_of
-from segue.process.render_cache import is_cut
+from segue.resent.render_cache import is_cut
 from segue.seams.history import Round, Turn, Unfinished, Warm, ancestors
 from segue.seams.model import (
     Dialect,

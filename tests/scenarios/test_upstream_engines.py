@@ -16,10 +16,10 @@ from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
 from segue.engines.vllm import VLLM
 from segue.process.afterwards import Afterwards
-from segue.process.render_cache import RenderCache
 from segue.process.runner import Records, Runner
 from segue.replicas.router import RoutedEngine
 from segue.reports.watch import ReuseWatch
+from segue.resent.render_cache import RenderCache
 from segue.seams.model import Dialect, Engine
 from segue.stores.memory import MemoryStore
 from segue.stores.seals import RingSeals, new_key

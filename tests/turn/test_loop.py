@@ -17,7 +17,7 @@ from msgspec import Raw, structs
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
 from segue.ids import item_ids
-from segue.process.render_cache import RenderCache
+from segue.resent.render_cache import RenderCache
 from segue.seams.access import Seals
 from segue.seams.history import Round, Turn, Unfinished
 from segue.seams.model import Delta, Deltas, EngineFacts, Finish, Job, JobStarted, Piece, Scene

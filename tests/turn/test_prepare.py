@@ -9,7 +9,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
-from segue.process.render_cache import RenderCache
+from segue.resent.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare

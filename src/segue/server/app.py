@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -29,7 +29,7 @@ from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
-from segue.server.apis import APIS, HINTS
+from segue.server.apis import APIS, HINTS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
@@ -94,10 +94,10 @@ async def open_app(
     settings: Settings,
     place: WorkerPlace = ALONE,
     give_up: GiveUp | None = None,
-    apis: Mapping[str, Api] = APIS,
+    rows: Mapping[str, Api] = APIS,
 ) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
-    fails without which this process cannot go on."""
+    fails without which this process cannot go on. `rows`: the APIs that there are."""
     memory_bytes = memory_for(settings.memory_bytes_max, settings.workers)
     settings = structs.replace(settings, memory_bytes_max=memory_bytes)
     served = build_models(settings, place.engines)
@@ -110,8 +110,8 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        served_apis = (*apis.values(), files_api(files.load))
-        async with _open_server(served, state, hosted, place, give_up, served_apis) as app:
+        every = (*rows.values(), files_api(files.load))
+        async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
 
@@ -122,9 +122,11 @@ async def _open_server(
     hosted: HostedTools,
     place: WorkerPlace,
     give_up: GiveUp | None,
-    apis: Sequence[Api],
+    rows: Collection[Api],
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
+    apis = [api for api in rows if is_on(api, settings)]
+    off = [api for api in rows if api not in apis]
     async with (
         open_observers(state) as observers,
         build_runner(served, state, hosted, observers) as runner,
@@ -134,7 +136,7 @@ async def _open_server(
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
         services = build_services(state, runner, observers, eraser, reports)
-        upgrades = Upgrades(services, apis)
+        upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         routes = routes_of(apis, services)
@@ -168,7 +170,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
-            http = HttpApp(services, RouteTable(routes, hints=HINTS))
+            http = HttpApp(services, RouteTable(routes, off, HINTS))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 
@@ -241,6 +243,7 @@ def build_services(
         find_report=reports.find,
         limits=edge_limits(settings),
         memory=state.memory,
+        memo=state.memo,
         note_refusal=observers.note_refusal,
         count_request=observers.metrics.count_request,
         write_access=observers.write_access,
@@ -267,7 +270,10 @@ def watch_gauges(
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
-        "prompts": lambda: state.render_cache.bytes + state.reuse.bytes + state.reuse.waiting_bytes,
+        "prompts": lambda: (
+            sum(cache.bytes for cache in (state.render_cache, state.memo, state.reuse))
+            + state.reuse.waiting_bytes
+        ),
         "running": lambda: (
             sum(running.bytes for running in registry.running.values()) + state.budget.dropped.bytes
         ),
@@ -276,7 +282,7 @@ def watch_gauges(
         "files": lambda: hosted.bytes,
     }
     # What costs least to fill again goes first.
-    caches = (state.reuse.shrink, state.render_cache.shrink)
+    caches = (state.reuse.shrink, state.memo.shrink, state.render_cache.shrink)
     memory.watch(parts, (*caches, store.state.shrink, state.budget.shrink))
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))

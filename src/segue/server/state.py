@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Raw
 
 from segue.accounts.account import Account, Accounts
 from segue.accounts.hashes import KeyHashes
@@ -14,9 +15,10 @@ from segue.accounts.quota import Meter
 from segue.listener.services import NearTurns
 from segue.memory.budget import Memory
 from segue.process.afterwards import EndedTurn
-from segue.process.render_cache import RenderCache
 from segue.process.runner import Runner
 from segue.reports.watch import ReuseWatch
+from segue.resent.memo import Memo
+from segue.resent.render_cache import RenderCache
 from segue.seams.access import RingKey
 from segue.seams.history import Owner
 from segue.seams.store import Turns
@@ -28,6 +30,9 @@ from segue.turn.plan import Caller
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
+
+# What memos may hold of the bytes that are for clients that resend everything.
+MEMO_SHARE = 4
 
 Forget = Callable[[Owner, str], Awaitable[None]]
 
@@ -48,6 +53,8 @@ class State:
     # The memory of all connections together.
     budget: Budget
     render_cache: RenderCache
+    # The items that messages of other APIs became.
+    memo: Memo[tuple[Raw, ...]]
     # What of the prompts was reused.
     reuse: ReuseWatch
     # What all of it may hold.
@@ -85,9 +92,10 @@ class State:
         for account in self.accounts.bounded.get(owner, ()):
             left = max(0, account.quota.state_bytes_max - self.budget.bytes_of(account.key_id))
             # A report is only shown; rendering again is cheaper than reading from the store again.
-            rendered = self.render_cache.bytes_of(owner)
-            self.reuse.trim(owner, max(0, left - cached.bytes_of(owner) - rendered))
-            self.render_cache.trim(owner, max(0, left - cached.bytes_of(owner)))
+            spare = left - cached.bytes_of(owner)
+            for cache in (self.render_cache, self.memo, self.reuse):
+                cache.trim(owner, max(0, spare))
+                spare -= cache.bytes_of(owner)
             cached.trim(owner, left)
 
 
@@ -100,6 +108,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     budget = Budget(settings.connections_state_bytes_max)
     store.state.dropped = budget.dropped
     peers = None if cluster is None else cluster.peers
+    memo_bytes = settings.render_cache_bytes_max // MEMO_SHARE
     meter = Meter(store.shared_limits, peers, budget.trim)
     accounts = Accounts(store.keys, hashes.digests, settings.auth, meter)
     return State(
@@ -111,7 +120,8 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
         accounts=accounts,
         meter=meter,
         budget=budget,
-        render_cache=RenderCache(settings.render_cache_bytes_max),
+        render_cache=RenderCache(settings.render_cache_bytes_max - memo_bytes),
+        memo=Memo(memo_bytes),
         reuse=ReuseWatch(settings.reuse_bytes_max),
         memory=Memory(settings.memory_bytes_max, settings.body_bytes_max),
     )

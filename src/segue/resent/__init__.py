@@ -1,0 +1,1 @@
+"""What of a history that is sent again is known here already?"""
