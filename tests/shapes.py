@@ -2,8 +2,8 @@
 
 `tests.support` notes here what it receives on these APIs. When the tests of a file have ended, everything that they
 were sent is held, strictly, against the pydantic models of the Python clients, and as literals against the types of the
-JavaScript clients (`tsc --strict`). A field outside the types is an error unless it is in `BEYOND`, which is what
-docs/messages.md and docs/chat.md list.
+JavaScript clients (`tsc --strict`). A field outside the types is an error unless it is in `BEYOND`, which is what the
+pages of these APIs list.
 """
 
 from __future__ import annotations
