@@ -190,9 +190,7 @@ def test_chain_comes_back_to_the_byte_and_to_the_id(seals: RingSeals) -> None:
 def test_long_texts_of_a_chain_travel_once(seals: RingSeals) -> None:
     tools = b'[{"type":"function","name":"' + bytes(range(97, 122)) * 800 + b'"}]'
     head = (b'"be brief"', tools)
-    chain = [
-        replace(turn, head_sent=head) for turn in make_chain(50, is_stored=False, tools=tools)
-    ]
+    chain = [replace(turn, head_sent=head) for turn in make_chain(50, is_stored=False, tools=tools)]
     linked: Turn | None = None
     for turn in chain:
         linked = replace(turn, parent=linked)

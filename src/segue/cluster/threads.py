@@ -22,9 +22,9 @@ FETCHED_MAX = 4
 # How long a request waits for the place and the chain; a worker has less for its answer (`peers.ANSWER_S`).
 FETCH_S = 5.0
 
-Held = Callable[[Owner, str], Turn | None]
-Seal = Callable[[Turn], bytes | None]
-Open = Callable[[Owner, bytes], Turn | None]
+HeldTurn = Callable[[Owner, str], Turn | None]
+SealChain = Callable[[Turn], bytes | None]
+OpenChain = Callable[[Owner, bytes], Turn | None]
 
 _decode_name = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
@@ -32,16 +32,18 @@ _decode_name = msgspec.msgpack.Decoder(tuple[str, str]).decode
 class RemoteThreads:
     """Threads that other workers have, and questions of other workers for those that are here."""
 
-    def __init__(self, peers: Peers, held: Held, seal: Seal, open_sealed: Open) -> None:
+    def __init__(
+        self, peers: Peers, held: HeldTurn, seal: SealChain, open_chain: OpenChain
+    ) -> None:
         self._peers = peers
         self._held = held
         self._seal = seal
-        self._open = open_sealed
+        self._open = open_chain
         self._places = asyncio.Semaphore(FETCHED_MAX)
         peers.on_message("thread", self._on_question)
 
     async def fetch(self, owner: Owner, turn_id: str) -> Turn | None:
-        """The turn with its chain from the worker that made it; None if it cannot be had."""
+        """The turn with its chain from the worker that made it; None if it is not available."""
         tag = tag_of(turn_id)
         home = [worker for worker in self._peers.others if tag_of(worker) == tag]
         if not home:
