@@ -35,7 +35,8 @@ async def checks(**flags: object) -> dict[str, Check]:
 async def test_all_is_well(tmp_path: Path) -> None:
     found = await checks(store=f"sqlite:///{tmp_path / 'turns.db'}")
     assert [check.name for check in found.values() if not check.is_ok] == []
-    assert set(found) == {"segue", "port", "APIs", "store", "model scripted", "engine scripted"}
+    names = {"segue", "port", "APIs", "store", "files", "model scripted", "engine scripted"}
+    assert set(found) == names
     assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
 
 
