@@ -13,7 +13,6 @@ from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.turns import open_stream, receive, run_to_end, stream
 from segue.turn.plan import Arrival
-from segue.turn.running import Running
 
 # By which headers clients name their session. A hint for the routing, never an identity.
 SESSION_HEADERS = (b"x-session-affinity", b"x-session-id", b"session-id", b"x-conversation-id")
@@ -39,15 +38,9 @@ class ChatRoutes:
             raise reading.in_clients_words(error) from None
 
     async def _stream(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
-        request, turns = reading.request, list[Running]()
-
-        def error() -> ApiError | None:
-            failed = turns[0].error
-            return failed and reading.in_clients_words(failed)
-
-        writer = ChunkWriter(error, wants_usage=request.wants_usage, is_old=request.is_old)
-        subscriber = open_stream(self._services, writer.write, on_attached=turns.append)
-        await stream(exchange, self._services, arrival, subscriber)
+        request = reading.request
+        writer = ChunkWriter(wants_usage=request.wants_usage, is_old=request.is_old)
+        await stream(exchange, self._services, arrival, open_stream(self._services, writer.write))
 
     async def _answer(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
         running = await run_to_end(exchange, self._services, arrival)

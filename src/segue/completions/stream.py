@@ -15,7 +15,7 @@ in place of all that would follow. A heartbeat is a comment: an empty chunk woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw, Struct
@@ -27,12 +27,14 @@ from segue.completions.answer import (
     finish_reason,
     usage_of,
 )
-from segue.errors import ApiError, ServerFault
+from segue.errors import InvalidRequest, ServerFault
+from segue.turn.assemble import CALLERS_FAULTS
 from segue.wire.codec import encode, encode_error_body
 from segue.wire.events import Event
-from segue.wire.response import IncompleteDetails, Usage
+from segue.wire.response import Fault, IncompleteDetails, Usage
 
 PING = b": ping\n\n"
+CANCELLED = Fault("server_error", "The response was cancelled.")
 DONE = b"data: [DONE]\n\n"
 # Where a delta of a text goes.
 TEXT_DELTAS = {
@@ -78,6 +80,7 @@ class EndRead(Struct, frozen=True):
     output: list[WrittenItem]
     incomplete_details: IncompleteDetails | None = None
     usage: Usage | None = None
+    error: Fault | None = None
 
 
 class Started(Struct, frozen=True):
@@ -97,15 +100,8 @@ _read_end = msgspec.json.Decoder(Ended).decode
 class ChunkWriter:
     """Writes the chunks of one turn."""
 
-    def __init__(
-        self,
-        error_of: Callable[[], ApiError | None],
-        *,
-        wants_usage: bool,
-        is_old: bool,
-    ) -> None:
-        """`error_of`: why the turn has failed. `is_old`: the request had `functions`."""
-        self._error_of = error_of
+    def __init__(self, *, wants_usage: bool, is_old: bool) -> None:
+        """`is_old`: the request had `functions`."""
         self._wants_usage = wants_usage
         self._is_old = is_old
         self._head = b""
@@ -201,7 +197,7 @@ class ChunkWriter:
     def _last_chunks(self, event: Event) -> list[bytes]:
         response = _read_end(event.data).response
         if response.status not in ("completed", "incomplete"):
-            return self._error_chunks()
+            return self._error_chunks(response.error or CANCELLED)
         chunks: list[bytes] = []
         self._begin(chunks)
         messages = (item for item in response.output if item.type == "message")
@@ -217,9 +213,9 @@ class ChunkWriter:
             chunks.append(b'%b],"usage":%b}\n\n' % (self._head, usage))
         return [*chunks, DONE]
 
-    def _error_chunks(self) -> list[bytes]:
+    def _error_chunks(self, fault: Fault) -> list[bytes]:
         """Nothing, if nothing was written yet: then the failure is a status."""
         if not self._has_begun:
             return []
-        error = self._error_of() or ServerFault("The response was cancelled.")
-        return [b"data: %b\n\n" % encode_error_body(error)]
+        kind = InvalidRequest if fault.code in CALLERS_FAULTS else ServerFault
+        return [b"data: %b\n\n" % encode_error_body(kind(fault.message, code=fault.code))]
