@@ -20,14 +20,12 @@ from msgspec import UNSET, structs
 from segue.aio import off_loop
 from segue.resent.answers import answer_length
 from segue.resent.canonical import THOUGHT, digest_of, digest_of_json
-from segue.resent.shared import SharedHistories
+from segue.resent.shared import RememberedHistory, SentHead, SharedHistories
 from segue.seams.history import (
-    KnownHistory,
     Owner,
     Past,
     Resent,
     Round,
-    SentHead,
     Unfinished,
     Warm,
 )
@@ -48,6 +46,25 @@ RESENT_BYTES_MAX = 16 * 1024 * 1024
 SECRET_DIGEST_BYTES = 32
 
 
+class _Recognised(Resent, frozen=True):
+    """A history, what it will be found by, and what its items mean."""
+
+    beginning: RememberedHistory | None
+    # How many of the items the beginning stands for.
+    count: int
+    key: int
+    head: SentHead
+    sent: tuple[Item, ...]
+    digests: tuple[bytes, ...]
+
+    def known_count(self, given: tuple[Item, ...]) -> int:
+        known = self.beginning
+        if known is None or known.is_direct:
+            return self.count
+        count = len(known.given)
+        return count if given[:count] == known.given else 0
+
+
 class RenderCache:
     """Beginnings of histories, and what they were rendered to. `bytes_max` of 0 switches it off.
 
@@ -57,7 +74,7 @@ class RenderCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[CacheKey, KnownHistory] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, RememberedHistory] = OrderedDict()
         # The entries by the turns that they were sent for.
         self._keys: dict[tuple[Owner, str], CacheKey] = {}
         self._shared = SharedHistories()
@@ -113,13 +130,13 @@ class RenderCache:
             self._entries.move_to_end((owner, beginning.key))
         return resent
 
-    def _recognise(self, owner: Owner, create: Create, items: tuple[Item, ...]) -> Resent:
+    def _recognise(self, owner: Owner, create: Create, items: tuple[Item, ...]) -> _Recognised:
         day = int(time.time()) // DAY_S
         head = SentHead(
             create.model, create.instructions, _tools_digest(self._shared, owner, create), day
         )
         digests: list[bytes] = []
-        found: list[KnownHistory] = []
+        found: list[RememberedHistory] = []
         key = hash(head)
         for item in items:
             seen = self._shared.find(owner, item.raw)
@@ -133,16 +150,18 @@ class RenderCache:
         # Hashes may be equal by accident.
         for known in reversed(found):
             if known.head == head and (count := _covered(known.digests, digests)):
-                return Resent(key, head, items, tuple(digests), known, count)
-        return Resent(key, head, items, tuple(digests))
+                return _Recognised(known, count, key, head, items, tuple(digests))
+        return _Recognised(None, 0, key, head, items, tuple(digests))
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
         given = plan.resolved.given
         resent = plan.resolved.resent
-        known = resent.beginning if resent is not None else None
-        count = resent.known_count(given) if resent is not None else 0
-        if known is None or not count:
+        if not isinstance(resent, _Recognised) or resent.beginning is None:
+            return None, 0
+        known = resent.beginning
+        count = resent.known_count(given)
+        if not count:
             return None, 0
         past = known.past
         if past.warm is None or past.warm.fingerprint != plan.model.dialect.fingerprint:
@@ -165,7 +184,9 @@ class RenderCache:
         resent = plan.resolved.resent
         given = plan.resolved.given
         owner = plan.owner
-        if resent is None or first.is_truncated or not is_cut(given, len(given)):
+        if not isinstance(resent, _Recognised):
+            return
+        if first.is_truncated or not is_cut(given, len(given)):
             return
         # An answer of several rounds does not come back as the model wrote it.
         answer = wrote[0] if len(wrote) == 1 and wrote[0].did_sample else None
@@ -205,8 +226,8 @@ def _covered(known: tuple[bytes, ...], digests: list[bytes]) -> int:
 
 
 def _known_history(
-    plan: Plan, resent: Resent, first: Composed, answer: Round | None, warm: Warm | None
-) -> KnownHistory:
+    plan: Plan, resent: _Recognised, first: Composed, answer: Round | None, warm: Warm | None
+) -> RememberedHistory:
     resolved = plan.resolved
     context = first.rendered.context
     if answer is None or warm is None:
@@ -219,7 +240,7 @@ def _known_history(
         # The same request again stands in the same place.
         before_key = before.before if before.key == resent.key else before.key
     prompt = context if isinstance(context, Tokens) else warm.prompt
-    return KnownHistory(
+    return RememberedHistory(
         turn_id=plan.id,
         key=resent.key,
         before=None if before is None else before_key,
@@ -230,7 +251,6 @@ def _known_history(
         given=resolved.given,
         is_direct=not resolved.has_media and _is_direct(resent.sent, resolved.given),
         past=Unfinished(first.scene.past, (last,), warm),
-        prompt=prompt,
         prompts=(prompt, warm.prompt),
         open_calls=resolved.open_calls,
         model_turns=resolved.model_turns,
@@ -245,11 +265,13 @@ def _is_direct(sent: tuple[Item, ...], given: tuple[Item, ...]) -> bool:
     )
 
 
-def _without_answer(known: KnownHistory) -> Unfinished:
+def _without_answer(known: RememberedHistory) -> Unfinished:
     past = known.past
     last = past.rounds[-1]
     assert past.warm is not None
-    return Unfinished(past.parent, (Round(last.given),), replace(past.warm, prompt=known.prompt))
+    return Unfinished(
+        past.parent, (Round(last.given),), replace(past.warm, prompt=known.prompts[0])
+    )
 
 
 def _speaks_first(items: Sequence[Item]) -> Voice | None:

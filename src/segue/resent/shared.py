@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from segue.seams.history import KnownHistory, Owner
 from segue.seams.prompt import Prompt, Tokens
@@ -22,6 +23,38 @@ LISTED_BYTES = 24
 CHUNK_BYTES = 300
 # How often a text is in memory: as it came, as the value of an item, as the bytes of its answer.
 TEXT_COST = 3
+
+
+class SentHead(NamedTuple):
+    """What stands before a history that came as a whole: two with equal heads begin alike."""
+
+    model: str | None
+    instructions: str | None
+    # A digest of what the tools mean.
+    tools: bytes
+    # Some families print the day on which a history began.
+    day: int
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedHistory(KnownHistory):
+    """What is kept of a history, so that it is known again."""
+
+    # What it is found by, and what the history was found by that it goes on from.
+    key: int
+    before: int | None
+    head: SentHead
+    # The tools as they were sent; a digest where there are secrets in them.
+    tools: bytes
+    # The items as they were sent, with digests of what they mean, and as they were understood: with references
+    # resolved and seals opened.
+    sent: tuple[Item, ...]
+    digests: tuple[bytes, ...]
+    given: tuple[Item, ...]
+    # Whether items that mean the same are understood alike at any time: there are no references and no media.
+    is_direct: bool
+    # Its prompt without the answer, and with it.
+    prompts: tuple[Prompt, Prompt]
 
 
 @dataclass(slots=True)
@@ -47,7 +80,7 @@ class SharedHistories:
         """What these bytes became when they were sent before."""
         return self._seen.get((owner, raw))
 
-    def hold(self, owner: Owner, history: KnownHistory) -> None:
+    def hold(self, owner: Owner, history: RememberedHistory) -> None:
         """This history is remembered."""
         self._weigh(owner, _own_bytes(history))
         self._hold_seen(owner, history.tools, history.head.tools)
@@ -56,7 +89,7 @@ class SharedHistories:
         for prompt in history.prompts:
             self._hold_chunks(owner, prompt)
 
-    def release(self, owner: Owner, history: KnownHistory) -> None:
+    def release(self, owner: Owner, history: RememberedHistory) -> None:
         """This history is forgotten."""
         self._weigh(owner, -_own_bytes(history))
         self._release_seen(owner, history.tools)
@@ -105,7 +138,7 @@ class SharedHistories:
             del self.sizes[owner]
 
 
-def _own_bytes(history: KnownHistory) -> int:
+def _own_bytes(history: RememberedHistory) -> int:
     instructions = 2 * len(history.head.instructions or "")
     return HISTORY_BYTES + LISTED_BYTES * len(history.sent) + instructions
 

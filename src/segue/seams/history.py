@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -166,66 +166,28 @@ def _answered(turn: Turn) -> set[bytes]:
     return {bytes(raw) for raw in turn.response.output} if may_be_ours else set()
 
 
-class SentHead(NamedTuple):
-    """What stands before a history that came as a whole: two with equal heads begin alike."""
-
-    model: str | None
-    instructions: str | None
-    # A digest of what the tools mean.
-    tools: bytes
-    # Some families print the day on which a history began.
-    day: int
-
-
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
     """A history that a client has sent as a whole, known again where it is the beginning of a longer one."""
 
     # The turn that it was sent for.
     turn_id: str
-    # What it is found by, and what the history was found by that it goes on from.
-    key: int
-    before: int | None
-    head: SentHead
-    # The tools as they were sent; a digest where there are secrets in them.
-    tools: bytes
-    # The items as they were sent, with digests of what they mean, and as they were understood: with references
-    # resolved and seals opened.
-    sent: tuple[Item, ...]
-    digests: tuple[bytes, ...]
-    given: tuple[Item, ...]
-    # Whether items that mean the same are understood alike at any time: there are no references and no media.
-    is_direct: bool
-    # The same items as links of a history, with the prompt that they became; the last one with the answer, if it ended
+    # Its items as links of a history, with the prompt that they became; the last one with the answer, if it ended
     # as the model wrote it.
     past: Unfinished
-    # The prompt without the answer, and all prompts.
-    prompt: Prompt
-    prompts: tuple[Prompt, ...]
     open_calls: dict[str, Call]
     model_turns: int
 
 
 class Resent(Struct, frozen=True):
-    """A history that came as a whole: what it will be found by, its items as they were sent with digests of what they
-    mean, and its beginning, where that was sent before."""
+    """A history that came as a whole, and its beginning, where that was sent before."""
 
-    key: int
-    head: SentHead
-    sent: tuple[Item, ...]
-    digests: tuple[bytes, ...]
     beginning: KnownHistory | None = None
-    # How many of the items the beginning stands for.
-    count: int = 0
 
     def known_count(self, given: tuple[Item, ...]) -> int:
         """How many of these items, which are the same as they are understood now, the beginning stands for; 0 if they
         are understood otherwise now: what a reference names may have changed."""
-        known = self.beginning
-        if known is None or known.is_direct:
-            return self.count
-        count = len(known.given)
-        return count if given[:count] == known.given else 0
+        return 0
 
 
 class UsageEntry(Struct, frozen=True):
