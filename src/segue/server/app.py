@@ -130,7 +130,7 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
-        services = build_services(state, runner, observers, eraser, reports)
+        services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
@@ -221,7 +221,12 @@ def build_runner(
 
 
 def build_services(
-    state: State, runner: Runner, observers: Observers, eraser: Eraser, reports: CacheReports
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    reports: CacheReports,
+    hosted: HostedTools,
 ) -> Services:
     """What every API needs."""
     settings, accounts = state.settings, state.accounts
@@ -236,6 +241,7 @@ def build_services(
         erase=eraser.erase,
         open_cache=state.open_cache,
         find_report=reports.find,
+        set_up_tools=hosted.set_up,
         limits=edge_limits(settings),
         memory=state.memory,
         memo=state.memo,
