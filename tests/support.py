@@ -27,7 +27,7 @@ from segue.server.apis import APIS
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.serve import build_server
 from segue.settings.checks import load_settings
-from tests import last_turn
+from tests import last_turn, shapes
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
 MODEL = "scripted"
@@ -67,13 +67,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    place: WorkerPlace = ALONE, apis: Mapping[str, Api] = APIS, **flags: object
+    place: WorkerPlace = ALONE, rows: Mapping[str, Api] = APIS, **flags: object
 ) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
     )
-    async with open_app(settings, place, apis=apis) as app:
+    async with open_app(settings, place, rows=rows) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
         task = asyncio.create_task(server.serve())
@@ -180,6 +180,7 @@ async def fetch(
             await writer.wait_closed()
     answer = _parse(raw)
     last_turn.note_body(answer.status, answer.headers, answer.body)
+    shapes.note(path, named, answer.status, answer.headers, answer.body)
     return answer
 
 

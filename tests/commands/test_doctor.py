@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from segue.seams.model import EngineFacts
+from segue.server.apis import APIS
 from segue.server.models import SCRIPTED_VOCABULARY
 from segue.settings.checks import load_settings
 from segue.settings.values import ModelSettings
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue_cli.cli import main
 from segue_cli.commands import doctor
-from segue_cli.commands.doctor import Check, compare, examine
+from segue_cli.commands.doctor import Check, check_files, compare, examine
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm
@@ -34,7 +35,8 @@ async def checks(**flags: object) -> dict[str, Check]:
 async def test_all_is_well(tmp_path: Path) -> None:
     found = await checks(store=f"sqlite:///{tmp_path / 'turns.db'}")
     assert [check.name for check in found.values() if not check.is_ok] == []
-    assert set(found) == {"segue", "port", "store", "model scripted", "engine scripted"}
+    names = {"segue", "port", "APIs", "store", "files", "model scripted", "engine scripted"}
+    assert set(found) == names
     assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
 
 
@@ -56,11 +58,13 @@ async def test_running_server_is_reported_instead_of_the_settings_of_the_command
         "engine scripted",
         "accepting",
         "models",
+        "APIs",
     }
     assert [check.name for check in found.values() if not check.is_ok] == []
     assert served.url in found["server"].found
     assert found["store"].found == "answers"
     assert found["models"].found.startswith("scripted")
+    assert found["APIs"].found == ", ".join(APIS)
     assert "in use by a Segue server" in found["port"].found
     # One that needs keys shows neither its checks nor its models to everybody, and the doctor says so.
     async with serving(auth="keys") as served:
@@ -76,7 +80,7 @@ async def test_server_of_another_machine_is_asked_by_its_url(
         async with serving() as served:
             assert await asyncio.to_thread(main, ["doctor", "--url", served.url, "--json"]) == 0
         names = [check["name"] for check in json.loads(capsys.readouterr().out)]
-        assert names == ["server", "store", "engine scripted", "accepting", "models"]
+        assert names == ["server", "store", "engine scripted", "accepting", "models", "APIs"]
         assert await asyncio.to_thread(main, ["doctor", "--url", served.url]) == 1
         assert f"no Segue server answers at {served.url}" in capsys.readouterr().out
     finally:
@@ -250,3 +254,18 @@ def test_more_jobs_than_slots_are_named() -> None:
     (_, parallel) = compare(model, EngineFacts(context_tokens=4_096, slots=4))
     assert not parallel.is_ok
     assert "4 slots" in parallel.found
+
+
+@pytest.mark.parametrize(
+    "flags, found",
+    [
+        ({"store": "sqlite:///a/segue.db"}, "a/segue.db.files"),
+        ({"store": "memory"}, "a temporary folder"),
+        ({"store": "postgresql://127.0.0.1/x", "files_dir": "shared"}, "shared"),
+        ({"store": "postgresql://127.0.0.1/x"}, "none: /v1/files answers 501."),
+    ],
+)
+def test_place_of_uploaded_files_is_said(flags: dict[str, str], found: str) -> None:
+    check = check_files(load_settings(flags, environment={}))
+    assert check.is_ok
+    assert check.found.startswith(found)
