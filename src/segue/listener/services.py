@@ -57,6 +57,8 @@ class Services:
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
     # The names of the hosted tools that are set up and that a key with these scopes may use.
     set_up_tools: Callable[[Container[str]], frozenset[str]] = lambda scopes: frozenset()
+    # Where unstored turns of an account can be continued by name for an hour; None: that is switched off.
+    open_threads: Callable[[Account], Turns] | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
