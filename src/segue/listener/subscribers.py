@@ -22,16 +22,24 @@ SSE_HEADERS = (
 
 # Events of a turn as an API writes them: the bytes of each, or nothing for those that its clients do not know.
 WriteEvents = Callable[[Sequence[Event]], list[bytes]]
+# Where an API says more than the events do, it looks at the turn itself.
+OnAttached = Callable[[Running], None]
 
 
 class SseSubscriber:
     """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
 
     def __init__(
-        self, write: WriteEvents, bytes_max: int, unread: Unread, last: bytes = b""
+        self,
+        write: WriteEvents,
+        bytes_max: int,
+        unread: Unread,
+        last: bytes = b"",
+        on_attached: OnAttached = lambda running: None,
     ) -> None:
-        """`last`: what follows the last event."""
+        """`last`: what follows the last event. `on_attached`: called with the turn, before its first event."""
         self._write = write
+        self._on_attached = on_attached
         self._last = last
         self._unread = unread
         # Whether everything has been taken, the end included.
@@ -49,6 +57,7 @@ class SseSubscriber:
 
     def attached(self, running: Running) -> None:
         self._running = running
+        self._on_attached(running)
 
     @property
     def is_full(self) -> bool:

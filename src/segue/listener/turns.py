@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -16,23 +17,46 @@ from segue.aio import off_loop
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed
 from segue.listener.services import Services
-from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
+from segue.listener.subscribers import (
+    SSE_HEADERS,
+    LastSubscriber,
+    OnAttached,
+    SseSubscriber,
+    WriteEvents,
+)
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
 from segue.wire.requests import Create
 
+T = TypeVar("T")
+
 
 async def receive(
     exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], Create]
 ) -> Arrival:
-    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key, and a
-    large body is decoded beside the event loop."""
-    account = exchange.account
-    if account.is_limited:
-        await account.quota.count_request()
+    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key."""
+    await count_request(exchange)
+    return arrive(exchange, services, await read_body(exchange, services, decode))
+
+
+async def count_request(exchange: Exchange) -> None:
+    """It is a request for a turn: count it against the limits of its key, or refuse it."""
+    if exchange.account.is_limited:
+        await exchange.account.quota.count_request()
+
+
+async def read_body(
+    exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], T]
+) -> T:
+    """The body, decoded; a large one beside the event loop."""
     body = await exchange.text(services.limits.body_bytes_max)
-    create = await off_loop(len(body) > LARGE_BYTES, decode, body)
+    return await off_loop(len(body) > LARGE_BYTES, decode, body)
+
+
+def arrive(exchange: Exchange, services: Services, create: Create) -> Arrival:
+    """What was asked for, by whom, and how it was received."""
+    account = exchange.account
     caller = Caller(
         exchange.owner,
         services.turns,
@@ -71,9 +95,15 @@ async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSub
         await subscriber.ended()
 
 
-def open_stream(services: Services, write: WriteEvents, last: bytes = b"") -> SseSubscriber:
+def open_stream(
+    services: Services,
+    write: WriteEvents,
+    last: bytes = b"",
+    on_attached: OnAttached = lambda running: None,
+) -> SseSubscriber:
     """A subscriber for a stream of server-sent events, within the limits of a client."""
-    return SseSubscriber(write, services.limits.outbox_bytes_max, services.memory.unread, last)
+    bytes_max, unread = services.limits.outbox_bytes_max, services.memory.unread
+    return SseSubscriber(write, bytes_max, unread, last, on_attached)
 
 
 async def stream(
