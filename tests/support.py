@@ -67,13 +67,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    place: WorkerPlace = ALONE, apis: Mapping[str, Api] = APIS, **flags: object
+    place: WorkerPlace = ALONE, rows: Mapping[str, Api] = APIS, **flags: object
 ) -> AsyncIterator[Served]:
     """The whole product with these settings; the store is in memory unless one is named."""
     settings = load_settings(
         {"engine": "scripted", "store": "memory", "port": 0, "grace_s": 0} | flags, environment={}
     )
-    async with open_app(settings, place, apis=apis) as app:
+    async with open_app(settings, place, rows=rows) as app:
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = build_server(app, settings, listening.set_result)
         task = asyncio.create_task(server.serve())

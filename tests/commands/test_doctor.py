@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from segue.seams.model import EngineFacts
+from segue.server.apis import APIS
 from segue.server.models import SCRIPTED_VOCABULARY
 from segue.settings.checks import load_settings
 from segue.settings.values import ModelSettings
@@ -34,7 +35,7 @@ async def checks(**flags: object) -> dict[str, Check]:
 async def test_all_is_well(tmp_path: Path) -> None:
     found = await checks(store=f"sqlite:///{tmp_path / 'turns.db'}")
     assert [check.name for check in found.values() if not check.is_ok] == []
-    assert set(found) == {"segue", "port", "store", "model scripted", "engine scripted"}
+    assert set(found) == {"segue", "port", "APIs", "store", "model scripted", "engine scripted"}
     assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
 
 
@@ -56,11 +57,13 @@ async def test_running_server_is_reported_instead_of_the_settings_of_the_command
         "engine scripted",
         "accepting",
         "models",
+        "APIs",
     }
     assert [check.name for check in found.values() if not check.is_ok] == []
     assert served.url in found["server"].found
     assert found["store"].found == "answers"
     assert found["models"].found.startswith("scripted")
+    assert found["APIs"].found == ", ".join(APIS)
     assert "in use by a Segue server" in found["port"].found
     # One that needs keys shows neither its checks nor its models to everybody, and the doctor says so.
     async with serving(auth="keys") as served:
@@ -76,7 +79,7 @@ async def test_server_of_another_machine_is_asked_by_its_url(
         async with serving() as served:
             assert await asyncio.to_thread(main, ["doctor", "--url", served.url, "--json"]) == 0
         names = [check["name"] for check in json.loads(capsys.readouterr().out)]
-        assert names == ["server", "store", "engine scripted", "accepting", "models"]
+        assert names == ["server", "store", "engine scripted", "accepting", "models", "APIs"]
         assert await asyncio.to_thread(main, ["doctor", "--url", served.url]) == 1
         assert f"no Segue server answers at {served.url}" in capsys.readouterr().out
     finally:

@@ -31,7 +31,7 @@ SHOUT = {"voice": MODEL, "words": "Hello"}
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serving(apis=APIS | ROW) as one:
+    async with serving(rows=APIS | ROW) as one:
         yield one
 
 
@@ -96,14 +96,14 @@ async def test_host_that_is_not_ours_is_refused_in_the_words_of_the_api(served: 
 
 
 async def test_turn_that_fails_before_its_first_event_is_answered_with_a_status() -> None:
-    async with serving(apis=ROW, context_tokens=64) as served:
+    async with serving(rows=ROW, context_tokens=64) as served:
         shout = SHOUT | {"words": "word " * 200, "live": True}
         answer = await fetch(served, "POST", "/v1/shouts", shout)
     assert (answer.status, answer.json["fault"]["kind"]) == (400, "context_length_exceeded")
 
 
 async def test_key_is_where_the_api_has_it() -> None:
-    async with serving(apis=APIS | ROW, auth="keys") as served:
+    async with serving(rows=APIS | ROW, auth="keys") as served:
         state = served.app.state
         _, secret = await issue_key(state.store.keys, state.hashes, "test", "ada")
         own, bearer = {"x-echo-key": secret}, {"Authorization": f"Bearer {secret}"}
@@ -141,7 +141,7 @@ async def test_two_apis_share_a_path_and_tell_their_clients_apart_by_a_header(
 
 
 async def test_server_with_another_api_alone_has_no_responses_and_no_websocket() -> None:
-    async with serving(apis=ROW) as served:
+    async with serving(rows=ROW) as served:
         assert (await fetch(served, "POST", "/v1/shouts", SHOUT)).status == 200
         assert (await fetch(served, "POST", "/v1/responses", {})).status == 404
         with pytest.raises(websockets.InvalidStatus) as refused:
@@ -158,14 +158,14 @@ async def test_api_that_is_switched_off_says_so_in_its_own_shape() -> None:
     table = RouteTable(routes_of([RESPONSES], services), off=[ECHO])
     answer = await Client(HttpApp(services, table)).ask("POST", "/v1/shouts")
     assert (answer.status, answer.json["fault"]["kind"]) == (404, "unknown_url")
-    assert "The API 'echo' is switched off" in answer.json["fault"]["words"]
+    assert "The API 'echo' is switched off: --apis" in answer.json["fault"]["words"]
 
 
 # What complains.
 
 
 async def start(api: Api) -> None:
-    async with serving(apis=APIS | {api.name: api}):
+    async with serving(rows=APIS | {api.name: api}):
         pass
 
 

@@ -36,6 +36,8 @@ def default_of(field: msgspec.structs.FieldInfo) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, int) and value and value % (1024 * 1024) == 0:
         return f"`{value}` ({value // 1024 // 1024} Mi)"
+    if isinstance(value, tuple):
+        return f"`{','.join(map(str, value))}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from segue.server.announce import announce, count, start_lines
+from segue.server.apis import APIS
 from segue.server.app import open_app
 from segue.settings.checks import load_settings
 from segue_embedded.weights import find_weights
@@ -97,6 +98,7 @@ def test_place_store_and_settings_file_are_told(capsys: pytest.CaptureFixture[st
     assert first.endswith("serves scripted at http://127.0.0.1:1/v1 with 2 workers")
     assert rest == [
         "  dashboard  http://127.0.0.1:1/",
+        f"  APIs       {', '.join(APIS)}",
         "  store      postgresql://me:…@db/segue",
         "  settings   no file",
         "  more",

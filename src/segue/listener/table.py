@@ -89,7 +89,10 @@ class RouteTable:
                 message = f"The method {verb} is not allowed for this URL."
                 allowed = ", ".join(sorted({route.verb for route in fitting}))
                 raise Refused(message, status=405, code="method_not_allowed", allow=allowed)
-        raise self._unknown(verb, path)
+        error = unknown_url(verb, path, self._off)
+        for ending, hint in self._hints.items():
+            error.message += f" {hint}" * path.endswith(ending)
+        raise error
 
     def _matches(self, path: str) -> Iterator[tuple[list[Route], dict[str, str]]]:
         """The routes of each path of the table that this one fits, and what it has in place of the braces."""
@@ -101,17 +104,20 @@ class RouteTable:
             if match := pattern.fullmatch(path):
                 yield routes, match.groupdict()
 
-    def _unknown(self, verb: str, path: str) -> NotFound:
-        message = f"Unknown request URL: {verb} {path[:PATH_CHARS_MAX]}."
-        if (api := self.owner(path)) is not None and api in self._off:
-            message += f" The API '{api.name}' is switched off on this server."
-        for ending, hint in self._hints.items():
-            message += f" {hint}" * path.endswith(ending)
-        return NotFound(message, code="unknown_url")
-
     def owner(self, path: str) -> Api | None:
         """The API that a path belongs to, whether there is such a route or not."""
         return next((api for api in self._apis if api.owns(path)), None)
+
+
+def unknown_url(verb: str, path: str, off: Sequence[Api]) -> NotFound:
+    """The error of a path that has no route, with the reason if it belongs to an API that is switched off."""
+    message = f"Unknown request URL: {verb} {path[:PATH_CHARS_MAX]}."
+    for api in off:
+        if api.owns(path):
+            message += (
+                f" The API '{api.name}' is switched off: --apis of this server does not name it."
+            )
+    return NotFound(message, code="unknown_url")
 
 
 def _compile(path: str) -> re.Pattern[str]:

@@ -20,6 +20,7 @@ from segue.listener.exchange import LOGGED_CHARS_MAX, ReadHeader
 from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import Socket
+from segue.listener.table import unknown_url
 from segue.seams.history import Owner
 
 # Refused clients are asked to retry over this many seconds, not all at once (docs/hazards.md T15).
@@ -29,8 +30,10 @@ RETRY_S = 4.0
 class Upgrades:
     """Accepts upgrades: every session of the process begins here."""
 
-    def __init__(self, services: Services, apis: Sequence[Api]) -> None:
+    def __init__(self, services: Services, apis: Sequence[Api], off: Sequence[Api] = ()) -> None:
+        """`off`: APIs that are switched off."""
         self._services = services
+        self._off = off
         # By path, as a client may send it.
         self._paths = {
             path + end: (api, api.upgrade)
@@ -70,7 +73,7 @@ class Upgrades:
         limits = self._services.limits
         self._services.origin_policy.check(header(b"host"), header(b"origin"))
         if path not in self._paths:
-            raise Refused(f"Unknown request URL: {path[:256]}.", status=404, code="unknown_url")
+            raise unknown_url("GET", path, self._off)
         if not limits.websocket:
             message = "WebSocket mode is switched off here; use HTTP."
             raise Refused(message, status=426, code="upgrade_required")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from segue import __version__
 from segue.printable import shown_address
+from segue.server.apis import APIS, is_on
 from segue.server.app import App
 from segue.server.models import SCALE_OUT_ADVICE
 from segue.server.pages import has_dashboard
@@ -36,6 +37,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
     print(
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
         *([_line("dashboard", f"{url}/")] if has_dashboard() else []),
+        _line("APIs", ", ".join(name for name, api in APIS.items() if is_on(api, settings))),
         _line("store", settings.shown_store),
         _line("settings", settings.config or "no file"),
         *lines,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -28,7 +28,7 @@ from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
-from segue.server.apis import APIS, HINTS
+from segue.server.apis import APIS, HINTS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
@@ -92,10 +92,10 @@ async def open_app(
     settings: Settings,
     place: WorkerPlace = ALONE,
     give_up: GiveUp | None = None,
-    apis: Mapping[str, Api] = APIS,
+    rows: Mapping[str, Api] = APIS,
 ) -> AsyncIterator[App]:
     """Everything wired and running; what was opened last is closed first. `give_up` is called when a background loop
-    fails without which this process cannot go on."""
+    fails without which this process cannot go on. `rows`: the APIs that there are."""
     memory_bytes = memory_for(settings.memory_bytes_max, settings.workers)
     settings = structs.replace(settings, memory_bytes_max=memory_bytes)
     served = build_models(settings, place.engines)
@@ -106,7 +106,7 @@ async def open_app(
         HostedTools(settings) as hosted,
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up, tuple(apis.values())) as app:
+        async with _open_server(served, state, hosted, place, give_up, rows.values()) as app:
             yield app
 
 
@@ -117,9 +117,11 @@ async def _open_server(
     hosted: HostedTools,
     place: WorkerPlace,
     give_up: GiveUp | None,
-    apis: Sequence[Api],
+    rows: Collection[Api],
 ) -> AsyncIterator[App]:
     settings, store = state.settings, state.store
+    apis = [api for api in rows if is_on(api, settings)]
+    off = [api for api in rows if api not in apis]
     async with (
         open_observers(state) as observers,
         build_runner(served, state, hosted, observers) as runner,
@@ -129,7 +131,7 @@ async def _open_server(
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
         services = build_services(state, runner, observers, eraser, reports)
-        upgrades = Upgrades(services, apis)
+        upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         routes = routes_of(apis, services)
@@ -163,7 +165,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
-            http = HttpApp(services, RouteTable(routes, hints=HINTS))
+            http = HttpApp(services, RouteTable(routes, off, HINTS))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 

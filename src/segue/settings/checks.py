@@ -18,7 +18,7 @@ from segue.errors import Misconfigured
 from segue.printable import shown_address
 from segue.settings.sources import Problem, SettingSources, read_sources
 from segue.settings.validation import Misfit, SettingPath, misfits, nearest
-from segue.settings.values import DIALECTS, ModelSettings, Settings
+from segue.settings.values import API_NAMES, DIALECTS, ModelSettings, Settings
 
 # ("models", 0) is a table; what is below is checked as a model.
 TABLE_DEPTH = 2
@@ -79,6 +79,8 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
 
 
 def _listener_rules(settings: Settings) -> Iterator[Misfit]:
+    if not settings.apis:
+        yield Misfit(("apis",), f"name at least one of: {', '.join(API_NAMES)}.")
     if not is_loopback(settings.host) and settings.auth == "off":
         yield Misfit(
             ("host",),

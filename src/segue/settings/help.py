@@ -19,6 +19,7 @@ HELP = {
             "model to serve: a name, a GGUF file, or auto (the best that fits into memory); none: the engine's only "
             "one, or smollm2 inside; repeatable"
         ),
+        "apis": "APIs to serve: responses, messages, chat, with commas; requests for the others are answered with 404",
         "log_level": "lowest level of log lines written",
     },
     "model and engine": {

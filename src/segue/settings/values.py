@@ -7,7 +7,7 @@ without a sentence there exists in the file only. A type checks what it can: `ch
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,6 +17,8 @@ from segue.printable import without_password
 
 Table = dict[str, str | bool | int | float | list[str] | dict[str, object]]
 
+ApiName = Literal["responses", "messages", "chat"]
+API_NAMES: tuple[ApiName, ...] = get_args(ApiName)
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "dynamo", "chat"]
 CHAT_FORMATS = (
     "chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "deepseek-v3.2", "deepseek-v4", "template",
@@ -113,6 +115,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     model: tuple[str, ...] = ()
+    apis: tuple[ApiName, ...] = API_NAMES
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     store: str = "sqlite:///segue.db"
     # Two of them are for LISTEN and for the lease.

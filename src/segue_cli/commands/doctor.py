@@ -32,6 +32,7 @@ from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
+from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
 from segue.server.models import (
     NO_TOOLS,
@@ -165,6 +166,8 @@ async def examine(
         for check in await asyncio.to_thread(lambda: list(check_server(server))):
             yield check
         return
+    on = [name for name, api in APIS.items() if is_on(api, settings)]
+    yield Check("APIs", True, ", ".join(on))
     yield await check_store(settings)
     try:
         settings = await with_engine_name(settings)
@@ -221,6 +224,10 @@ def _url(settings: Settings) -> str:
 
 class _Listed(msgspec.Struct):
     data: list[ServedModel]
+
+
+class _Document(msgspec.Struct):
+    paths: dict[str, object]
 
 
 def _ask(server: RunningServer, path: str) -> tuple[int, bytes] | None:
@@ -294,6 +301,11 @@ def check_server(server: RunningServer) -> Iterator[Check]:
     else:
         found = f"/v1/models answered with status {status}" if status else "/v1/models: no answer"
         yield Check("models", False, found, "see the log of the server")
+    status, body = _ask(server, "/openapi.json") or (0, b"")
+    if status == 200:
+        paths = msgspec.json.decode(body, type=_Document).paths
+        on = [name for name, api in APIS.items() if any(map(api.owns, paths))]
+        yield Check("APIs", True, ", ".join(on))
 
 
 def _shown(model: ServedModel) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import get_args
 
 import msgspec
 
@@ -29,6 +30,7 @@ PLACEHOLDERS = {
     "model": "NAME",
     "dialect": "NAME",
     "guard": "NAME",
+    "apis": "NAMES",
     "tokenizer": "PATH",
     "results": "PATH",
     "fields": "NAMES",
@@ -64,10 +66,20 @@ def add_settings(parser: argparse.ArgumentParser, *, is_listed: bool = True) -> 
             if field.type in (bool, bool | None):
                 _add_switch(group, name, about)
             else:
+                is_names = any(map(choices_of, get_args(field.type)))
                 action = "append" if name in REPEATED else "store"
                 group.add_argument(
-                    flag_of(name), action=action, metavar=placeholder(field), help=about
+                    flag_of(name),
+                    action="extend" if is_names else action,
+                    type=_names if is_names else str,
+                    metavar=placeholder(field),
+                    help=about,
                 )
+
+
+def _names(text: str) -> list[str]:
+    """Names of a fixed list, which may be written with commas."""
+    return [name.strip() for name in text.split(",")]
 
 
 def _add_switch(group: argparse._ArgumentGroup, name: str, about: str) -> None:
