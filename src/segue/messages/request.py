@@ -130,6 +130,8 @@ class Asked(Struct, frozen=True):
     hides_thinking: bool = False
     # How long the client wants its prompt cached; nothing was marked where this is empty.
     ttl: Ttl = ""
+    # The client's own limit of the answer.
+    tokens_max: int | None = None
     thread: Thread | None = None
     # Whether the answer is to say what the cache did not have.
     wants_diagnostics: bool = False
@@ -196,6 +198,7 @@ def compile_request(
         ),
         hides_thinking=hides,
         ttl=ttl,
+        tokens_max=body.max_tokens,
         thread=body.thread,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),

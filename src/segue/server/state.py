@@ -54,7 +54,7 @@ class State:
     budget: Budget
     render_cache: RenderCache
     # The items that messages of other APIs became.
-    memo: Memo[tuple[Raw, ...]]
+    memo: Memo[object]
     # What of the prompts was reused.
     reuse: ReuseWatch
     # What all of it may hold.
