@@ -41,6 +41,7 @@ ROOMS = {
     "web": "4c: how does the model search the web and read pages?",
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
+    "files": "4d: which files do clients keep here, and how do they come in and go out?",
     "responses": "4d: how does the Responses API become turns, and their events bytes?",
     "openapi": "4d: what does the API look like to a machine?",
     "server": "5: who is wired to whom?",

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
+    "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
@@ -77,9 +78,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
-    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "resent"}
-    | {"responses", "session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
+    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
+    | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
+    | {
+        "resent",
+        "responses",
+        "session",
+        "settings",
+        "stores",
+        "tools",
+        "turn",
+        "vocabularies",
+        "web",
+    },
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
@@ -189,8 +200,8 @@ BESIDE: dict[str, set[str]] = {
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
-    | {"accounts", "cluster", "engines", "observe", "replicas", "server", "settings", "stores"}
-    | {"vocabularies", "workers", "segue_embedded"},
+    | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
+    | {"stores", "vocabularies", "workers", "segue_embedded"},
 }
 # What a server may load if it is installed: in the room that wires it, where a function needs it.
 OPTIONAL = {"segue_embedded", "segue_dashboard"}

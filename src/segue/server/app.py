@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from segue.aio import GiveUp, in_background
+from segue.files.api import files_api
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
 from segue.listener.edge_limits import EdgeLimits
@@ -33,6 +34,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
+from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
@@ -103,10 +105,13 @@ async def open_app(
         aclosing(served),
         open_store(settings) as store,
         open_cluster(settings, place) as cluster,
-        HostedTools(settings) as hosted,
+        LateFiles(settings, store.files) as files,
+        HostedTools(settings, files) as hosted,
+        in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up, rows.values()) as app:
+        every = (*rows.values(), files_api(files.load))
+        async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
 

@@ -57,6 +57,10 @@ HELP = {
         "retention_s": "seconds to keep a chain of responses after its newest one; 0: forever",
         "events_retention_s": "seconds to keep the events of a response for replay; 0: forever",
         "seal_keys": "file with the encryption keys; none: next to the SQLite file, or in PostgreSQL",
+        "files_dir": "folder for uploaded files, shared by all machines; none: next to the SQLite file",
+        "files_url": "bucket for the files of clients instead of a folder: s3://BUCKET/PREFIX",
+        "file_bytes_max": "largest file that a client may upload",
+        "owner_files_bytes_max": "bytes of all files of one owner together",
     },
     "access": {
         "auth": "require an API key: auto (once a key was created), off (never), keys (always)",

@@ -125,6 +125,11 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     retention_s: Limit = 30 * 86_400
     events_retention_s: Limit = 86_400
     seal_keys: str = ""
+    # A folder, or a bucket; with neither, a folder beside the SQLite file.
+    files_dir: str = ""
+    files_url: str = ""
+    file_bytes_max: Amount = 512 * MIB
+    owner_files_bytes_max: Amount = 10 * 1024 * MIB
     auth: Literal["auto", "off", "keys"] = "auto"
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -238,6 +243,13 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.store_kind == "memory":
             return None
         return Path(f"{self.store_path or 'segue'}.seals")
+
+    @property
+    def files_path(self) -> Path | None:
+        """The folder of uploaded files; None where they are in a bucket, in memory, or have no place."""
+        if self.files_url or not (self.files_dir or self.store_path):
+            return None
+        return Path(self.files_dir or f"{self.store_path}.files")
 
     @property
     def is_unnamed(self) -> bool:

@@ -79,7 +79,7 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
         resent = resent and structs.replace(resent, sent=items)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
-        items = await resources.hosted.load().fetch(items)
+        items = await resources.hosted.load().fetch(caller.owner, items)
     if caller.joined is not None:
         check_item_ids(items)
         items = (*caller.joined.new_items, *items)

@@ -104,8 +104,8 @@ class HostedCalls(Protocol):
 class Hosted(Offers, Protocol):
     """The tools that this server runs."""
 
-    async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """The items with the contents of their URLs, where the operator allows that."""
+    async def fetch(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """The items with the contents of this owner's files, and of their URLs, where the operator allows that."""
 
     async def read_files(self, plan: Plan) -> Plan:
         """The plan with the text of its PDF files."""
