@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import Raw
-
 from segue.accounts.account import Account, Accounts
 from segue.listener.access_line import AccessLine
 from segue.listener.auth import OriginPolicy

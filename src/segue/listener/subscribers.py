@@ -22,24 +22,16 @@ SSE_HEADERS = (
 
 # Events of a turn as an API writes them: the bytes of each, or nothing for those that its clients do not know.
 WriteEvents = Callable[[Sequence[Event]], list[bytes]]
-# Where an API says more than the events do, it looks at the turn itself.
-OnAttached = Callable[[Running], None]
 
 
 class SseSubscriber:
     """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
 
     def __init__(
-        self,
-        write: WriteEvents,
-        bytes_max: int,
-        unread: Unread,
-        last: bytes = b"",
-        on_attached: OnAttached = lambda running: None,
+        self, write: WriteEvents, bytes_max: int, unread: Unread, last: bytes = b""
     ) -> None:
-        """`last`: what follows the last event. `on_attached`: called with the turn, before its first event."""
+        """`last`: what follows the last event."""
         self._write = write
-        self._on_attached = on_attached
         self._last = last
         self._unread = unread
         # Whether everything has been taken, the end included.
@@ -53,11 +45,11 @@ class SseSubscriber:
         # What was taken and is not written yet.
         self._taken_bytes = 0
         self._wake = asyncio.Event()
-        self._running: Running | None = None
+        # The turn, from before its first event on.
+        self.running: Running | None = None
 
     def attached(self, running: Running) -> None:
-        self._running = running
-        self._on_attached(running)
+        self.running = running
 
     @property
     def is_full(self) -> bool:
@@ -106,8 +98,8 @@ class SseSubscriber:
         if self._taken_bytes <= UNREAD_BYTES_MIN:
             self.close()
         self.is_over = self._is_ended
-        if self._running is not None:
-            self._running.wake()
+        if self.running is not None:
+            self.running.wake()
         return data
 
 

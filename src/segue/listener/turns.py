@@ -17,13 +17,7 @@ from segue.aio import off_loop
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed
 from segue.listener.services import Services
-from segue.listener.subscribers import (
-    SSE_HEADERS,
-    LastSubscriber,
-    OnAttached,
-    SseSubscriber,
-    WriteEvents,
-)
+from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
@@ -36,14 +30,9 @@ async def receive(
     exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], Create]
 ) -> Arrival:
     """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key."""
-    await count_request(exchange)
-    return arrive(exchange, services, await read_body(exchange, services, decode))
-
-
-async def count_request(exchange: Exchange) -> None:
-    """It is a request for a turn: count it against the limits of its key, or refuse it."""
     if exchange.account.is_limited:
         await exchange.account.quota.count_request()
+    return arrive(exchange, services, await read_body(exchange, services, decode))
 
 
 async def read_body(
@@ -95,15 +84,9 @@ async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSub
         await subscriber.ended()
 
 
-def open_stream(
-    services: Services,
-    write: WriteEvents,
-    last: bytes = b"",
-    on_attached: OnAttached = lambda running: None,
-) -> SseSubscriber:
+def open_stream(services: Services, write: WriteEvents, last: bytes = b"") -> SseSubscriber:
     """A subscriber for a stream of server-sent events, within the limits of a client."""
-    bytes_max, unread = services.limits.outbox_bytes_max, services.memory.unread
-    return SseSubscriber(write, bytes_max, unread, last, on_attached)
+    return SseSubscriber(write, services.limits.outbox_bytes_max, services.memory.unread, last)
 
 
 async def stream(

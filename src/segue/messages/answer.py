@@ -10,13 +10,18 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.ids import turn_id_as
 from segue.messages.history import MCP_CALL, SERVER_CALL, Ttl, tool_use_id_of
-from segue.messages.request import Asked
+from segue.messages.request import AskedTurn
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.codec import encode
 from segue.wire.response import NO_USAGE, Response, Usage
 
 StopReason = Literal[
-    "end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "refusal",
+    "model_context_window_exceeded",
 ]
 # What stands in place of arguments that are no JSON object, as the API's documentation names it.
 INVALID_JSON = "INVALID_JSON"
@@ -30,7 +35,7 @@ Block = dict[str, object]
 # --- what is read of a response ---------------------------------------------------------------------
 
 
-class Part(Struct, frozen=True):
+class _Part(Struct, frozen=True):
     text: str = ""
     refusal: str = ""
     annotations: list[Annotation] | None = None
@@ -48,14 +53,14 @@ class OutputItem(Struct, frozen=True):
     type: str
     id: str = ""
     status: str | None = None
-    content: list[Part] | UnsetType | None = UNSET
-    summary: list[Part] | None = None
+    content: list[_Part] | UnsetType | None = UNSET
+    summary: list[_Part] | None = None
     encrypted_content: str | None = None
     call_id: str | None = None
     name: str = ""
     # JSON as a string; of a search for tools, an object.
     arguments: Raw = EMPTY_OBJECT
-    action: SearchAction | None = None
+    action: _Action | None = None
     server_label: str = ""
     output: str | Raw | None = None
     error: Raw | None = None
@@ -67,10 +72,12 @@ class OutputItem(Struct, frozen=True):
 
     @property
     def is_search(self) -> bool:
-        return self.type == "web_search_call" and self.action is not None and bool(self.action.query)
+        return (
+            self.type == "web_search_call" and self.action is not None and bool(self.action.query)
+        )
 
 
-class SearchAction(Struct, frozen=True):
+class _Action(Struct, frozen=True):
     type: str = ""
     query: str = ""
     url: str = ""
@@ -127,7 +134,7 @@ def thought_of(item: OutputItem) -> str:
     return "".join(part.text for part in item.content or item.summary or ())
 
 
-def citations_of(part: Part) -> list[Block]:
+def citations_of(part: _Part) -> list[Block]:
     """The pages that a text cites."""
     return [
         citation(annotation)
@@ -197,15 +204,21 @@ def server_result(item: OutputItem, sealed: str = "") -> list[Block]:
     use_id, action = SERVER_CALL + item.id, item.action
     match item.type:
         case "web_search_call" if action is not None and item.is_search:
-            pages = [_page(page, sealed if not at else "") for at, page in enumerate(action.sources)]
+            pages = [
+                _page(page, sealed if not at else "") for at, page in enumerate(action.sources)
+            ]
             content: object = pages if item.status == "completed" else SEARCH_FAILED
             return [{"type": "web_search_tool_result", "tool_use_id": use_id, "content": content}]
         case "web_search_call" if action is not None:
-            return [{"type": "web_fetch_tool_result", "tool_use_id": use_id, **_fetched(item, action)}]
+            return [
+                {"type": "web_fetch_tool_result", "tool_use_id": use_id, **_fetched(item, action)}
+            ]
         case "tool_search_output":
             # It belongs to the call with the same letters.
             call_id = SERVER_CALL + item.id.replace("tso_", "tsc_", 1)
-            names = [{"type": "tool_reference", "tool_name": tool.name} for tool in item.tools or ()]
+            names = [
+                {"type": "tool_reference", "tool_name": tool.name} for tool in item.tools or ()
+            ]
             found = {"type": "tool_search_tool_search_result", "tool_references": names}
             return [{"type": "tool_search_tool_result", "tool_use_id": call_id, "content": found}]
         case "mcp_call":
@@ -228,7 +241,7 @@ def _page(page: FoundPage, sealed: str) -> Block:
     return {**found, "encrypted_content": sealed}
 
 
-def _fetched(item: OutputItem, action: SearchAction) -> Block:
+def _fetched(item: OutputItem, action: _Action) -> Block:
     if item.status != "completed":
         return {"content": {"type": "web_fetch_tool_result_error", "error_code": "unavailable"}}
     source = {"type": "text", "media_type": "text/plain", "data": ""}
@@ -356,7 +369,7 @@ def message_of(
     }
 
 
-def answer_of(response: Response, asked: Asked, stop_string: str | None) -> bytes:
+def answer_of(response: Response, asked: AskedTurn, stop_string: str | None) -> bytes:
     """A turn that has ended, as one JSON object."""
     items = [read_item(raw) for raw in response.output]
     hides = asked.hides_thinking
@@ -366,7 +379,7 @@ def answer_of(response: Response, asked: Asked, stop_string: str | None) -> byte
     return encode(message_of(response, content, ending, usage))
 
 
-def refused_answer(response: Response, asked: Asked, explanation: str) -> bytes:
+def refused_answer(response: Response, asked: AskedTurn, explanation: str) -> bytes:
     """A guard has stopped the request itself: a message without content."""
     usage = usage_of(response.usage or NO_USAGE, asked.ttl, response.service_tier)
     return encode(message_of(response, [], refusal(explanation), usage))

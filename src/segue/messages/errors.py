@@ -45,7 +45,7 @@ _LIMIT_FIRST = re.compile(
 _CALL_ID = re.compile(r"call_(\w+)\.?\Z")
 
 
-class ErrorBody(Struct, frozen=True, omit_defaults=True):
+class ErrorWords(Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
     details: Mapping[str, object] | UnsetType = UNSET
@@ -54,7 +54,7 @@ class ErrorBody(Struct, frozen=True, omit_defaults=True):
 class ErrorMessage(Struct, frozen=True, tag_field="type", tag="error"):
     """The body of a refusal, and the data of the event `error`."""
 
-    error: ErrorBody
+    error: ErrorWords
     request_id: str
 
 
@@ -62,7 +62,12 @@ class ThreadRefused(CallerError):
     """A thread cannot be continued; clients choose by `error_code` what they do then."""
 
     def __init__(
-        self, message: str, error_code: str, *, status: int = 400, unsupported: list[str] | None = None
+        self,
+        message: str,
+        error_code: str,
+        *,
+        status: int = 400,
+        unsupported: list[str] | None = None,
     ) -> None:
         super().__init__(message, code=error_code, param="thread")
         self.status = status
@@ -83,7 +88,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     status = OVERLOADED if error.status == 503 else error.status
     usual = "invalid_request_error" if status < 500 else "api_error"
     details = error.details if isinstance(error, ThreadRefused) else UNSET
-    body = ErrorBody(TYPES.get(status, usual), words_of(error), details)
+    body = ErrorWords(TYPES.get(status, usual), words_of(error), details)
     return msgspec.json.encode(ErrorMessage(body, request_id))
 
 

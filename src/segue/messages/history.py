@@ -57,7 +57,7 @@ class Text(_Block, frozen=True, kw_only=True):
     text: str
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class _Source(Struct, frozen=True, kw_only=True):
     """Where a picture or a document is; which fields count depends on its type."""
 
     type: str
@@ -68,11 +68,11 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class Image(_Block, frozen=True, kw_only=True):
-    source: Source
+    source: _Source
 
 
 class Document(_Block, frozen=True, kw_only=True):
-    source: Source
+    source: _Source
     title: str | None = None
     context: str | None = None
 
@@ -102,7 +102,7 @@ class McpToolUse(ToolUse, frozen=True, kw_only=True):
     server_name: str
 
 
-class ToolResult(_Block, frozen=True, kw_only=True):
+class _ToolResult(_Block, frozen=True, kw_only=True):
     tool_use_id: str
     content: str | list[Raw] | None = None
     is_error: bool | None = None
@@ -141,7 +141,7 @@ class _OutputConfig(Struct, frozen=True):
     effort: str | None = None
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class _Message(Struct, frozen=True, kw_only=True):
     role: str
     content: str | list[Raw]
     output_config: _OutputConfig | None = None
@@ -165,13 +165,13 @@ BLOCKS: dict[str, type[_Block]] = {
     "thinking": Thinking,
     "redacted_thinking": RedactedThinking,
     "tool_use": ToolUse,
-    "tool_result": ToolResult,
+    "tool_result": _ToolResult,
     "server_tool_use": ToolUse,
     "web_search_tool_result": ServerResult,
     "web_fetch_tool_result": ServerResult,
     "tool_search_tool_result": ServerResult,
     "mcp_tool_use": McpToolUse,
-    "mcp_tool_result": ToolResult,
+    "mcp_tool_result": _ToolResult,
     "tool_reference": ToolReference,
     "tool_addition": ToolChange,
     "tool_removal": ToolChange,
@@ -179,7 +179,7 @@ BLOCKS: dict[str, type[_Block]] = {
 }
 _blocks = {name: msgspec.json.Decoder(struct) for name, struct in BLOCKS.items()}
 _typed = msgspec.json.Decoder(_Typed)
-_message = msgspec.json.Decoder(Message)
+_message = msgspec.json.Decoder(_Message)
 _pages = msgspec.json.Decoder(list[_Page])
 _found = msgspec.json.Decoder(_Found)
 _object = msgspec.json.Decoder(dict[str, Raw])
@@ -225,14 +225,14 @@ class Removed(Struct, frozen=True):
     name: str
 
 
-Piece = Raw | Loaded | Defined | Removed
+MessagePiece = Raw | Loaded | Defined | Removed
 
 
 class Translated(Struct, frozen=True):
     """What a message means: items as JSON, and what the rest of the request must say."""
 
     role: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[MessagePiece, ...] = ()
     # The ids of its calls and of its results, in the client's words.
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -263,11 +263,11 @@ def translate(raw: Raw | bytes, index: int) -> Translated:
 class _Translation:
     """One message on its way to items."""
 
-    def __init__(self, message: Message, place: str) -> None:
+    def __init__(self, message: _Message, place: str) -> None:
         self._message = message
         self._role = message.role
         self._place = place
-        self._pieces: list[Piece] = []
+        self._pieces: list[MessagePiece] = []
         # Text and pictures that become one item.
         self._parts: list[dict[str, str]] = []
         # Tools that results have named; they follow all results of the message.
@@ -345,9 +345,9 @@ class _Translation:
         if block.cache_control is not None:
             self._ttl = longer(self._ttl, block.cache_control)
         match block:
-            case ToolResult() if kind == "tool_result":
+            case _ToolResult() if kind == "tool_result":
                 self._result(block, number, place)
-            case ServerResult() | ToolResult():
+            case ServerResult() | _ToolResult():
                 self._server_result(block)
             case McpToolUse():
                 self._served[block.id] = ("mcp", block)
@@ -391,7 +391,7 @@ class _Translation:
         if len(item) > 2:
             self._add(item)
 
-    def _result(self, result: ToolResult, number: int, place: str) -> None:
+    def _result(self, result: _ToolResult, number: int, place: str) -> None:
         self._results.append(result.tool_use_id)
         parts: list[dict[str, str]] = []
         names: list[str] = []
@@ -422,7 +422,7 @@ class _Translation:
             }
         )
 
-    def _server_result(self, result: ServerResult | ToolResult) -> None:
+    def _server_result(self, result: ServerResult | _ToolResult) -> None:
         kind, use = self._served.pop(result.tool_use_id, ("", None))
         if use is not None:
             self._add(_server_item(kind, use, result))
@@ -505,7 +505,7 @@ def parts_of(block: _Block, place: str, role: str) -> list[dict[str, str]]:
             raise AssertionError(f"{type(block).__name__} has no parts")
 
 
-def _image(source: Source, place: str) -> dict[str, str]:
+def _image(source: _Source, place: str) -> dict[str, str]:
     match source.type:
         case "base64":
             url = f"data:{source.media_type or 'image/png'};base64,{source.data}"
@@ -526,19 +526,24 @@ def _document(block: Document, place: str) -> list[dict[str, str]]:
             return [{"type": "input_file", "filename": _filename(block), "file_url": source.url}]
         case "text":
             return [_text(source.data)]
-        case "content" if isinstance(source.content, str):
-            return [_text(source.content)]
         case "content":
-            parts: list[dict[str, str]] = []
-            for number, raw in enumerate(source.content):
-                at = f"{place}.content.{number}"
-                kind = decode(_typed, raw, at).type
-                if kind not in ("text", "image"):
-                    raise InvalidRequest(f"{at}.type: Input should be 'text' or 'image'", param=at)
-                parts += parts_of(decode(_blocks[kind], raw, at), at, "user")
-            return parts
+            return _contents(source.content, f"{place}.content")
         case _:
             raise _unread(source, place)
+
+
+def _contents(content: str | list[Raw], place: str) -> list[dict[str, str]]:
+    """The parts of a document that consists of text and pictures."""
+    if isinstance(content, str):
+        return [_text(content)]
+    parts: list[dict[str, str]] = []
+    for number, raw in enumerate(content):
+        at = f"{place}.{number}"
+        kind = decode(_typed, raw, at).type
+        if kind not in ("text", "image"):
+            raise InvalidRequest(f"{at}.type: Input should be 'text' or 'image'", param=at)
+        parts += parts_of(decode(_blocks[kind], raw, at), at, "user")
+    return parts
 
 
 def _filename(block: Document) -> str:
@@ -546,7 +551,7 @@ def _filename(block: Document) -> str:
     return name if name.lower().endswith(".pdf") else f"{name}.pdf"
 
 
-def _unread(source: Source, place: str) -> InvalidRequest:
+def _unread(source: _Source, place: str) -> InvalidRequest:
     if source.type == "file":
         problem = "this server has no Files API; send the contents inline instead of a `file_id`"
         return InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
@@ -558,7 +563,7 @@ def _unread(source: Source, place: str) -> InvalidRequest:
 
 
 def _server_item(
-    kind: str, use: ToolUse, result: ServerResult | ToolResult | None
+    kind: str, use: ToolUse, result: ServerResult | _ToolResult | None
 ) -> dict[str, object]:
     """A call of a tool of the server with its result, as one item where there is a type for it."""
     given = _fields(use.input)
@@ -581,13 +586,13 @@ def _hosted(tool_use_id: str, kind: str, **fields: object) -> dict[str, object]:
     return {"type": kind, "id": item_id, "status": "completed", **fields}
 
 
-def _mcp_item(use: McpToolUse, result: ServerResult | ToolResult | None) -> dict[str, object]:
+def _mcp_item(use: McpToolUse, result: ServerResult | _ToolResult | None) -> dict[str, object]:
     fields: dict[str, object] = {
         "server_label": use.server_name,
         "name": use.name,
         "arguments": _shown(use.input),
     }
-    if isinstance(result, ToolResult):
+    if isinstance(result, _ToolResult):
         output = _texts(result.content)
         fields |= {"error": output} if result.is_error else {"output": output}
     return _hosted(use.id, "mcp_call", **fields)
@@ -618,7 +623,7 @@ def _shown(raw: Raw | UnsetType) -> str:
     return "{}" if raw is UNSET else bytes(raw).decode()
 
 
-def _pages_in(result: ServerResult | ToolResult | None) -> list[_Page]:
+def _pages_in(result: ServerResult | _ToolResult | None) -> list[_Page]:
     if not isinstance(result, ServerResult) or result.content is UNSET:
         return []
     try:

@@ -28,7 +28,7 @@ from segue.messages.history import (
     longer,
 )
 from segue.messages.tools import (
-    McpServer,
+    RemoteServer,
     ToolChoice,
     Tooling,
     translate_choice,
@@ -75,7 +75,7 @@ class OutputConfig(Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class Metadata(Struct, frozen=True):
+class _Metadata(Struct, frozen=True):
     user_id: str | None = None
 
 
@@ -90,7 +90,7 @@ class Thread(Struct, frozen=True):
     previous_message_id: str | None = None
 
 
-class Body(Struct, frozen=True, kw_only=True):
+class MessagesBody(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`, and of a count of its tokens."""
 
     model: str
@@ -107,11 +107,11 @@ class Body(Struct, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     # An older place of the format.
     output_format: OutputFormat | None = None
-    metadata: Metadata | None = None
+    metadata: _Metadata | None = None
     speed: str | None = None
     cache_control: CacheControl | None = None
     diagnostics: DiagnosticsAsked | None = None
-    mcp_servers: list[McpServer] | None = None
+    mcp_servers: list[RemoteServer] | None = None
     thread: Thread | None = None
     safeguards: Raw | UnsetType = UNSET
     compaction: Raw | UnsetType = UNSET
@@ -122,7 +122,7 @@ class Body(Struct, frozen=True, kw_only=True):
         return self.thread is not None and self.thread.type == "continue"
 
 
-class Asked(Struct, frozen=True):
+class AskedTurn(Struct, frozen=True):
     """What a request asks for: a turn, and how it is to be answered."""
 
     create: Create
@@ -141,10 +141,10 @@ class Asked(Struct, frozen=True):
     served: frozenset[str] = frozenset()
 
 
-_body = msgspec.json.Decoder(Body)
+_body = msgspec.json.Decoder(MessagesBody)
 
 
-def read_body(body: bytes | bytearray) -> Body:
+def read_body(body: bytes | bytearray) -> MessagesBody:
     """The fields of a request. Slow work if the body is large."""
     if len(body) > LARGE_BYTES:
         check_shape(body)
@@ -160,8 +160,13 @@ def read_body(body: bytes | bytearray) -> Body:
 
 
 def compile_request(
-    body: Body, messages: Sequence[Translated], system: System, tooling: Tooling, *, counts: bool
-) -> Asked:
+    body: MessagesBody,
+    messages: Sequence[Translated],
+    system: System,
+    tooling: Tooling,
+    *,
+    counts: bool,
+) -> AskedTurn:
     """The request of a turn. `counts`: only its tokens are counted, so that it may end with an answer."""
     if not counts:
         _check_newest(body, messages)
@@ -172,7 +177,7 @@ def compile_request(
     ttl = _ttl(body, messages, system, tooling)
     thinking = body.thinking
     hides = thinking is not None and thinking.display == "omitted"
-    return Asked(
+    return AskedTurn(
         Create(
             model=body.model,
             input=history.items,
@@ -186,7 +191,7 @@ def compile_request(
             top_p=body.top_p,
             stop=_stops(body.stop_sequences),
             tools=tooling.raw if tooling.listed else UNSET,
-            tool_choice=translate_choice(body.tool_choice, history.callable, history.removed),  # type: ignore[arg-type]
+            tool_choice=translate_choice(body.tool_choice, history.callable, history.removed),
             parallel_tool_calls=_is_parallel(body.tool_choice),
             max_tool_calls=tooling.uses_max,
             reasoning=_reasoning(thinking, body.output_config),
@@ -251,7 +256,7 @@ class _History:
             self.items.append(Raw(encode(item)))
 
 
-def _check_newest(body: Body, messages: Sequence[Translated]) -> None:
+def _check_newest(body: MessagesBody, messages: Sequence[Translated]) -> None:
     """The messages end with the client's words, all of which are understood."""
     if not messages and not body.is_continued:
         raise InvalidRequest("messages: at least one message is required", param="messages")
@@ -259,7 +264,10 @@ def _check_newest(body: Body, messages: Sequence[Translated]) -> None:
         return
     last = messages[-1]
     if last.role == "assistant":
-        problem = "This model does not support assistant message prefill. The conversation must end with a user message."
+        problem = (
+            "This model does not support assistant message prefill. "
+            "The conversation must end with a user message."
+        )
         raise InvalidRequest(problem, code="unsupported_value", param="messages")
     if last.unknown is not None:
         number, kind = last.unknown
@@ -269,7 +277,7 @@ def _check_newest(body: Body, messages: Sequence[Translated]) -> None:
 
 
 def _ttl(
-    body: Body, messages: Iterable[Translated], system: System, tooling: Tooling
+    body: MessagesBody, messages: Iterable[Translated], system: System, tooling: Tooling
 ) -> Ttl:
     marks = {system.ttl, tooling.ttl, *(message.ttl for message in messages)}
     if body.cache_control is not None:
@@ -322,7 +330,7 @@ def _effort_of(budget_tokens: int) -> Effort:
     return "medium" if budget_tokens < MEDIUM_BUDGET else "high"
 
 
-def _text(body: Body) -> TextConfig | None:
+def _text(body: MessagesBody) -> TextConfig | None:
     asked = (body.output_config and body.output_config.format) or body.output_format
     if asked is None:
         return None
@@ -339,7 +347,7 @@ class _Session(Struct, frozen=True):
 _session = msgspec.json.Decoder(_Session)
 
 
-def session_of(metadata: Metadata | None) -> str | None:
+def session_of(metadata: _Metadata | None) -> str | None:
     """What the request says of its conversation: a hint for routing. Claude Code puts JSON into the user's id."""
     user_id = metadata.user_id if metadata is not None else None
     if not user_id:

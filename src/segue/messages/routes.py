@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from msgspec import UNSET, Raw, structs
 
-from segue.errors import ApiError, NotFound, cut_name
-from segue.listener.exchange import JSON, Exchange
+from segue.errors import InvalidRequest, NotFound, cut_name
+from segue.listener.exchange import Exchange
 from segue.listener.services import Services
-from segue.listener.turns import arrive, count_request, open_stream, read_body, run_to_end, stream
+from segue.listener.subscribers import LastSubscriber
+from segue.listener.turns import (
+    arrive,
+    open_stream,
+    read_body,
+    stream,
+    wait_for_end,
+)
 from segue.messages import history, request
 from segue.messages.answer import answer_of, refused_answer
 from segue.messages.history import System, Translated
 from segue.messages.models import encode_model, encode_page
-from segue.messages.request import Asked, Body, compile_request
-from segue.messages.stream import INPUT_BLOCKED, MessageWriter
+from segue.messages.request import AskedTurn, MessagesBody, compile_request
+from segue.messages.stream import INPUT_BLOCKED, MessageEvents
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.seams.history import Owner
 from segue.turn.plan import Arrival
-from segue.turn.running import Running
-from segue.wire.codec import encode
+from segue.wire.codec import decode_tools, encode
+from segue.wire.effects import NO_EFFECTS
 
 T = TypeVar("T")
 
@@ -42,7 +50,8 @@ class MessageRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """A new message: as a stream of events, or as one object."""
-        await count_request(exchange)
+        if exchange.account.is_limited:
+            await exchange.account.quota.count_request()
         asked, arrival = await self._receive(exchange)
         if asked.repairs:
             repairs = (REPAIRS, ", ".join(asked.repairs).encode())
@@ -55,14 +64,22 @@ class MessageRoutes:
         except NotFound as error:
             raise _unknown_model(error, asked.create.model) from None
 
-    async def _stream(self, exchange: Exchange, asked: Asked, arrival: Arrival) -> None:
-        writer = MessageWriter(asked, exchange.request_id)
-        subscriber = open_stream(self._services, writer.write, on_attached=writer.attached)
-        await stream(exchange, self._services, arrival, subscriber)
+    async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
+        writer = MessageEvents(asked, exchange.request_id)
+        writer.subscriber = open_stream(self._services, writer.write)
+        await stream(exchange, self._services, arrival, writer.subscriber)
 
-    async def _run(self, exchange: Exchange, asked: Asked, arrival: Arrival) -> bytes:
-        running: Running | None = None
-        running = await run_to_end(exchange, self._services, arrival)
+    async def _run(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> bytes:
+        subscriber = LastSubscriber()
+        running = await self._runner.begin(arrival, subscriber)
+        exchange.release_body()
+        exchange.response_id = running.id
+        await wait_for_end(exchange, running, subscriber)
+        error = running.error
+        if error is not None and error.code != INPUT_BLOCKED:
+            raise error
+        if error is not None:
+            return refused_answer(running.response, asked, error.message)
         return answer_of(running.response, asked, running.tally.stop_string)
 
     async def count_tokens(self, exchange: Exchange) -> None:
@@ -87,14 +104,29 @@ class MessageRoutes:
 
     # --- receiving ---
 
-    async def _receive(self, exchange: Exchange, *, counts: bool = False) -> tuple[Asked, Arrival]:
+    async def _receive(
+        self, exchange: Exchange, *, counts: bool = False
+    ) -> tuple[AskedTurn, Arrival]:
         reading = _Reading(self._services, exchange.owner, counts=counts)
         asked = await read_body(exchange, self._services, reading.read)
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         if session is not None:
             create = structs.replace(asked.create, prompt_cache_key=session)
             asked = structs.replace(asked, create=create)
-        return asked, arrive(exchange, self._services, asked.create)
+        arrival = arrive(exchange, self._services, asked.create)
+        if "web_search" in asked.served:
+            self._check_search(arrival)
+        return asked, arrival
+
+    def _check_search(self, arrival: Arrival) -> None:
+        """A search that the server cannot run is refused: the model would make up what it finds."""
+        hosted = self._runner.resources.hosted
+        tools, _ = decode_tools(arrival.create.tools or b"null", None)
+        if hosted is not None:
+            tools = hosted.load().offer(tools, NO_EFFECTS, None, arrival.caller.may)
+        if not any(offer.builtin == "web_search" for offer in tools.hosted):
+            problem = "the tool 'web_search' is not set up on this server, or not for this key"
+            raise InvalidRequest(f"tools: {problem}", code="unsupported_tool", param="tools")
 
 
 class _Reading:
@@ -105,31 +137,30 @@ class _Reading:
         self._owner = owner
         self._counts = counts
 
-    def read(self, data: bytes | bytearray) -> Asked:
+    def read(self, data: bytes | bytearray) -> AskedTurn:
         """What the body asks for. Slow work if it is large."""
         body = request.read_body(data)
-        messages = [
-            self._recall(MESSAGE, raw, Translated, lambda raw, at=index: history.translate(raw, at))
-            for index, raw in enumerate(body.messages)
-        ]
+        messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
         return compile_request(
             body, messages, self._system(body), self._tools(body), counts=self._counts
         )
 
-    def _system(self, body: Body) -> System:
+    def _message(self, raw: Raw, index: int) -> Translated:
+        translate = partial(history.translate, index=index)
+        return self._recall(MESSAGE, raw, Translated, translate)
+
+    def _system(self, body: MessagesBody) -> System:
         if body.system is UNSET:
             return System()
         return self._recall(SYSTEM, body.system, System, history.translate_system)
 
-    def _tools(self, body: Body) -> Tooling:
+    def _tools(self, body: MessagesBody) -> Tooling:
         tooling = NO_TOOLING
         if body.tools is not UNSET:
             tooling = self._recall(TOOLS, body.tools, Tooling, translate_tools)
         return with_servers(tooling, body.mcp_servers or ())
 
-    def _recall(
-        self, kind: bytes, raw: Raw, type_: type[T], translate: Callable[[Raw], T]
-    ) -> T:
+    def _recall(self, kind: bytes, raw: Raw, type_: type[T], translate: Callable[[Raw], T]) -> T:
         key = kind + bytes(raw)
         known = self._memo.find(self._owner, key)
         if isinstance(known, type_):

@@ -1,6 +1,6 @@
 """How do the events of a turn look to a client of this API? Each event in, its own events out.
 
-Theory of operation. A `MessageWriter` writes one turn. Nothing leaves before the model has said something or the first
+Theory of operation. A `MessageEvents` writes one turn. Nothing leaves before the model has said something or the first
 heartbeat has passed: until then a turn that fails is answered with a status. Then comes `message_start`, and from there
 on each heartbeat is a `ping`.
 
@@ -9,8 +9,8 @@ on each heartbeat is a `ping`.
     block     closed, then so       a delta               -> no block                  closed, then so
 
 One block is open at a time, and the numbers of blocks have no gaps. The items of our own tools may end in another order
-than they began: a call is a block that is closed when something else begins, its result a whole block of its own. A text
-without a character has no block. A thought ends with its signature, in one piece.
+than they began: a call is a block that is closed when something else begins, its result a whole block of its own. A
+text without a character has no block. A thought ends with its signature, in one piece.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.listener.subscribers import SseSubscriber
 from segue.messages.answer import (
     DELTA_USAGE,
     Annotation,
     Block,
     Ending,
     OutputItem,
-    arguments_of,
     citation,
     ending_of,
-    input_of,
     message_of,
     read_item,
     refusal,
     server_call,
     server_result,
     thought_of,
-    tool_use_id_of,
     usage_of,
 )
 from segue.messages.errors import error_body
-from segue.messages.request import Asked
+from segue.messages.history import tool_use_id_of
+from segue.messages.request import AskedTurn
 from segue.turn.running import Running
 from segue.wire.codec import encode
 from segue.wire.events import Event
@@ -79,17 +78,18 @@ _read_of_item = msgspec.json.Decoder(_OfItem).decode
 _read_annotated = msgspec.json.Decoder(_Annotated).decode
 
 
-class MessageWriter:
+class MessageEvents:
     """Writes the events of one turn."""
 
-    running: Running
+    # Who reads them, and knows the turn.
+    subscriber: SseSubscriber
 
-    def __init__(self, asked: Asked, request_id: str) -> None:
+    def __init__(self, asked: AskedTurn, request_id: str) -> None:
         self._asked = asked
         self._request_id = request_id
         self._has_started = False
         # Whether the turn itself has said that it runs: the next time it says so is a heartbeat.
-        self._is_running = False
+        self._has_begun = False
         self._index = 0
         # The item whose block is open or may be opened, and the type of the open block.
         self._item: OutputItem | None = None
@@ -97,8 +97,11 @@ class MessageWriter:
         # The head of the deltas of the open block.
         self._delta = b""
 
-    def attached(self, running: Running) -> None:
-        self.running = running
+    @property
+    def _running(self) -> Running:
+        running = self.subscriber.running
+        assert running is not None, "events come from a turn"
+        return running
 
     def write(self, events: Sequence[Event]) -> list[bytes]:
         """These events in the words of this API."""
@@ -133,14 +136,14 @@ class MessageWriter:
         if self._has_started:
             return
         self._has_started = True
-        response, asked = self.running.response, self._asked
+        response, asked = self._running.response, self._asked
         usage = usage_of(self._usage_so_far(), asked.ttl, response.service_tier)
         message = message_of(response, [], None, usage)
         written.append(_event("message_start", message=message))
 
     def _usage_so_far(self) -> Usage:
         """What is known of the prompt when the model begins to speak; the end says what it was."""
-        tally = self.running.tally
+        tally = self._running.tally
         length = tally.tokens_tokenized + tally.tokens_reused
         cached = min(tally.started.cached_tokens or 0, length)
         is_known = tally.started.cached_tokens is not None
@@ -148,13 +151,13 @@ class MessageWriter:
         return Usage(length, details, 1, OutputDetails(), length + 1)
 
     def _beat(self, written: list[bytes]) -> None:
-        if self._is_running:
+        if self._has_begun:
             self._start(written)
             written.append(PING)
-        self._is_running = True
+        self._has_begun = True
 
     def _end(self, event: Event, written: list[bytes]) -> None:
-        running = self.running
+        running = self._running
         error = running.error
         if error is not None and error.code != INPUT_BLOCKED:
             # Before anything was written it is a status.

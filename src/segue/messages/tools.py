@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -30,7 +31,7 @@ class Location(Struct, frozen=True):
     timezone: str | None = None
 
 
-class Tool(Struct, frozen=True, kw_only=True):
+class GivenTool(Struct, frozen=True, kw_only=True):
     """A tool of a request; which fields count depends on its type."""
 
     type: str | None = None
@@ -56,7 +57,7 @@ class ToolsetConfig(Struct, frozen=True):
     defer_loading: bool | None = None
 
 
-class McpServer(Struct, frozen=True, kw_only=True):
+class RemoteServer(Struct, frozen=True, kw_only=True):
     name: str
     url: str
     authorization_token: str | None = None
@@ -86,7 +87,7 @@ class Tooling(Struct, frozen=True):
     # Tools of the server that the request asks for: `web_search`, `mcp`, `tool_search`.
     served: frozenset[str] = frozenset()
     # Remote servers whose tools are asked for.
-    toolsets: tuple[Tool, ...] = ()
+    toolsets: tuple[GivenTool, ...] = ()
     # How often the tools of the server may be called.
     uses_max: int | None = None
 
@@ -98,7 +99,7 @@ class Tooling(Struct, frozen=True):
 
 NO_TOOLING = Tooling()
 _tools = msgspec.json.Decoder(list[Raw] | None)
-_tool = msgspec.json.Decoder(Tool)
+_tool = msgspec.json.Decoder(GivenTool)
 
 
 def translate_tools(raw: Raw) -> Tooling:
@@ -110,7 +111,7 @@ def translate_tools(raw: Raw) -> Tooling:
     names: list[str] = []
     deferred: dict[str, Raw] = {}
     served: set[str] = set()
-    toolsets: list[Tool] = []
+    toolsets: list[GivenTool] = []
     ttl: Ttl = ""
     uses_max: int | None = None
     for index, each in enumerate(raws):
@@ -130,7 +131,9 @@ def translate_tools(raw: Raw) -> Tooling:
         definition = Raw(encode(_function(tool, kind, place)))
         name = tool.name or ""
         if name in deferred or name in names:
-            raise InvalidRequest(f"tools: Tool names must be unique: {cut_name(name)}", param=place)
+            raise InvalidRequest(
+                f"tools: GivenTool names must be unique: {cut_name(name)}", param=place
+            )
         if tool.defer_loading:
             deferred[name] = definition
         else:
@@ -147,7 +150,7 @@ def translate_definition(raw: Raw, place: str) -> tuple[str, Raw]:
     return tool.name or "", Raw(encode(_function(tool, _kind(tool), place)))
 
 
-def _kind(tool: Tool) -> str:
+def _kind(tool: GivenTool) -> str:
     """What the type of a tool says without its date; a plain function has none."""
     if tool.type is None or tool.type == "custom":
         return ""
@@ -155,7 +158,7 @@ def _kind(tool: Tool) -> str:
     return found["name"] if found else tool.type
 
 
-def _function(tool: Tool, kind: str, place: str) -> dict[str, object]:
+def _function(tool: GivenTool, kind: str, place: str) -> dict[str, object]:
     if kind and kind not in CLIENT_TOOLS:
         problem = f"the tool '{cut_name(tool.type)}' is not set up on this server"
         raise InvalidRequest(f"{place}: {problem}", code="unsupported_tool", param=place)
@@ -261,7 +264,7 @@ SERVED = {
 }
 
 
-def _served(tool: Tool, kind: str) -> dict[str, object]:
+def _served(tool: GivenTool, kind: str) -> dict[str, object]:
     if SERVED[kind] == "tool_search":
         return {"type": "tool_search"}
     search: dict[str, object] = {"type": "web_search"}
@@ -273,16 +276,18 @@ def _served(tool: Tool, kind: str) -> dict[str, object]:
     return search
 
 
-def with_servers(tooling: Tooling, servers: Sequence[McpServer]) -> Tooling:
+def with_servers(tooling: Tooling, servers: Sequence[RemoteServer]) -> Tooling:
     """The same tools with those of remote servers. An older form of the request has no toolsets: then all servers are
     meant."""
     by_name = {server.name: server for server in servers}
-    wanted = tooling.toolsets or [Tool(mcp_server_name=name) for name in by_name]
+    wanted = tooling.toolsets or [GivenTool(mcp_server_name=name) for name in by_name]
     listed: list[Raw] = []
     for toolset in wanted:
         server = by_name.get(toolset.mcp_server_name or "")
         if server is None:
-            problem = f"the MCP server '{cut_name(toolset.mcp_server_name)}' is not in 'mcp_servers'"
+            problem = (
+                f"the MCP server '{cut_name(toolset.mcp_server_name)}' is not in 'mcp_servers'"
+            )
             raise InvalidRequest(f"tools: {problem}", param="mcp_servers")
         if (definition := _remote(server, toolset)) is not None:
             listed.append(Raw(encode(definition)))
@@ -290,7 +295,7 @@ def with_servers(tooling: Tooling, servers: Sequence[McpServer]) -> Tooling:
     return msgspec.structs.replace(tooling, listed=(*tooling.listed, *listed), served=served)
 
 
-def _remote(server: McpServer, toolset: Tool) -> dict[str, object] | None:
+def _remote(server: RemoteServer, toolset: GivenTool) -> dict[str, object] | None:
     """A remote server as a tool; None where none of its tools is enabled."""
     usual = toolset.default_config or ToolsetConfig()
     configs = toolset.configs or {}
@@ -318,7 +323,7 @@ def _remote(server: McpServer, toolset: Tool) -> dict[str, object] | None:
 
 def translate_choice(
     choice: ToolChoice | None, callable_names: Sequence[str], removed: frozenset[str]
-) -> str | ToolChoiceName | None:
+) -> Literal["none", "auto", "required"] | ToolChoiceName | None:
     """Which tools may or must be called. Tools that were removed stay in the prompt, and may not be called."""
     kind = "auto" if choice is None else choice.type
     if kind == "none":
@@ -332,7 +337,7 @@ def translate_choice(
     if kind not in ("auto", "any"):
         problem = "Input should be 'auto', 'any', 'tool' or 'none'"
         raise InvalidRequest(f"tool_choice.type: {problem}", param="tool_choice")
-    mode = "required" if kind == "any" else "auto"
+    mode: Literal["auto", "required"] = "required" if kind == "any" else "auto"
     if not removed:
         return None if mode == "auto" else mode
     left = [ToolChoiceName(type="function", name=name) for name in callable_names]

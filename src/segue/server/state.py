@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Raw
 
 from segue.accounts.account import Account, Accounts
 from segue.accounts.hashes import KeyHashes
