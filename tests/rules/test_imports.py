@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
     | {
         "resent",
+        "messages",
         "responses",
         "session",
         "settings",
@@ -111,6 +112,10 @@ PURE = {
     "turn.assemble",
     "turn.decide",
     "turn.notices",
+    "messages.history",
+    "messages.tools",
+    "messages.request",
+    "messages.answer",
 }
 # A module of a pure room that is not, and why.
 IMPURE = {"vocabularies.fast_tokenizer": "a thread beside the start; the builders hand it in"}

@@ -53,6 +53,8 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
+    # Where unstored turns of an account can be continued by name for an hour; None: that is switched off.
+    open_threads: Callable[[Account], Turns] | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)

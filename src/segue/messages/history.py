@@ -64,6 +64,7 @@ class _Source(Struct, frozen=True, kw_only=True):
     media_type: str = ""
     data: str = ""
     url: str = ""
+    file_id: str = ""
     content: str | list[Raw] = ""
 
 
@@ -512,6 +513,8 @@ def _image(source: _Source, place: str) -> dict[str, str]:
             return {"type": "input_image", "image_url": url}
         case "url":
             return {"type": "input_image", "image_url": source.url}
+        case "file":
+            return {"type": "input_image", "file_id": source.file_id}
         case _:
             raise _unread(source, place)
 
@@ -524,6 +527,8 @@ def _document(block: Document, place: str) -> list[dict[str, str]]:
             return [{"type": "input_file", "filename": _filename(block), "file_data": data}]
         case "url":
             return [{"type": "input_file", "filename": _filename(block), "file_url": source.url}]
+        case "file":
+            return [{"type": "input_file", "file_id": source.file_id}]
         case "text":
             return [_text(source.data)]
         case "content":
@@ -552,9 +557,6 @@ def _filename(block: Document) -> str:
 
 
 def _unread(source: _Source, place: str) -> InvalidRequest:
-    if source.type == "file":
-        problem = "this server has no Files API; send the contents inline instead of a `file_id`"
-        return InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
     problem = f"a source of type '{cut_name(source.type)}' is not supported"
     return InvalidRequest(f"{place}.type: {problem}", code="unsupported_value", param=place)
 
@@ -730,8 +732,8 @@ def _check_answered(open_calls: dict[str, None], called_at: int) -> None:
     if open_calls:
         names = [name[:NAME_CHARS_MAX] for name in [*open_calls][:NAMES_MAX]]
         message = without_results(f"messages.{called_at}", names)
-        raise InvalidRequest(message, code="missing_tool_result", param=f"messages.{called_at}")
+        raise InvalidRequest(message, code="missing_function_call_output", param=f"messages.{called_at}")
 
 
 def _unpaired(what: str, about: str) -> InvalidRequest:
-    return InvalidRequest(f"{what}: {about[:512]}", code="unexpected_tool_result", param="messages")
+    return InvalidRequest(f"{what}: {about[:512]}", code="invalid_function_call_output", param="messages")

@@ -126,7 +126,7 @@ class MessageRoutes:
             tools = hosted.load().offer(tools, NO_EFFECTS, None, arrival.caller.may)
         if not any(offer.builtin == "web_search" for offer in tools.hosted):
             problem = "the tool 'web_search' is not set up on this server, or not for this key"
-            raise InvalidRequest(f"tools: {problem}", code="unsupported_tool", param="tools")
+            raise InvalidRequest(f"tools: {problem}", code="unsupported_value", param="tools")
 
 
 class _Reading:

@@ -91,6 +91,10 @@ OPERATIONS: dict[str, RouteDoc] = {
     "DELETE /v1/conversations/{id}/items/{item_id}": RouteDoc(
         "Delete an item of a conversation.", "ConversationObject"
     ),
+    "POST /v1/messages": RouteDoc(
+        "Create a message of the Messages API; with `stream` its events.", is_stream=True
+    ),
+    "POST /v1/messages/count_tokens": RouteDoc("Count the tokens of a message's prompt."),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),

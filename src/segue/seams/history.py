@@ -107,6 +107,8 @@ class Turn:
     # Whether its first save is refused (`Fenced`) if its idempotency key belongs to another turn by now. Not in the
     # background: such a turn is saved before it runs.
     holds_key: bool = False
+    # What its API keeps of the request for turns that continue it: the head of the prompt as the client wrote it.
+    head_sent: tuple[bytes, ...] = ()
     # Our own measure of what this node alone holds in memory.
     bytes: int = 0
     # The row of the usage ledger; None while the turn runs and after a reload.

@@ -85,6 +85,7 @@ HELP = {
         "frames_burst_max": "WebSocket frames on one connection that may arrive at once",
         "append_s_max": "seconds that a response waits for tool outputs (response.append)",
         "background_s_max": "seconds that a background response may run, its time in the queue not counted",
+        "threads": "keep turns of Messages threads in memory for an hour; false: refuse `thread`",
         "reconnect_s": "seconds to keep unstored responses of a lost connection; 0: not at all",
     },
     "memory": {

@@ -154,6 +154,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     append_s_max: Positive = 600.0
     # A store keeps the name of a deleted turn for a day, so that no late save brings it back.
     background_s_max: Annotated[float, Meta(gt=0, le=80_000)] = 21_600.0
+    threads: bool = True
     reconnect_s: Annotated[float, Meta(ge=0, le=120)] = 0.0
     # For all workers together; 0: half of the memory that there is.
     memory_bytes_max: Limit = 0

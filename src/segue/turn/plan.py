@@ -156,6 +156,8 @@ class Caller:
     quota: Quota | None = None
     # The digest of the caller's API key; nothing for a caller without one.
     key: str = ""
+    # What the API keeps with the turn, for turns that continue it.
+    head_sent: tuple[bytes, ...] = ()
 
 
 class Receipt(Struct, frozen=True):
