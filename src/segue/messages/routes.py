@@ -111,15 +111,15 @@ class MessageRoutes:
 @contextmanager
 def _answering(exchange: Exchange, asked: AskedTurn | None = None) -> Iterator[None]:
     """An answer has the headers of this API; an error that comes before it brings its own."""
-    usual = exchange.origin_headers
+    usual = exchange.more_headers
     headers = [*usual, (REQUEST_ID, exchange.request_id.encode())]
     if asked is not None and asked.repairs:
         headers.append((REPAIRS, ", ".join(asked.repairs).encode()))
-    exchange.origin_headers = headers
+    exchange.more_headers = headers
     try:
         yield
     except ApiError as error:
-        exchange.origin_headers = usual
+        exchange.more_headers = usual
         if error.code == "model_not_found" and asked is not None:
             raise _not_served(asked.create.model or "") from None
         raise
