@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
+    "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.

@@ -111,6 +111,7 @@ class Exchange:
     # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
     error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
     label: str = ""
+    id_headers: Sequence[bytes] = (b"x-request-id",)
     # For the access log: the response that it made or names, and why it did not go well.
     response_id: str = ""
     reason: str = ""
@@ -229,7 +230,8 @@ class Exchange:
         """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
         self.status = status
-        named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
+        ids = [(name, self.request_id.encode()) for name in self.id_headers]
+        named = [*headers, *self.origin_headers, *ids]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:

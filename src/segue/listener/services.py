@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import Raw
-
 from segue.accounts.account import Account, Accounts
 from segue.listener.access_line import AccessLine
 from segue.listener.auth import OriginPolicy
@@ -61,7 +59,7 @@ class Services:
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
     # The items that messages became, for clients of other APIs that resend their history.
-    memo: Memo[tuple[Raw, ...]] = field(default_factory=lambda: Memo(0))
+    memo: Memo[object] = field(default_factory=lambda: Memo(0))
     # What is known of the reuse of a turn's prompt, in all workers of this parent process.
     find_report: Callable[[Owner, str], Awaitable[CacheReport | None]] = _no_report
     # Called with the transport, the code and the id of a request that was refused before it became a turn.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -22,17 +23,29 @@ from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
 from segue.wire.requests import Create
 
+T = TypeVar("T")
+
 
 async def receive(
     exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], Create]
 ) -> Arrival:
-    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key, and a
-    large body is decoded beside the event loop."""
-    account = exchange.account
-    if account.is_limited:
-        await account.quota.count_request()
+    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key."""
+    if exchange.account.is_limited:
+        await exchange.account.quota.count_request()
+    return arrive(exchange, services, await read_body(exchange, services, decode))
+
+
+async def read_body(
+    exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], T]
+) -> T:
+    """The body, decoded; a large one beside the event loop."""
     body = await exchange.text(services.limits.body_bytes_max)
-    create = await off_loop(len(body) > LARGE_BYTES, decode, body)
+    return await off_loop(len(body) > LARGE_BYTES, decode, body)
+
+
+def arrive(exchange: Exchange, services: Services, create: Create) -> Arrival:
+    """What was asked for, by whom, and how it was received."""
+    account = exchange.account
     caller = Caller(
         exchange.owner,
         services.turns,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from segue.listener.api import Api
+from segue.messages.api import MESSAGES
 from segue.responses.api import RESPONSES
 from segue.settings.values import API_NAMES, Settings
 
-APIS: dict[str, Api] = {"responses": RESPONSES}
+APIS: dict[str, Api] = {"responses": RESPONSES, "messages": MESSAGES}
 
 # Sentences for the paths of APIs that clients try and Segue does not have (Chat Completions, Completions, Messages),
 # by how the paths end.

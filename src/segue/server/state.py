@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Raw
 
 from segue.accounts.account import Account, Accounts
 from segue.accounts.hashes import KeyHashes
@@ -55,7 +54,7 @@ class State:
     budget: Budget
     render_cache: RenderCache
     # The items that messages of other APIs became.
-    memo: Memo[tuple[Raw, ...]]
+    memo: Memo[object]
     # Unstored turns that can be continued by name.
     threads: Threads
     # What of the prompts was reused.
