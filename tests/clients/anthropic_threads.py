@@ -62,7 +62,10 @@ def main(base_url: str, control_url: str, model: str, way: str) -> None:
         "messages": [{"role": "user", "content": "Weather?"}],
     }
     if way == "stream":
-        messages = [stream.get_final_message() for stream in client.beta.messages.tool_runner(stream=True, **asked)]
+        messages = [
+            stream.get_final_message()
+            for stream in client.beta.messages.tool_runner(stream=True, **asked)
+        ]
     else:
         messages = list(client.beta.messages.tool_runner(**asked))
     text = "".join(block.text for block in messages[-1].content if block.type == "text")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, Raw, structs
 
+from segue.aio import off_loop
 from segue.errors import InvalidRequest, NotFound, cut_name
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
@@ -24,12 +25,13 @@ from segue.messages import history, request
 from segue.messages.answer import answer_of, refused_answer
 from segue.messages.history import System, Translated
 from segue.messages.models import encode_model, encode_page
-from segue.messages.request import AskedTurn, MessagesBody, compile_request
+from segue.messages.request import NONE_SHOWN, AskedTurn, MessagesBody, Shown, compile_request
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
+from segue.messages.threads import enter, inherit, open_thread
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.seams.history import Owner
 from segue.turn.plan import Arrival
-from segue.wire.codec import decode_tools, encode
+from segue.wire.codec import LARGE_BYTES, decode_tools, encode
 from segue.wire.effects import NO_EFFECTS
 
 T = TypeVar("T")
@@ -108,12 +110,21 @@ class MessageRoutes:
         self, exchange: Exchange, *, counts: bool = False
     ) -> tuple[AskedTurn, Arrival]:
         reading = _Reading(self._services, exchange.owner, counts=counts)
-        asked = await read_body(exchange, self._services, reading.read)
+        body = await read_body(exchange, self._services, request.read_body)
+        thread = None
+        if body.thread is not None:
+            thread = await open_thread(body, body.thread, exchange.account, self._services)
+            body = inherit(body, thread)
+        before = NONE_SHOWN if thread is None else thread.shown
+        is_large = exchange.body_bytes > LARGE_BYTES
+        asked = await off_loop(is_large, reading.compile, body, before)
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         if session is not None:
             create = structs.replace(asked.create, prompt_cache_key=session)
             asked = structs.replace(asked, create=create)
         arrival = arrive(exchange, self._services, asked.create)
+        if thread is not None:
+            arrival = enter(arrival, thread, body, asked.shown)
         if "web_search" in asked.served:
             self._check_search(arrival)
         return asked, arrival
@@ -137,13 +148,11 @@ class _Reading:
         self._owner = owner
         self._counts = counts
 
-    def read(self, data: bytes | bytearray) -> AskedTurn:
-        """What the body asks for. Slow work if it is large."""
-        body = request.read_body(data)
+    def compile(self, body: MessagesBody, before: Shown) -> AskedTurn:
+        """What the body asks for; `before`: what earlier turns of its thread have shown. Slow work if it is large."""
         messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
-        return compile_request(
-            body, messages, self._system(body), self._tools(body), counts=self._counts
-        )
+        system, tooling = self._system(body), self._tools(body)
+        return compile_request(body, messages, system, tooling, counts=self._counts, before=before)
 
     def _message(self, raw: Raw, index: int) -> Translated:
         translate = partial(history.translate, index=index)
