@@ -23,8 +23,6 @@ TAG_CHARS = 8
 # the tasks that it starts.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
-# A turn is named by the API that it came by: its id differs in the prefix alone.
-_TURN = re.compile(r"(?:resp_|msg_|chatcmpl-)(?P<turn>[0-9a-f]{32})\Z")
 _OF_TURN = re.compile(r"[a-z]+_(?P<turn>[0-9a-f]{32})_?[0-9a-f]+\Z")
 
 
@@ -36,12 +34,6 @@ def new_id(prefix: str) -> str:
 def new_turn_id(home: str = "") -> str:
     """A fresh id for a turn; `home`: the tag of this worker, where there are others."""
     return f"resp_{home}{int(time.time()):08x}{token_hex(12 - len(home) // 2)}"
-
-
-def turn_id_as(prefix: str, turn_id: str) -> str:
-    """The id of a turn as another API spells it, such as `msg_…`; what is no id of a turn stays as it is."""
-    match = _TURN.match(turn_id)
-    return f"{prefix}{match['turn']}" if match else turn_id
 
 
 def tag_of(any_id: str) -> str:

@@ -120,8 +120,6 @@ class Api:
     # What its transports are called in metrics and logs: "messages_" makes "messages_sse" of "sse".
     label: str
     upgrade: Upgrade | None = None
-    # The headers of every answer that name the request.
-    id_headers: Sequence[bytes] = (b"x-request-id",)
 
     def spellings(self, path: str) -> list[str]:
         """All spellings of one of its paths."""

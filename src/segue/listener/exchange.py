@@ -111,7 +111,6 @@ class Exchange:
     # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
     error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
     label: str = ""
-    id_headers: Sequence[bytes] = (b"x-request-id",)
     # For the access log: the response that it made or names, and why it did not go well.
     response_id: str = ""
     reason: str = ""
@@ -121,8 +120,8 @@ class Exchange:
     owner: Owner = ""
     key_name: str = ""
     account: Account = field(init=False)
-    # CORS headers for the page that sent it.
-    origin_headers: Headers = ()
+    # Besides its own: CORS headers for the page that sent it, and warnings.
+    more_headers: Headers = ()
     arguments: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -230,8 +229,7 @@ class Exchange:
         """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
         self.status = status
-        ids = [(name, self.request_id.encode()) for name in self.id_headers]
-        named = [*headers, *self.origin_headers, *ids]
+        named = [*headers, *self.more_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:

@@ -11,7 +11,6 @@ import logging
 
 from segue.errors import ApiError
 from segue.ids import current_request
-from segue.listener.api import Api
 from segue.listener.auth import authenticate, bearer_key
 from segue.listener.exchange import ClientGone, Exchange, Receive, Scope, Send, answerable
 from segue.listener.services import Services
@@ -62,7 +61,8 @@ class HttpApp:
         """An error of a request that has found no route is the error of the API that its path belongs to."""
         api = self.table.owner(exchange.scope["path"])
         if not exchange.route and api is not None:
-            _speak_as(exchange, api)
+            exchange.label = api.label
+            exchange.error_answer = api.error_answer
 
     async def _serve(self, exchange: Exchange) -> None:
         policy, origin = self._services.origin_policy, exchange.header(b"origin")
@@ -71,16 +71,17 @@ class HttpApp:
             policy.check(exchange.header(b"host"), origin)
         if method == "OPTIONS" and policy.is_listed(origin):
             wanted = exchange.header(b"access-control-request-headers")
-            exchange.origin_headers = policy.preflight_headers(origin, wanted)
+            exchange.more_headers = policy.preflight_headers(origin, wanted)
             await exchange.start(204, ())
             await exchange.write(b"", is_last=True)
             return
-        exchange.origin_headers = policy.answer_headers(origin)
+        exchange.more_headers = policy.answer_headers(origin)
         route, exchange.arguments = self.table.find(method, path, exchange.header)
         exchange.route = route.name
         api = route.api
         if api is not None:
-            _speak_as(exchange, api)
+            exchange.label = api.label
+            exchange.error_answer = api.error_answer
         if route.scope is not None:
             find_secret = bearer_key if api is None else api.find_secret
             secret = find_secret(exchange.header)
@@ -88,10 +89,3 @@ class HttpApp:
             if not route.is_turn:
                 exchange.account.quota.count_other_request()
         await route.call(exchange)
-
-
-def _speak_as(exchange: Exchange, api: Api) -> None:
-    """From here on it is answered in the words of this API."""
-    exchange.label = api.label
-    exchange.error_answer = api.error_answer
-    exchange.id_headers = api.id_headers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Raw
 
 from segue.accounts.account import Account, Accounts
 from segue.listener.access_line import AccessLine
@@ -53,13 +55,15 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
+    # The names of the hosted tools that are set up and that a key with these scopes may use.
+    set_up_tools: Callable[[Container[str]], frozenset[str]] = lambda scopes: frozenset()
     # Where unstored turns of an account can be continued by name for an hour; None: that is switched off.
     open_threads: Callable[[Account], Turns] | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
     # What this process holds, and may hold.
     memory: Memory = field(default_factory=Memory)
     # The items that messages became, for clients of other APIs that resend their history.
-    memo: Memo[object] = field(default_factory=lambda: Memo(0))
+    memo: Memo[tuple[Raw, ...]] = field(default_factory=lambda: Memo(0))
     # What is known of the reuse of a turn's prompt, in all workers of this parent process.
     find_report: Callable[[Owner, str], Awaitable[CacheReport | None]] = _no_report
     # Called with the transport, the code and the id of a request that was refused before it became a turn.

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
-from typing import TypeVar
 
 from msgspec import structs
 
 from segue.aio import off_loop
 from segue.listener.auth import client_name
-from segue.listener.exchange import ClientGone, Exchange, subscribed
+from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
 from segue.turn.plan import Arrival, Caller, Receipt
@@ -23,29 +22,20 @@ from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
 from segue.wire.requests import Create
 
-T = TypeVar("T")
+WARNINGS = b"x-segue-warnings"
+NOT_OFFERED = "The model was not offered the tool '%s': it is not set up here, or not allowed for this API key."
 
 
 async def receive(
     exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], Create]
 ) -> Arrival:
-    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key."""
-    if exchange.account.is_limited:
-        await exchange.account.quota.count_request()
-    return arrive(exchange, services, await read_body(exchange, services, decode))
-
-
-async def read_body(
-    exchange: Exchange, services: Services, decode: Callable[[bytes | bytearray], T]
-) -> T:
-    """The body, decoded; a large one beside the event loop."""
-    body = await exchange.text(services.limits.body_bytes_max)
-    return await off_loop(len(body) > LARGE_BYTES, decode, body)
-
-
-def arrive(exchange: Exchange, services: Services, create: Create) -> Arrival:
-    """What was asked for, by whom, and how it was received."""
+    """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key, and a
+    large body is decoded beside the event loop."""
     account = exchange.account
+    if account.is_limited:
+        await account.quota.count_request()
+    body = await exchange.text(services.limits.body_bytes_max)
+    create = await off_loop(len(body) > LARGE_BYTES, decode, body)
     caller = Caller(
         exchange.owner,
         services.turns,
@@ -68,7 +58,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     subscriber = LastSubscriber()
     running = await services.runner.begin(arrival, subscriber)
     exchange.release_body()
-    exchange.response_id = running.id
+    _name_turn(exchange, running)
     if running.is_background:
         running.detach(subscriber)
     else:
@@ -76,6 +66,14 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     if running.error is not None:
         raise running.error
     return running
+
+
+def _name_turn(exchange: Exchange, running: Running) -> None:
+    """The exchange has become this turn; its headers say what was left out of it."""
+    exchange.response_id = running.id
+    if kinds := running.tally.unserved_tools:
+        sentences = " ".join(NOT_OFFERED % kind for kind in kinds)
+        exchange.more_headers = (*exchange.more_headers, text_header(WARNINGS, sentences))
 
 
 async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
@@ -96,7 +94,7 @@ async def stream(
     receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
     exchange.release_body()
-    exchange.response_id = running.id
+    _name_turn(exchange, running)
     async with subscribed(exchange, running, subscriber):
         await write_stream(exchange, services, subscriber)
     if running.error is not None:

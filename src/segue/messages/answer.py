@@ -8,8 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.ids import turn_id_as
-from segue.messages.history import MCP_CALL, SERVER_CALL, Ttl, tool_use_id_of
+from segue.messages.history import MCP_CALL, SERVER_CALL, Ttl, message_id_of, tool_use_id_of
 from segue.messages.request import AskedTurn
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.codec import encode
@@ -355,7 +354,7 @@ def message_of(
 ) -> Block:
     """The message; before its end it has no reason to have stopped."""
     return {
-        "id": turn_id_as("msg_", response.id),
+        "id": message_id_of(response.id),
         "type": "message",
         "role": "assistant",
         "model": response.model,

@@ -73,5 +73,4 @@ MESSAGES = Api(
     error_answer=error_answer,
     find_secret=find_secret,
     label="messages_",
-    id_headers=(b"x-request-id", b"request-id"),
 )

@@ -1,19 +1,15 @@
-"""How does the Messages API say errors? An error in, a status, a body and headers out.
-
-Clients act on some of the words: a prompt that is too long is said so that they compact their history, a call without
-its result so that they repair it (docs/apis/messages.md).
-"""
+"""How does the Messages API say errors? An error in, a status, a body and headers out."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from segue.errors import ApiError, CallerError
-from segue.listener.exchange import ErrorAnswer, Headers
+from segue.listener.exchange import ErrorAnswer
+from segue.messages.words import words_of
 
 # The status and the type of the error for statuses of ours that the API has other words for.
 TYPES = {
@@ -29,20 +25,10 @@ TYPES = {
 }
 # What clients of this API know as a server that has too much to do.
 OVERLOADED = 529
+# The SDKs read it; `x-request-id` has the same.
+REQUEST_ID = b"request-id"
 # A wrong key stays wrong: without this clients come back for minutes.
 NO_RETRY = (b"x-should-retry", b"false")
-
-# How engines and we ourselves say that a prompt is too long: the first number is what was sent, or what fits.
-_SENT_FIRST = re.compile(
-    r"(\d+) (?:input |prompt )?tokens\b.{0,80}?(?:at most|>|maximum|limit|size|window|length)\D{0,40}(\d+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_LIMIT_FIRST = re.compile(
-    r"(?:maximum|context (?:length|size|window)|limit)\D{0,40}(\d+) tokens"
-    r".{0,80}?(?:requested|has|have|contains?|resulted in|passed|prompt)\D{0,40}(\d+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_CALL_ID = re.compile(r"call_(\w+)\.?\Z")
 
 
 class ErrorWords(Struct, frozen=True, omit_defaults=True):
@@ -79,7 +65,9 @@ class ThreadRefused(CallerError):
 def error_answer(error: ApiError, request_id: str) -> ErrorAnswer:
     """An error as a status, a body and headers."""
     status = OVERLOADED if error.status == 503 else error.status
-    headers: Headers = (NO_RETRY,) if status == 401 else ()
+    headers = [(REQUEST_ID, request_id.encode())]
+    if status == 401:
+        headers.append(NO_RETRY)
     return ErrorAnswer(status, error_body(error, request_id), headers)
 
 
@@ -90,31 +78,3 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     details = error.details if isinstance(error, ThreadRefused) else UNSET
     body = ErrorWords(TYPES.get(status, usual), words_of(error), details)
     return msgspec.json.encode(ErrorMessage(body, request_id))
-
-
-def words_of(error: ApiError) -> str:
-    """What the error says, in the words that clients of this API know."""
-    match error.code:
-        case "context_length_exceeded":
-            return _too_long(error.message)
-        case "missing_function_call_output" if found := _CALL_ID.search(error.message):
-            return without_results("messages.0", [f"toolu_{found[1]}"])
-        case _:
-            return error.message
-
-
-def _too_long(message: str) -> str:
-    """`prompt is too long: N tokens > M maximum`, as far as both numbers are known; else the engine's own words."""
-    if found := _SENT_FIRST.search(message):
-        return f"prompt is too long: {found[1]} tokens > {found[2]} maximum"
-    if found := _LIMIT_FIRST.search(message):
-        return f"prompt is too long: {found[2]} tokens > {found[1]} maximum"
-    return f"prompt is too long: {message}"
-
-
-def without_results(place: str, ids: list[str]) -> str:
-    """Calls were left open."""
-    return (
-        f"{place}: `tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(ids)}. "
-        "Each `tool_use` block must have a corresponding `tool_result` block in the next message."
-    )

@@ -1,8 +1,8 @@
 """What does one message of a client mean? The JSON of a message in, items of the Responses API out. Pure.
 
-What a message means depends on its bytes alone, so that it can be kept (`Translated`) and a history that comes again
-need not be read again. What depends on the rest of the request is left open: a tool that is named here is defined in
-`tools` (`Loaded`), and whether a call has its result is checked over all messages (`check_pairs`).
+What a message means depends on its bytes alone, so that it can be kept (`TranslatedMessage`), and a history that comes
+again need not be read again. What depends on the rest of the request is left open: a tool that is named here is defined
+in `tools` (`Loaded`), and whether a call has its result is checked over all messages (`check_pairs`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, NAMES_MAX, InvalidRequest, cut_name
-from segue.messages.errors import without_results
+from segue.messages.words import without_results
 from segue.wire.codec import encode
 from segue.wire.requests import Effort
 
@@ -64,6 +64,7 @@ class _Source(Struct, frozen=True, kw_only=True):
     media_type: str = ""
     data: str = ""
     url: str = ""
+    file_id: str = ""
     content: str | list[Raw] = ""
 
 
@@ -228,7 +229,7 @@ class Removed(Struct, frozen=True):
 MessagePiece = Raw | Loaded | Defined | Removed
 
 
-class Translated(Struct, frozen=True):
+class TranslatedMessage(Struct, frozen=True):
     """What a message means: items as JSON, and what the rest of the request must say."""
 
     role: str
@@ -250,7 +251,7 @@ class Translated(Struct, frozen=True):
         )
 
 
-def translate(raw: Raw | bytes, index: int) -> Translated:
+def translate(raw: Raw | bytes, index: int) -> TranslatedMessage:
     """What the message with this number means."""
     place = f"messages.{index}"
     message = decode(_message, raw, place)
@@ -279,7 +280,7 @@ class _Translation:
         self._unknown: tuple[int, str] | None = None
         self._ttl: Ttl = ""
 
-    def run(self) -> Translated:
+    def run(self) -> TranslatedMessage:
         message = self._message
         effort = EFFORTS.get((message.output_config and message.output_config.effort) or "")
         if effort is not None:
@@ -293,7 +294,7 @@ class _Translation:
         for kind, use in self._served.values():
             self._add(_server_item(kind, use, None))
         self._end_loaded()
-        return Translated(
+        return TranslatedMessage(
             self._role,
             tuple(self._pieces),
             tuple(self._calls),
@@ -446,6 +447,16 @@ def longer(known: Ttl, marker: CacheControl) -> Ttl:
     return "1h" if "1h" in (known, marker.ttl) else "5m"
 
 
+def message_id_of(turn_id: str) -> str:
+    """The id of a turn as clients of this API know it: the same number."""
+    return f"msg_{turn_id.removeprefix('resp_')}"
+
+
+def turn_id_of(message_id: str) -> str:
+    """The id of a turn, by the name that clients of this API have for it."""
+    return f"resp_{message_id.removeprefix('msg_')}"
+
+
 def call_id_of(tool_use_id: str) -> str:
     """The id of a call as the turn knows it."""
     found = _OUR_CALL.match(tool_use_id)
@@ -512,6 +523,8 @@ def _image(source: _Source, place: str) -> dict[str, str]:
             return {"type": "input_image", "image_url": url}
         case "url":
             return {"type": "input_image", "image_url": source.url}
+        case "file":
+            return {"type": "input_image", "file_id": source.file_id}
         case _:
             raise _unread(source, place)
 
@@ -524,6 +537,8 @@ def _document(block: Document, place: str) -> list[dict[str, str]]:
             return [{"type": "input_file", "filename": _filename(block), "file_data": data}]
         case "url":
             return [{"type": "input_file", "filename": _filename(block), "file_url": source.url}]
+        case "file":
+            return [{"type": "input_file", "file_id": source.file_id}]
         case "text":
             return [_text(source.data)]
         case "content":
@@ -552,9 +567,6 @@ def _filename(block: Document) -> str:
 
 
 def _unread(source: _Source, place: str) -> InvalidRequest:
-    if source.type == "file":
-        problem = "this server has no Files API; send the contents inline instead of a `file_id`"
-        return InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
     problem = f"a source of type '{cut_name(source.type)}' is not supported"
     return InvalidRequest(f"{place}.type: {problem}", code="unsupported_value", param=place)
 
@@ -690,7 +702,7 @@ def _joined(texts: Iterable[str]) -> str:
 # --- all messages -----------------------------------------------------------------------------------
 
 
-def check_pairs(messages: Sequence[Translated], *, is_continued: bool = False) -> None:
+def check_pairs(messages: Sequence[TranslatedMessage], *, is_continued: bool = False) -> None:
     """Every call has its result in the next message, and every result its call; clients repair their history by these
     words. `is_continued`: the first results may answer calls that came before."""
     seen: set[str] = set()
@@ -730,8 +742,12 @@ def _check_answered(open_calls: dict[str, None], called_at: int) -> None:
     if open_calls:
         names = [name[:NAME_CHARS_MAX] for name in [*open_calls][:NAMES_MAX]]
         message = without_results(f"messages.{called_at}", names)
-        raise InvalidRequest(message, code="missing_tool_result", param=f"messages.{called_at}")
+        raise InvalidRequest(
+            message, code="missing_function_call_output", param=f"messages.{called_at}"
+        )
 
 
 def _unpaired(what: str, about: str) -> InvalidRequest:
-    return InvalidRequest(f"{what}: {about[:512]}", code="unexpected_tool_result", param="messages")
+    return InvalidRequest(
+        f"{what}: {about[:512]}", code="invalid_function_call_output", param="messages"
+    )

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from segue.errors import InvalidRequest, cut_name
-from segue.ids import turn_id_as
 from segue.messages.history import (
     EFFORTS,
     CacheControl,
@@ -21,11 +20,12 @@ from segue.messages.history import (
     Loaded,
     Removed,
     System,
-    Translated,
+    TranslatedMessage,
     Ttl,
     check_pairs,
     decode,
     longer,
+    turn_id_of,
 )
 from segue.messages.tools import (
     RemoteServer,
@@ -127,7 +127,7 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
         thread = self.thread
         if thread is None or not self.is_continued or thread.previous_message_id is None:
             return None
-        return turn_id_as("resp_", thread.previous_message_id)
+        return turn_id_of(thread.previous_message_id)
 
 
 class Shown(Struct, frozen=True, omit_defaults=True):
@@ -179,15 +179,16 @@ def read_body(body: bytes | bytearray) -> MessagesBody:
 
 def compile_request(
     body: MessagesBody,
-    messages: Sequence[Translated],
+    messages: Sequence[TranslatedMessage],
     system: System,
     tooling: Tooling,
     *,
-    counts: bool,
+    session: str | None = None,
     before: Shown = NONE_SHOWN,
+    counts: bool = False,
 ) -> AskedTurn:
-    """The request of a turn. `counts`: only its tokens are counted, so that it may end with an answer. `before`: what
-    earlier turns of its thread have shown."""
+    """The request of a turn. `session`: what the headers say of the conversation. `before`: what earlier turns of its
+    thread have shown. `counts`: only its tokens are counted, so that it may end with an answer."""
     if not counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
@@ -219,7 +220,7 @@ def compile_request(
             include=INCLUDE,
             service_tier="fast" if body.speed == "fast" else None,
             prompt_cache_options=_compared(body.diagnostics),
-            prompt_cache_key=session_of(body.metadata),
+            prompt_cache_key=session or session_of(body.metadata),
         ),
         hides_thinking=hides,
         ttl=ttl,
@@ -254,7 +255,7 @@ class _History:
     def removed(self) -> frozenset[str]:
         return frozenset(self._removed)
 
-    def add(self, message: Translated) -> None:
+    def add(self, message: TranslatedMessage) -> None:
         for piece in message.pieces:
             match piece:
                 case Loaded(names=names):
@@ -281,7 +282,7 @@ class _History:
             self.items.append(Raw(encode(item)))
 
 
-def _check_newest(body: MessagesBody, messages: Sequence[Translated]) -> None:
+def _check_newest(body: MessagesBody, messages: Sequence[TranslatedMessage]) -> None:
     """The messages end with the client's words, all of which are understood."""
     if not messages and not body.is_continued:
         raise InvalidRequest("messages: at least one message is required", param="messages")
@@ -302,7 +303,7 @@ def _check_newest(body: MessagesBody, messages: Sequence[Translated]) -> None:
 
 
 def _ttl(
-    body: MessagesBody, messages: Iterable[Translated], system: System, tooling: Tooling
+    body: MessagesBody, messages: Iterable[TranslatedMessage], system: System, tooling: Tooling
 ) -> Ttl:
     marks = {system.ttl, tooling.ttl, *(message.ttl for message in messages)}
     if body.cache_control is not None:
@@ -313,7 +314,7 @@ def _ttl(
 def _compared(asked: DiagnosticsAsked | None) -> CacheOptions | None:
     if asked is None or asked.previous_message_id is None:
         return None
-    return CacheOptions(comparison_response_id=turn_id_as("resp_", asked.previous_message_id))
+    return CacheOptions(comparison_response_id=turn_id_of(asked.previous_message_id))
 
 
 def _stops(stops: list[str] | None) -> list[str] | None:

@@ -161,7 +161,7 @@ def _kind(tool: GivenTool) -> str:
 def _function(tool: GivenTool, kind: str, place: str) -> dict[str, object]:
     if kind and kind not in CLIENT_TOOLS:
         problem = f"the tool '{cut_name(tool.type)}' is not set up on this server"
-        raise InvalidRequest(f"{place}: {problem}", code="unsupported_tool", param=place)
+        raise InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
     usual = CLIENT_TOOLS.get(kind)
     name = tool.name or (usual.name if usual else "")
     if not FUNCTION_NAME.fullmatch(name):

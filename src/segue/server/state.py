@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Raw
 
 from segue.accounts.account import Account, Accounts
 from segue.accounts.hashes import KeyHashes
@@ -54,7 +55,7 @@ class State:
     budget: Budget
     render_cache: RenderCache
     # The items that messages of other APIs became.
-    memo: Memo[object]
+    memo: Memo[tuple[Raw, ...]]
     # Unstored turns that can be continued by name.
     threads: Threads
     # What of the prompts was reused.
