@@ -1,4 +1,4 @@
-"""Makes the seccomp filters of the sandbox again, from their rules, with libseccomp: `python -m tests.sandbox.make_filters`."""
+"""Makes the seccomp filters of the sandbox again, by libseccomp: `python -m tests.sandbox.make_filters`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """What runs the commands inside a sandbox? This one file of the standard library, the first process of the sandbox.
 
-It speaks with the keeper over one socket, which commands do not inherit. A frame is the length of its body, a kind, the
-number of a command, and the body. As the first process of its namespace it gets no signal from the commands that would
-end or stop it, and when it ends, all processes of the sandbox end. It trusts nothing that commands print, and the keeper
-trusts nothing that comes from here.
+It speaks with the keeper over one socket, which commands do not inherit. A frame is the length of its body, a kind,
+the number of a command, and the body. As the first process of its namespace it gets no signal from the commands that
+would end or stop it, and when it ends, all processes of the sandbox end. The keeper trusts nothing that it says.
 
     from the keeper   r run, k terminate, f kill           to the keeper   + ready, o out, e err, x exited
 """
+
+from __future__ import annotations
 
 import os
 import resource
@@ -15,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 HEADER = struct.Struct("<IcI")
 PIECE_BYTES = 65536
@@ -25,16 +27,18 @@ UNSENT_BYTES_MAX = 1048576
 
 
 class Supervisor:
-    def __init__(self, channel):
+    def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.unsent = bytearray()
         self.received = bytearray()
         self.poller = select.epoll()
         # The number and kind of each pipe; the process of each command, and its pipes.
-        self.pipes = {}
-        self.commands = {}
+        self.pipes: dict[int, tuple[int, bytes]] = {}
+        self.commands: dict[int, tuple[int, list[int]]] = {}
+        # Commands that are to end: with their shell everything ends that is in its group.
+        self.ending: set[int] = set()
 
-    def run_forever(self):
+    def run_forever(self) -> None:
         self.channel.setblocking(False)
         self.poller.register(self.channel, select.EPOLLIN)
         woken, wake = os.pipe()
@@ -58,7 +62,7 @@ class Supervisor:
 
     # --- the keeper ---
 
-    def receive(self):
+    def receive(self) -> None:
         data = self.channel.recv(PIECE_BYTES)
         if not data:
             os._exit(0)
@@ -72,13 +76,14 @@ class Supervisor:
             if kind == b"r":
                 self.start(number, body)
             elif number in self.commands:
+                self.ending.add(number)
                 self.end_group(number, signal.SIGTERM if kind == b"k" else signal.SIGKILL)
 
-    def send(self, kind, number, body):
+    def send(self, kind: bytes, number: int, body: bytes) -> None:
         self.unsent += HEADER.pack(len(body), kind, number) + body
         self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         was_full = len(self.unsent) > UNSENT_BYTES_MAX
         while self.unsent:
             try:
@@ -94,10 +99,12 @@ class Supervisor:
 
     # --- commands ---
 
-    def start(self, number, command):
+    def start(self, number: int, command: bytes) -> None:
         pipes = [os.pipe(), os.pipe()]
-        actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
-        actions += [(os.POSIX_SPAWN_DUP2, pipe[1], fd) for fd, pipe in enumerate(pipes, 1)]
+        actions = (
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            *((os.POSIX_SPAWN_DUP2, pipe[1], fd) for fd, pipe in enumerate(pipes, 1)),
+        )
         words = [b"/bin/sh", b"-c", command]
         reset = range(1, signal.NSIG)
         try:
@@ -116,7 +123,7 @@ class Supervisor:
             for fd in (fd for pipe in pipes for fd in pipe):
                 os.close(fd)
             return
-        for kind, (readable, writable) in zip((b"o", b"e"), pipes):
+        for kind, (readable, writable) in zip((b"o", b"e"), pipes, strict=True):
             os.close(writable)
             os.set_blocking(readable, False)
             self.pipes[readable] = (number, kind)
@@ -124,7 +131,7 @@ class Supervisor:
             self.poller.register(readable, 0 if is_full else select.EPOLLIN)
         self.commands[number] = (pid, [pipe[0] for pipe in pipes])
 
-    def read_pipe(self, fd):
+    def read_pipe(self, fd: int) -> int:
         number, kind = self.pipes[fd]
         try:
             data = os.read(fd, PIECE_BYTES)
@@ -136,18 +143,16 @@ class Supervisor:
             self.drop_pipe(fd)
         return len(data)
 
-    def drop_pipe(self, fd):
+    def drop_pipe(self, fd: int) -> None:
         del self.pipes[fd]
         self.poller.unregister(fd)
         os.close(fd)
 
-    def end_group(self, number, how):
-        try:
+    def end_group(self, number: int, how: int) -> None:
+        with suppress(ProcessLookupError):
             os.killpg(self.commands[number][0], how)
-        except ProcessLookupError:
-            pass
 
-    def reap(self):
+    def reap(self) -> None:
         """Commands that have ended, and orphans. A command is over when its shell is, whoever else has its pipes."""
         while True:
             try:
@@ -160,7 +165,10 @@ class Supervisor:
                 if shell == pid:
                     self.finish(number, pipes, os.waitstatus_to_exitcode(status))
 
-    def finish(self, number, pipes, code):
+    def finish(self, number: int, pipes: list[int], code: int) -> None:
+        if number in self.ending:
+            self.ending.discard(number)
+            self.end_group(number, signal.SIGKILL)
         del self.commands[number]
         for fd in pipes:
             left = REST_BYTES
@@ -172,10 +180,10 @@ class Supervisor:
         self.send(b"x", number, struct.pack("<i", 128 - code if code < 0 else code))
 
 
-def confine(limits):
+def confine(limits: list[int]) -> None:
     """What no process of the sandbox may exceed, of files, processes and sizes; and it is the first to go."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
-    for kind, most in zip(kinds, limits):
+    for kind, most in zip(kinds, limits, strict=True):
         if most:
             resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
