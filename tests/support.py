@@ -27,7 +27,7 @@ from segue.server.apis import APIS
 from segue.server.app import ALONE, App, WorkerPlace, open_app
 from segue.server.serve import build_server
 from segue.settings.checks import load_settings
-from tests import last_turn
+from tests import last_turn, shapes
 
 TERMINAL = {"response.completed", "response.failed", "response.incomplete", "error"}
 MODEL = "scripted"
@@ -180,6 +180,7 @@ async def fetch(
             await writer.wait_closed()
     answer = _parse(raw)
     last_turn.note_body(answer.status, answer.headers, answer.body)
+    shapes.note(path, named, answer.status, answer.headers, answer.body)
     return answer
 
 

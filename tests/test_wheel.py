@@ -113,6 +113,7 @@ LIBRARIES = {
     "jinja2",
     "msgspec",
     "prometheus-client",
+    "python-multipart",
     "tokenizers",
     "uvicorn",
     "uvloop",
@@ -140,7 +141,7 @@ ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *("vocabularies", "schemas", "readers", "dialects", "engines", "stores"),
-    *("listener", "responses", "server", "observe", "reports"),
+    *("listener", "responses", "completions", "files", "server", "observe", "reports"),
 }
 SERVE = "serve --engine scripted --store memory"
 # The words of a command -> what is refused, the package that is missing, and what brings it.
@@ -156,6 +157,7 @@ MISSING: dict[str, tuple[str, str, str]] = {
     f"{SERVE} --otel-endpoint http://127.0.0.1:1": ("--otel-endpoint", "aiohttp", "web"),
     f"{SERVE} --guard moderation --guard-url http://127.0.0.1:1": ("--guard", "aiohttp", "web"),
     f"{SERVE} --mcp-hosts 127.0.0.1": ("mcp", "mcp", "mcp"),
+    f"{SERVE} --files-url s3://bucket": ("--files-url", "obstore", "s3"),
     "chat": ("chat", "rich", "segue"),
     "models list": ("models", "rich", "segue"),
     "bench": ("bench", "segue_bench", "segue"),
@@ -200,7 +202,7 @@ def lean(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     return install(folder / "environment", wheels["segue_server"], libraries=libraries)
 
 
-def test_server_needs_eleven_libraries(wheels: dict[str, Path]) -> None:
+def test_server_needs_twelve_libraries(wheels: dict[str, Path]) -> None:
     assert {one.name for one in needed(wheels["segue_server"])} == LIBRARIES
 
 

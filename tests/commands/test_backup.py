@@ -16,6 +16,7 @@ import pytest
 
 from segue_cli import cli
 from tests.postgres import PostgresServer
+from tests.scenarios.test_files_api import upload
 from tests.support import MODEL, fetch, serving, wire
 
 CLIENTS = 4
@@ -162,3 +163,37 @@ async def test_postgresql_is_backed_up_with_the_printed_commands(
         assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
     for one in (url, other):
         await postgres.drop_database(one)
+
+
+async def test_uploaded_files_are_in_the_backup_and_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, file = f"sqlite:///{tmp_path / 'live.db'}", tmp_path / "segue.backup"
+    async with serving(store=store) as served:
+        kept, deleted = [await upload(served, name.encode() * 100, name) for name in ("a", "b")]
+        await fetch(served, "DELETE", f"/v1/files/{deleted['id']}")
+        assert await asyncio.to_thread(run, "backup", file, "--store", store) == 0
+    assert "files: 1" in capsys.readouterr().out
+    with tarfile.open(file) as archive:
+        assert [name for name in archive.getnames() if "file-" in name] == [f"files/{kept['id']}"]
+    moved = f"sqlite:///{tmp_path / 'moved' / 'segue.db'}"
+    assert run("restore", file, "--store", moved) == 0
+    async with serving(store=moved) as served:
+        content = await fetch(served, "GET", f"/v1/files/{kept['id']}/content")
+        assert content.body == b"a" * 100
+        assert len((await fetch(served, "GET", "/v1/files")).json["data"]) == 1
+
+
+async def test_backup_refuses_a_store_whose_uploaded_file_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = f"sqlite:///{tmp_path / 'live.db'}"
+    async with serving(store=store) as served:
+        await upload(served)
+    (left,) = (tmp_path / "live.db.files").glob("??/*")
+    left.unlink()
+    assert run("backup", tmp_path / "segue.backup", "--store", store) == 2
+    assert (
+        "1 uploaded files were deleted while it was made, or are missing" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "segue.backup").exists()

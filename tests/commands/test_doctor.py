@@ -18,7 +18,7 @@ from segue.settings.values import ModelSettings
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue_cli.cli import main
 from segue_cli.commands import doctor
-from segue_cli.commands.doctor import Check, compare, examine
+from segue_cli.commands.doctor import Check, check_files, compare, examine
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm
@@ -35,7 +35,8 @@ async def checks(**flags: object) -> dict[str, Check]:
 async def test_all_is_well(tmp_path: Path) -> None:
     found = await checks(store=f"sqlite:///{tmp_path / 'turns.db'}")
     assert [check.name for check in found.values() if not check.is_ok] == []
-    assert set(found) == {"segue", "port", "APIs", "store", "model scripted", "engine scripted"}
+    names = {"segue", "port", "APIs", "store", "files", "model scripted", "engine scripted"}
+    assert set(found) == names
     assert not (tmp_path / "turns.db").exists(), "a check makes nothing"
 
 
@@ -253,3 +254,18 @@ def test_more_jobs_than_slots_are_named() -> None:
     (_, parallel) = compare(model, EngineFacts(context_tokens=4_096, slots=4))
     assert not parallel.is_ok
     assert "4 slots" in parallel.found
+
+
+@pytest.mark.parametrize(
+    "flags, found",
+    [
+        ({"store": "sqlite:///a/segue.db"}, "a/segue.db.files"),
+        ({"store": "memory"}, "a temporary folder"),
+        ({"store": "postgresql://127.0.0.1/x", "files_dir": "shared"}, "shared"),
+        ({"store": "postgresql://127.0.0.1/x"}, "none: /v1/files answers 501."),
+    ],
+)
+def test_place_of_uploaded_files_is_said(flags: dict[str, str], found: str) -> None:
+    check = check_files(load_settings(flags, environment={}))
+    assert check.is_ok
+    assert check.found.startswith(found)

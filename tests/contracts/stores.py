@@ -63,6 +63,7 @@ class Stores:
         self.idempotency_keys = self.store.idempotency_keys
         self.conversations = self.store.conversations
         self.keys = self.store.keys
+        self.files = self.store.files
         self.shared_limits = self.store.shared_limits
         self.maintenance = self.store.maintenance
 

@@ -71,16 +71,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
+    "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
+    "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "guards", "listener"}
-    | {"mcp", "memory", "observe", "openapi", "process", "replicas", "reports", "resent"}
-    | {"responses", "session", "settings", "stores", "tools", "turn", "vocabularies", "web"},
+    | {"completions"}
+    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
+    | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
+    | {
+        "resent",
+        "responses",
+        "session",
+        "settings",
+        "stores",
+        "tools",
+        "turn",
+        "vocabularies",
+        "web",
+    },
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
@@ -93,6 +106,11 @@ PURE = {
     "schemas",
     "readers",
     "dialects",
+    "completions.answer",
+    "completions.messages",
+    "completions.request",
+    "completions.stream",
+    "completions.tools",
     "seams.history",
     "seams.prompt",
     "turn.checks",
@@ -190,8 +208,8 @@ BESIDE: dict[str, set[str]] = {
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
-    | {"accounts", "cluster", "engines", "observe", "replicas", "server", "settings", "stores"}
-    | {"vocabularies", "workers", "segue_embedded"},
+    | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
+    | {"stores", "vocabularies", "workers", "segue_embedded"},
 }
 # What a server may load if it is installed: in the room that wires it, where a function needs it.
 OPTIONAL = {"segue_embedded", "segue_dashboard"}

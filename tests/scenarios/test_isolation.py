@@ -18,12 +18,14 @@ import pytest
 import websockets
 
 from segue.accounts.hashes import issue_key
+from tests.scenarios.test_files_api import upload
 from tests.support import MODEL, Answer, Served, fetch, serving, wire
 
 ONE = "/v1/responses/{id}"
 TALK = "/v1/conversations/{id}"
 SAID = TALK + "/items/{item_id}"
 KEY = "/dashboard/keys/{id}"
+FILE = "/v1/files/{id}"
 WRONG = "sk-segue-" + "y" * 43
 LONG = " ".join(str(number) for number in range(2_000))
 ABSENT = "resp_" + "0" * 32
@@ -53,6 +55,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 SENTENCE = {"type": "message", "role": "user", "content": "my secret plan"}
 REFERENCE = {"input": [{"type": "item_reference", "id": "{item}"}]}
+UPLOADED = {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "{file}"}]}]}
 SEALED = {"input": [{"type": "compaction", "encrypted_content": "{sealed}"}]}
 TALKING = {"conversation": "{conversation}", "store": True}
 PARENT = {"previous_response_id": "{response}"}
@@ -65,6 +68,7 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
         Probe("POST", "/v1/responses", ask(**PARENT, generate=False), foreign=400),
         Probe("POST", "/v1/responses", ask(**PARENT, background=True, store=True), foreign=400),
         Probe("POST", "/v1/responses", ask(**REFERENCE)),
+        Probe("POST", "/v1/responses", ask(**UPLOADED)),
         Probe("POST", "/v1/responses", ask(**SEALED), foreign=400),
         Probe("POST", "/v1/responses", ask(**TALKING)),
         Probe("POST", "/responses", ask(**PARENT), foreign=400),
@@ -124,6 +128,14 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ("POST", "/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],
     ("POST", KEY): [Probe("POST", "/dashboard/keys/{key}", {}, foreign=403, right=403)],
     ("DELETE", KEY): [Probe("DELETE", "/dashboard/keys/{key}", foreign=403, right=403)],
+    ("POST", "/v1/files"): [Probe("POST", "/v1/files", {}, right=400, foreign=400)],
+    ("GET", "/v1/files"): [
+        Probe("GET", "/v1/files", foreign=200),
+        Probe("GET", "/v1/files?after={file}", foreign=400),
+    ],
+    ("GET", FILE): [Probe("GET", "/v1/files/{file}")],
+    ("GET", FILE + "/content"): [Probe("GET", "/v1/files/{file}/content")],
+    ("DELETE", FILE): [Probe("DELETE", "/v1/files/{file}", is_safe=False)],
     ("GET", "/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
     ("GET", "/v1/models/{id}"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
     ("GET", "/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
@@ -191,7 +203,9 @@ async def make_things(served: Served, secret: str) -> dict[str, str]:
     talk = (await fetch(served, "POST", "/v1/conversations", begun, headers)).json
     path = f"/v1/conversations/{talk['id']}/items"
     items = (await fetch(served, "GET", path, headers=headers)).json["data"]
+    file = await upload(served, headers=headers)
     return {
+        "file": file["id"],
         "conversation": talk["id"],
         "said": items[0]["id"],
         "response": made["id"],

@@ -120,8 +120,8 @@ class Exchange:
     owner: Owner = ""
     key_name: str = ""
     account: Account = field(init=False)
-    # CORS headers for the page that sent it.
-    origin_headers: Headers = ()
+    # Besides its own: CORS headers for the page that sent it, and warnings.
+    more_headers: Headers = ()
     arguments: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -142,13 +142,16 @@ class Exchange:
                 body = await self._receive_all(inflow, bytes_max)
                 plain = await self._inflate(body, inflow, bytes_max)
         except TimeoutError:
-            # The rest is not waited for.
-            self._is_read = True
-            message = f"The request body took longer than {self._body_s_max:g} s."
-            raise Refused(message, status=408, code="request_timeout") from None
+            raise self._too_slow() from None
         self.body_bytes = len(plain)
         inflow.count(0, len(plain))
         return await check_utf8(plain)
+
+    def _too_slow(self) -> Refused:
+        # The rest is not waited for.
+        self._is_read = True
+        message = f"The request body took longer than {self._body_s_max:g} s."
+        return Refused(message, status=408, code="request_timeout")
 
     async def _inflate(self, body: bytearray, inflow: Inflow, bytes_max: int) -> bytes | bytearray:
         """The plain body. One that becomes large waits until there is room for the largest."""
@@ -183,6 +186,20 @@ class Exchange:
                 await inflow.more()
         return body
 
+    async def parts(self, bytes_max: int) -> AsyncIterator[bytes]:
+        """The body as it arrives, for what must not be in memory as a whole; each part within a time."""
+        size = 0
+        while not self._is_read:
+            try:
+                async with asyncio.timeout(self._body_s_max):
+                    part = await self._receive_part()
+            except TimeoutError:
+                raise self._too_slow() from None
+            size += len(part)
+            if size > bytes_max:
+                raise too_large(max(size, int(self.header(b"content-length") or 0)), bytes_max)
+            yield part
+
     async def _receive_part(self) -> bytes:
         message = await self.receive()
         if message["type"] == "http.disconnect":
@@ -212,7 +229,7 @@ class Exchange:
         """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
         self.status = status
-        named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
+        named = [*headers, *self.more_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:

@@ -32,7 +32,7 @@ from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLi
 from segue.process.patient_save import save_patiently
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.process.sealed_requests import with_request
-from segue.seams.history import Round, Turn
+from segue.seams.history import Owner, Round, Turn
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
 from segue.turn.assemble import Assembler
@@ -224,12 +224,12 @@ class Runner:
         if (quota := plan.arrival.caller.quota) is not None:
             quota.release()
 
-    async def read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """These items with the contents of their URLs, where the operator allows that."""
+    async def read(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """These items with the contents of this owner's files, and of their URLs, where the operator allows that."""
         hosted = self.resources.hosted
         if hosted is None or not contains_media(items):
             return items
-        return await hosted.load().fetch(items)
+        return await hosted.load().fetch(owner, items)
 
     @property
     def background_room(self) -> int:

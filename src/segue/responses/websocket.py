@@ -496,7 +496,7 @@ class SocketSession:
                 running.tally.items_validated += len(frame.input)
                 items = await decode_items(frame.input)
                 _check_append(running, items)
-                items = await self._services.runner.read(items)
+                items = await self._services.runner.read(running.owner, items)
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
             self._appends[ticket] = running.accept_append(items, size)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from segue.accounts.account import Account
 from segue.aio import GiveUp, in_background
+from segue.files.api import files_api
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
 from segue.listener.edge_limits import EdgeLimits
@@ -33,6 +35,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
+from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
 from segue.server.models import ServedModels, build_models
@@ -44,6 +47,7 @@ from segue.server.storage import KEYS_TOPIC, open_store
 from segue.settings.values import FIELDS, Settings
 from segue.stores.maintenance import maintained
 from segue.stores.seals import RingSeals
+from segue.stores.threads import open_chain, seal_chain
 from segue.turn.resources import Resources
 
 # A start waits so long for what the engines say of themselves, and then goes on without it.
@@ -103,10 +107,13 @@ async def open_app(
         aclosing(served),
         open_store(settings) as store,
         open_cluster(settings, place) as cluster,
-        HostedTools(settings) as hosted,
+        LateFiles(settings, store.files) as files,
+        HostedTools(settings, files) as hosted,
+        in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        async with _open_server(served, state, hosted, place, give_up, rows.values()) as app:
+        every = (*rows.values(), files_api(files.load))
+        async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
 
@@ -130,7 +137,7 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
-        services = build_services(state, runner, observers, eraser, reports)
+        services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
@@ -156,6 +163,7 @@ async def _open_server(
         async with (
             maintained(store.maintenance, retention, eraser.forget, runner.fenced, give_up),
             in_background("memory_limit", state.memory.enforce_forever, give_up),
+            in_background("thread_expiry", state.threads.expire_forever),
             share_routes(state.cluster, store.shared_limits, served),
             _joined(state, upgrades, give_up),
             QueuedTurns(runner, store.maintenance, store.turns, state.caller_of).taken_over(),
@@ -207,6 +215,7 @@ def build_runner(
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns
+        from segue.cluster.threads import RemoteThreads
 
         others = RemoteTurns(
             cluster.bus,
@@ -217,11 +226,20 @@ def build_runner(
             silence_s=2 * settings.heartbeat_s,
         )
         runner.connect_workers(others)
+        seals, threads = RingSeals(state.ring), state.threads
+        threads.fetch = RemoteThreads(
+            cluster.peers, threads.held, partial(seal_chain, seals), partial(open_chain, seals)
+        ).fetch
     return runner
 
 
 def build_services(
-    state: State, runner: Runner, observers: Observers, eraser: Eraser, reports: CacheReports
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    reports: CacheReports,
+    hosted: HostedTools,
 ) -> Services:
     """What every API needs."""
     settings, accounts = state.settings, state.accounts
@@ -235,7 +253,9 @@ def build_services(
         conversations=state.store.conversations,
         erase=eraser.erase,
         open_cache=state.open_cache,
+        open_threads=state.open_threads if settings.threads else None,
         find_report=reports.find,
+        set_up_tools=hosted.set_up,
         limits=edge_limits(settings),
         memory=state.memory,
         memo=state.memo,
@@ -264,6 +284,7 @@ def watch_gauges(
     parts: dict[str, Callable[[], int]] = {
         "connections": lambda: sum(session.state_bytes for session in upgrades.sessions),
         "lost_connections": lambda: upgrades.lost.bytes,
+        "threads": lambda: state.threads.bytes,
         "stored": lambda: store.state.bytes + sum(cache.bytes for cache in store.beside),
         "prompts": lambda: (
             sum(cache.bytes for cache in (state.render_cache, state.memo, state.reuse))
@@ -291,14 +312,19 @@ def watch_gauges(
 async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> AsyncIterator[None]:
     """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
     accounts = state.accounts
+
+    def on_revoked(account: Account) -> None:
+        upgrades.dismiss(account)
+        state.threads.drop(account.owner, account.key_id)
+
     if state.cluster is None:
-        async with accounts.kept(upgrades.dismiss, give_up=give_up):
+        async with accounts.kept(on_revoked, give_up=give_up):
             yield
         return
     bus = state.cluster.bus
     async with (
         bus.subscribe(KEYS_TOPIC, lambda _: accounts.confirm_soon()),
-        accounts.kept(upgrades.dismiss, partial(bus.publish, KEYS_TOPIC, b""), give_up),
+        accounts.kept(on_revoked, partial(bus.publish, KEYS_TOPIC, b""), give_up),
         state.cluster.peers.joined(),
     ):
         yield

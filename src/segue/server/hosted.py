@@ -9,7 +9,7 @@ tool that is not whole, or that takes what another tool has, refuses the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AsyncExitStack
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -19,6 +19,7 @@ from msgspec import Struct
 from segue.accounts.scopes import SCOPES
 from segue.errors import Misconfigured
 from segue.seams.tools import AnyHostedKind, HostedTool
+from segue.server.files import LateFiles
 from segue.server.plugins import imported
 from segue.settings.values import Settings
 from segue.wire.codec import TOOL_STRUCTS
@@ -54,9 +55,11 @@ HOSTED_TOOLS: Mapping[str, Asking] = {
 class HostedTools(AsyncExitStack):
     """The tools that this server runs, loaded late; closes them on the way out."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, files: LateFiles | None = None) -> None:
         super().__init__()
         self._settings = settings
+        self.refuses_unserved = settings.unknown_tools == "refuse"
+        self._files = files
         self._loaded: ToolSet | None = None
         # A long request is resolved in a thread, and may be the first that needs the tools.
         self._loading = Lock()
@@ -76,10 +79,16 @@ class HostedTools(AsyncExitStack):
                 from segue.server.tools import build_tools
 
                 places = (*HOSTED_TOOLS, *self._settings.hosted_tools)
-                built = build_tools(self._settings, self, [*map(_builder, places)])
+                read_file = None if self._files is None else self._files.read
+                built = build_tools(self._settings, self, [*map(_builder, places)], read_file)
                 check_tools(dict(zip(places, built.tools.tools, strict=True)))
                 self._loaded = built
             return self._loaded.tools
+
+    def set_up(self, scopes: Container[str]) -> frozenset[str]:
+        """The names of the tools that are set up and that a key with these scopes may use."""
+        tools = (tool for tool in self.load().tools if tool.is_set_up)
+        return frozenset(tool.name for tool in tools if tool.scope is None or tool.scope in scopes)
 
     @property
     def bytes(self) -> int:

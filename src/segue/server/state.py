@@ -26,6 +26,7 @@ from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
 from segue.settings.values import Settings
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
+from segue.stores.threads import Threads
 from segue.turn.plan import Caller
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class State:
     render_cache: RenderCache
     # The items that messages of other APIs became.
     memo: Memo[tuple[Raw, ...]]
+    # Unstored turns that can be continued by name.
+    threads: Threads
     # What of the prompts was reused.
     reuse: ReuseWatch
     # What all of it may hold.
@@ -79,6 +82,11 @@ class State:
         limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
         self.budget.add(near, account.key_id, limit)
         return near, LayeredTurns(near, self.store.turns)
+
+    def open_threads(self, account: Account) -> Turns:
+        """The threads of an account."""
+        quota = account.quota
+        return self.threads.open(account.owner, account.key_id, lambda: quota.state_bytes_max)
 
     def cache_salt(self, owner: Owner) -> str | None:
         """What keeps this owner's prompts apart in an engine's prefix cache, where others could learn of them there."""
@@ -120,6 +128,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
         accounts=accounts,
         meter=meter,
         budget=budget,
+        threads=Threads(budget, settings.connections_state_bytes_max),
         render_cache=RenderCache(settings.render_cache_bytes_max - memo_bytes),
         memo=Memo(memo_bytes),
         reuse=ReuseWatch(settings.reuse_bytes_max),

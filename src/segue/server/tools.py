@@ -18,6 +18,7 @@ from segue.mcp.tool import mcp
 from segue.seams.tools import HostedTool
 from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
+from segue.tools.inputs import ReadFile
 from segue.tools.tool_search import tool_search
 from segue.web.fetch import Fetcher, Policy, read_as_data
 from segue.web.index import IndexWeb, build
@@ -41,7 +42,10 @@ class ToolSet(NamedTuple):
 
 
 def build_tools(
-    settings: Settings, stack: AsyncExitStack, builders: Sequence[ToolBuilder]
+    settings: Settings,
+    stack: AsyncExitStack,
+    builders: Sequence[ToolBuilder],
+    read_file: ReadFile | None = None,
 ) -> ToolSet:
     """The tools as the operator has configured them; the stack closes them."""
     papers = PdfTexts(settings.file_s_max)
@@ -51,6 +55,7 @@ def build_tools(
         [build_tool(settings, stack, fetcher) for build_tool in builders],
         read_pdf=papers.read,
         read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
+        read_file=read_file,
         call_s_max=settings.tool_s_max,
         output_bytes_max=settings.tool_output_bytes_max,
     )

@@ -57,6 +57,10 @@ HELP = {
         "retention_s": "seconds to keep a chain of responses after its newest one; 0: forever",
         "events_retention_s": "seconds to keep the events of a response for replay; 0: forever",
         "seal_keys": "file with the encryption keys; none: next to the SQLite file, or in PostgreSQL",
+        "files_dir": "folder for uploaded files, shared by all machines; none: next to the SQLite file",
+        "files_url": "bucket for the files of clients instead of a folder: s3://BUCKET/PREFIX",
+        "file_bytes_max": "largest file that a client may upload",
+        "owner_files_bytes_max": "bytes of all files of one owner together",
     },
     "access": {
         "auth": "require an API key: auto (once a key was created), off (never), keys (always)",
@@ -81,6 +85,7 @@ HELP = {
         "frames_burst_max": "WebSocket frames on one connection that may arrive at once",
         "append_s_max": "seconds that a response waits for tool outputs (response.append)",
         "background_s_max": "seconds that a background response may run, its time in the queue not counted",
+        "threads": "keep turns of Messages threads in memory for an hour; false: refuse `thread`",
         "reconnect_s": "seconds to keep unstored responses of a lost connection; 0: not at all",
     },
     "memory": {
@@ -106,6 +111,7 @@ HELP = {
     },
     "server-side tools": {
         "hosted_tools": "server-side tool of your own, MODULE:NAME; repeatable",
+        "unknown_tools": "tools for the server to run that are not set up: warn (x-segue-warnings) or refuse (400)",
         "tool_s_max": "timeout of a server-side tool call in seconds",
         "tool_output_bytes_max": "bytes of a server-side tool's output for the model; the rest is cut",
         "file_s_max": "timeout for reading a PDF in seconds",

@@ -125,6 +125,11 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     retention_s: Limit = 30 * 86_400
     events_retention_s: Limit = 86_400
     seal_keys: str = ""
+    # A folder, or a bucket; with neither, a folder beside the SQLite file.
+    files_dir: str = ""
+    files_url: str = ""
+    file_bytes_max: Amount = 512 * MIB
+    owner_files_bytes_max: Amount = 10 * 1024 * MIB
     auth: Literal["auto", "off", "keys"] = "auto"
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -149,6 +154,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     append_s_max: Positive = 600.0
     # A store keeps the name of a deleted turn for a day, so that no late save brings it back.
     background_s_max: Annotated[float, Meta(gt=0, le=80_000)] = 21_600.0
+    threads: bool = True
     reconnect_s: Annotated[float, Meta(ge=0, le=120)] = 0.0
     # For all workers together; 0: half of the memory that there is.
     memory_bytes_max: Limit = 0
@@ -172,6 +178,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
     hosted_tools: tuple[str, ...] = ()
+    unknown_tools: Literal["warn", "refuse"] = "warn"
     tool_s_max: Positive = 60.0
     tool_output_bytes_max: Amount = 128 * 1024
     file_s_max: Positive = 15.0
@@ -238,6 +245,13 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.store_kind == "memory":
             return None
         return Path(f"{self.store_path or 'segue'}.seals")
+
+    @property
+    def files_path(self) -> Path | None:
+        """The folder of uploaded files; None where they are in a bucket, in memory, or have no place."""
+        if self.files_url or not (self.files_dir or self.store_path):
+            return None
+        return Path(self.files_dir or f"{self.store_path}.files")
 
     @property
     def is_unnamed(self) -> bool:

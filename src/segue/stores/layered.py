@@ -29,6 +29,7 @@ class LayeredStore:
         self.events = far.events
         self.conversations = far.conversations
         self.keys = far.keys
+        self.files = far.files
         self.shared_limits = far.shared_limits
         self.ring = far.ring
         self.is_ready = far.is_ready

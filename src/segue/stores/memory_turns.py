@@ -63,8 +63,8 @@ class MemoryTurns:
     """Turns in memory, bounded in bytes.
 
     With `stored_only` it behaves as a store does: a turn that was not to be stored is not kept, not
-    even as an ancestor. `on_save` is called with every turn that was kept, `on_erase` with the name
-    of every turn that was deleted or is too old.
+    even as an ancestor. `clock` is the time of a use. `on_save` is called with every turn that was
+    kept, `on_erase` with the name of every turn that was deleted or is too old.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class MemoryTurns:
         bytes_max: int,
         *,
         stored_only: bool = False,
+        clock: Callable[[], float] | None = None,
         on_save: Callable[[Turn], None] | None = None,
         on_erase: Sequence[Callable[[Owner, str], None]] = (),
     ) -> None:
@@ -82,10 +83,11 @@ class MemoryTurns:
         self._on_save = on_save
         self._on_erase = on_erase
         self._slots: dict[TurnKey, _Slot] = {}
-        # Turns without held children, by owner, least recently used first, each with the tick of its last use.
-        self._leaves: dict[Owner, OrderedDict[str, int]] = {}
+        # Turns without held children, by owner, least recently used first, each with its last use.
+        self._leaves: dict[Owner, OrderedDict[str, float]] = {}
         self._owner_bytes: Counter[Owner] = Counter()
-        self._ticks = count()
+        # Without a clock only the order of uses is known.
+        self._now: Callable[[], float] = clock or count().__next__
         # Shared with other caches.
         self.budget: Budget | None = None
         self.dropped = DroppedTurns()
@@ -110,7 +112,7 @@ class MemoryTurns:
             return None
         if not slot.children:
             leaves = self._leaves[owner]
-            leaves[turn_id] = next(self._ticks)
+            leaves[turn_id] = self._now()
             leaves.move_to_end(turn_id)
         return slot.turn
 
@@ -188,7 +190,7 @@ class MemoryTurns:
         """Drop so many bytes."""
         self._shrink(self.bytes - size)
 
-    def _oldest_use(self, owner: Owner) -> int:
+    def _oldest_use(self, owner: Owner) -> float:
         return next(iter(self._leaves[owner].values()))
 
     def bytes_of(self, owner: Owner) -> int:
@@ -210,6 +212,12 @@ class MemoryTurns:
                     notify(owner, above)
                 self._evict(owner, above, is_cold=True)
                 above = parent_id
+
+    def drop_unused(self, since: float) -> None:
+        """Drop turns that were last used before this time of the clock, from the tips of their chains on."""
+        for owner in tuple(self._leaves):
+            while owner in self._leaves and self._oldest_use(owner) < since:
+                self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
 
     def _is_old_tip(self, owner: Owner, turn_id: str, before: int) -> bool:
         slot = self._slots.get((owner, turn_id))
@@ -249,7 +257,7 @@ class MemoryTurns:
             self.dropped.remove(before.turn)
         self._count(owner, size - (0 if before is None else before.bytes))
         leaves = self._leaves.setdefault(owner, OrderedDict())
-        leaves[turn.id] = next(self._ticks)
+        leaves[turn.id] = self._now()
         leaves.move_to_end(turn.id)
         if above is not None:
             above.children.add(turn.id)
@@ -265,7 +273,7 @@ class MemoryTurns:
         """Drop a turn without children, and ancestors that were held only for it. Its parent is a
         leaf now: the next to go if the chain is cold."""
         leaves = self._leaves[owner]
-        tick = leaves.pop(turn_id, 0)
+        used_at = leaves.pop(turn_id, 0)
         while (slot := self._slots.pop((owner, turn_id), None)) is not None:
             self._count(owner, -slot.bytes)
             self.dropped.remove(slot.turn)
@@ -277,7 +285,7 @@ class MemoryTurns:
             if above.children:
                 break
             if above.is_named:
-                leaves[above_id] = tick if is_cold else next(self._ticks)
+                leaves[above_id] = used_at if is_cold else self._now()
                 leaves.move_to_end(above_id, last=not is_cold)
                 break
             turn_id = above_id

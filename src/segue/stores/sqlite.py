@@ -22,6 +22,7 @@ from msgspec import structs
 
 from segue.aio import off_loop
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
+from segue.seams.files import FileQuota, StoredFile
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
@@ -58,6 +59,7 @@ class SqliteStore:
         self.idempotency_keys = _IdempotencyKeys(database)
         self.conversations = _Conversations(database)
         self.keys = _Keys(database)
+        self.files = _FileRows(database)
         self.shared_limits = _SharedLimits(database)
         self.maintenance = _Maintenance(database)
         self.is_ready = database.is_ready
@@ -243,6 +245,36 @@ class _Keys:
     async def note_use(self, key_ids: Sequence[str]) -> None:
         used = {"ids": msgspec.json.encode(key_ids).decode(), "now": int(time.time())}
         await self.database.execute("note_key_use", used)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileRows:
+    database: SqliteDatabase
+
+    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
+        row = structs.asdict(file) | structs.asdict(quota)
+        return await self.database.execute("add_file", row) > 0
+
+    async def find(self, owner: Owner, file_id: str, now: int) -> StoredFile | None:
+        key = {"owner": owner, "id": file_id, "now": now}
+        return next(iter(await self.database.fetch("find_file", StoredFile, key)), None)
+
+    async def newest(self, owner: Owner, purpose: str | None, now: int) -> Sequence[StoredFile]:
+        key = {"owner": owner, "purpose": purpose, "now": now}
+        return await self.database.fetch("newest_files", StoredFile, key)
+
+    async def delete(self, owner: Owner, file_id: str) -> bool:
+        key = {"owner": owner, "id": file_id}
+        is_name = is_text(owner, file_id)
+        return is_name and await self.database.execute("delete_file", key, is_erasing=True) > 0
+
+    async def expired(self, now: int, count_max: int) -> Sequence[StoredFile]:
+        key = {"now": now, "count_max": count_max}
+        return await self.database.fetch("expired_files", StoredFile, key)
+
+    async def present(self, file_ids: Sequence[str]) -> set[str]:
+        wanted = {"ids": msgspec.json.encode(file_ids).decode()}
+        return {*await self.database.fetch("present_files", str, wanted)}
 
 
 @dataclass(frozen=True, slots=True)

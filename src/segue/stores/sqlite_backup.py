@@ -26,6 +26,8 @@ from segue.stores.sqlite_lease import has_live_lease
 
 # Of a step of the copy, after which the progress is reported: 4 MiB with SQLite's usual pages.
 STEP_PAGES = 1_024
+# The script that makes the table of files.
+FILES_SCHEMA = 10
 # Turns that are named in a report; the others are only counted.
 NAMED_MAX = 10
 
@@ -44,6 +46,8 @@ class Contents(Struct, frozen=True):
     # Turns whose rows cannot be decoded; the first few by name.
     unreadable: int = 0
     unreadable_ids: tuple[str, ...] = ()
+    # Files that clients have uploaded, by their ids.
+    file_ids: tuple[str, ...] = ()
 
 
 def is_in_use(path: Path) -> bool:
@@ -86,7 +90,14 @@ def check_database(path: Path, note: Note) -> Contents:
             rings,
             len(unreadable),
             tuple(unreadable[:NAMED_MAX]),
+            _file_ids(reader, schema),
         )
+
+
+def _file_ids(reader: sqlite3.Connection, schema: int) -> tuple[str, ...]:
+    """Older databases have no files."""
+    rows = reader.execute(QUERIES["every_file"]) if schema >= FILES_SCHEMA else ()
+    return tuple(file_id for (file_id,) in rows)
 
 
 def _unreadable(reader: sqlite3.Connection, total: int, note: Note) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from segue.seams.access import Keys, RingKey, SharedLimits
+from segue.seams.files import FileRows
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Ledger, Maintenance, Turns
 
 
@@ -37,6 +38,8 @@ class Store(Protocol):
     def conversations(self) -> Conversations: ...
     @property
     def keys(self) -> Keys: ...
+    @property
+    def files(self) -> FileRows: ...
     @property
     def shared_limits(self) -> SharedLimits: ...
     @property

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
-from segue.seams.history import Round
+from segue.seams.history import Owner, Round
 from segue.seams.model import Scene
 from segue.seams.tools import (
     AnyHostedKind,
@@ -33,7 +33,7 @@ from segue.seams.tools import (
     ToolResult,
     TurnStart,
 )
-from segue.tools.inputs import ReadPdf, ReadUrl, attach, read_pdfs
+from segue.tools.inputs import ReadFile, ReadPdf, ReadUrl, attach, attach_files, read_pdfs
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import tools_of
 from segue.turn.resources import Gate
@@ -44,7 +44,7 @@ from segue.wire.events import Inside
 from segue.wire.items import HostedOutput, Item, ItemValue
 from segue.wire.kinds import approved_by
 from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers
+from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers, tag_of
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class ServerTools:
         *,
         read_pdf: ReadPdf,
         read_url: ReadUrl | None = None,
+        read_file: ReadFile | None = None,
         call_s_max: float = 60.0,
         output_bytes_max: int = 128 * 1024,
     ) -> None:
@@ -94,6 +95,8 @@ class ServerTools:
         # Reads the PDF files of an input, and the URLs in it where the operator allows that.
         self.read_pdf = read_pdf
         self._read_url = read_url
+        # Reads the files that clients have uploaded.
+        self._read_file = read_file
         # What each hosted call may take.
         self.call_s_max = call_s_max
         self.output_bytes_max = output_bytes_max
@@ -121,8 +124,8 @@ class ServerTools:
             definitions = [one for one in tools.known if isinstance(one, tool.definitions)]
             if definitions and (tool.scope is None or tool.scope in may):
                 offers += tool.offers(tools, effects, tools_before)
-            if tool.begin is not None:
-                late |= {(_tag(one), tool.key(one)) for one in definitions}
+            if tool.begin is not None and tool.is_set_up:
+                late |= {(tag_of(one), tool.key(one)) for one in definitions}
         return tools.with_hosted(offers, frozenset(late))
 
     def with_outputs(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -137,7 +140,9 @@ class ServerTools:
 
     # --- files ---
 
-    async def fetch(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    async def fetch(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        if self._read_file is not None:
+            items = await attach_files(items, owner, self._read_file)
         return items if self._read_url is None else await attach(items, self._read_url)
 
     async def read_files(self, plan: Plan) -> Plan:
@@ -165,10 +170,6 @@ class ServerTools:
             if kind.answer is not None and (item := kind.answer(value, new_id)) is not None:
                 return _Work(tool, kind, value, as_item(item), scene)
         return None
-
-
-def _tag(tool: ToolDefinition) -> str:
-    return str(tool.__struct_config__.tag)
 
 
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:

@@ -12,13 +12,17 @@ beside its bytes, so that it is read once and is the same in every continuation.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from mimetypes import guess_type
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from segue.aio import off_loop
 from segue.errors import ApiError, InvalidRequest
+from segue.seams.history import Owner
 from segue.wire.codec import decode_item, encode
 from segue.wire.files import contents, is_pdf
 from segue.wire.items import (
@@ -33,12 +37,19 @@ from segue.wire.items import (
 UrlKind = Literal["file", "image"]
 # Returns the bytes at a URL as a data URL.
 ReadUrl = Callable[[str, UrlKind], Awaitable[str]]
+# Returns the name and the bytes of a file that the owner has uploaded, within a size.
+ReadFile = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
 # Returns the text of a PDF; None if it is broken.
 ReadPdf = Callable[[bytes], Awaitable[str | None]]
 
 # URLs in one request, and the size of everything they lead to, as it is kept.
 URLS_MAX = 32
 CHARS_MAX = 64 * 1024 * 1024
+# Uploaded files in one request, and their size together.
+FILES_MAX = 32
+FILES_BYTES_MAX = 48 * 1024 * 1024
+# Writing so much into an item takes some milliseconds.
+LONG_BYTES = 1024 * 1024
 # PDFs in one request.
 PDFS_MAX = 32
 # So many characters of base64 tell whether a file claims to be a PDF.
@@ -85,6 +96,52 @@ async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]
         default = {} if kind == "image" else {"filename": _name_of(url)}
         changed[part.item] = _with_fields(changed[part.item], part, change, default)
     return tuple(changed)
+
+
+async def attach_files(
+    items: tuple[Item, ...], owner: Owner, read_file: ReadFile
+) -> tuple[Item, ...]:
+    """The items with the contents of the uploaded files that they name."""
+    places = [(part, file_id) for part in _parts(items) if (file_id := _file_in(part.value))]
+    if len(places) > FILES_MAX:
+        message = f"Too many files: {len(places)}, at most {FILES_MAX} are read."
+        raise InvalidRequest(message, param="input")
+    changed = list(items)
+    left = FILES_BYTES_MAX
+    for part, file_id in places:
+        try:
+            name, data = await read_file(owner, file_id, left)
+            is_long = len(data) > LONG_BYTES
+            changed[part.item] = await off_loop(
+                is_long, _with_file, changed[part.item], part, name, data
+            )
+        except ApiError as error:
+            error.param = f"{part.param}.file_id"
+            raise
+        left -= len(data)
+    return tuple(changed) if places else items
+
+
+def _with_file(item: Item, part: _Part, name: str, data: bytes) -> Item:
+    """The item with a file inside it, as if the client had sent its bytes."""
+    kind = guess_type(name)[0] or "application/octet-stream"
+    url = f"data:{kind};base64,{b64encode(data).decode()}"
+    if isinstance(part.value, InputFile):
+        return _with_fields(item, part, {"file_data": url}, {"filename": name})
+    if not kind.startswith("image/"):
+        raise InvalidRequest(f"The file '{name}' is no image by its name.", code="invalid_value")
+    return _with_fields(item, part, {"image_url": url}, {})
+
+
+def _file_in(part: object) -> str | None:
+    """The uploaded file that is to be read; data that is here already is not read again."""
+    match part:
+        case InputFile(file_id=str() as file_id, file_data=data) if file_id and not data:
+            return file_id
+        case InputImage(file_id=str() as file_id, image_url=url) if file_id and not url:
+            return file_id
+        case _:
+            return None
 
 
 async def read_pdfs(items: tuple[Item, ...], read_pdf: ReadPdf) -> tuple[Item, ...]:

@@ -81,7 +81,7 @@ def check_items(items: Sequence[Item]) -> None:
                 | FunctionCallOutput(output=list() as parts)
                 | CustomToolCallOutput(output=list() as parts)
             ):
-                if any(isinstance(part, InputFile | InputImage) and part.file_id for part in parts):
+                if any(map(_is_unread, parts)):
                     raise InvalidRequest(
                         "'file_id' is not supported: this server has no Files API. "
                         "Send the contents inline instead.",
@@ -90,6 +90,17 @@ def check_items(items: Sequence[Item]) -> None:
                     )
             case _:
                 pass
+
+
+def _is_unread(part: object) -> bool:
+    """Whether a part names a file of ours whose contents were not read: this server has none."""
+    match part:
+        case InputFile(file_id=str() as file_id, file_data=data):
+            return bool(file_id) and not data
+        case InputImage(file_id=str() as file_id, image_url=url):
+            return bool(file_id) and not url
+        case _:
+            return False
 
 
 def check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
@@ -103,6 +114,25 @@ def check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
         raise InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
     if schema is not UNSET:
         check_schema(schema, path)
+
+
+def check_served(
+    unserved: Sequence[str],
+    choice: str | ToolChoiceName | None,
+    tools: Tools,
+    effects: Effects,
+    *,
+    refuses: bool,
+) -> None:
+    """A model that is not offered what its client counts on makes up what it would return: such a request is refused,
+    unless there are other tools to call, or none may be called. `refuses`: always."""
+    others = tools.offers or tools.deferred or tools.late or effects.offers or effects.deferred
+    if refuses or not (others or choice == "none"):
+        raise InvalidRequest(
+            f"'tools' asks for '{unserved[0]}', which is not set up here, or not allowed for this API key.",
+            code="unsupported_value",
+            param="tools",
+        )
 
 
 def check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:

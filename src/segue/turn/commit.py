@@ -29,7 +29,8 @@ def commit(
     route: str | None = None,
 ) -> Turn:
     """The turn as it will be stored."""
-    resolved = plan.resolved
+    resolved, head_sent = plan.resolved, plan.arrival.caller.head_sent
+    is_shared = resolved.parent is not None and resolved.parent.head_sent is head_sent
     return Turn(
         id=plan.id,
         owner=plan.owner,
@@ -54,7 +55,9 @@ def commit(
         route=route,
         passed=passed,
         holds_key=bool(plan.key) and not response.background,
-        bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized),
+        head_sent=head_sent,
+        bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized)
+        + (0 if is_shared else sum(map(len, head_sent))),
         usage=entry_of(plan.owner, response, is_hosted=resolved.is_hosted),
     )
 

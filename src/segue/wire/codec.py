@@ -45,8 +45,6 @@ PART_DEFAULTS: dict[str, _Fields] = {
 # The most of every history, and nothing in them is kept raw.
 _OUTPUTS = items.FunctionCallOutput | items.CustomToolCallOutput
 WITHOUT_RAW = items.FunctionCall | items.CustomToolCall | _OUTPUTS | items.Reasoning
-# Tools whose names are the client's.
-NAMED = (tools.FunctionTool, tools.CustomTool, tools.NamespaceTool)
 
 # Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
 TOOLS_MAX = 4_096
@@ -147,13 +145,16 @@ def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, pat
 
 def decode_create(body: bytes | bytearray) -> Create:
     """A request for one turn, its items and tools still raw. Slow work if the body is large."""
-    return _decode_body(_create, body)
+    return decode_body(_create, body)
 
 
-def _decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
-    if len(body) > LARGE_BYTES:
+def decode_body(
+    decoder: msgspec.json.Decoder[T], body: Raw | bytes | bytearray, path: str = ""
+) -> T:
+    """A body, or the part at this path of a body that was decoded, as what an API expects there."""
+    if len(body) > LARGE_BYTES and not path:
         check_shape(body)
-    return _decode(decoder, body)
+    return _decode(decoder, body, path)
 
 
 def check_shape(body: bytes | bytearray) -> None:
@@ -268,12 +269,12 @@ def _bad_steer(message: str) -> InvalidRequest:
 
 def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:
     """What a conversation begins with, or is changed to."""
-    return _decode_body(_conversation, body or b"{}")
+    return decode_body(_conversation, body or b"{}")
 
 
 def decode_added(body: bytes | bytearray) -> requests.AddedItems:
     """Items for a conversation, still raw."""
-    return _decode_body(_added, body)
+    return decode_body(_added, body)
 
 
 def decode_append(frame: bytes) -> requests.AppendFrame:
@@ -473,29 +474,35 @@ def as_item(value: ItemValue) -> Item:
 
 
 def decode_tools(
-    raw: Raw | bytes, known: Tools | None, *, is_stored: bool = False
+    raw: Raw | bytes, known: Tools | None, *, is_stored: bool = False, is_same: bool = False
 ) -> tuple[Tools, bool]:
     """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones.
 
-    `is_stored`: they were accepted before, perhaps by a version that allowed other names.
+    `is_stored`: they were accepted before, perhaps by a version that allowed other names. `is_same`: they mean the same
+    as the known ones, spelt otherwise.
     """
     data = bytes(raw)
     if known is not None and (known.raw == data or known.raw == _digest(data)):
         return known, False
     if data == b"null" or data == b"[]":
         return tools.NO_TOOLS, False
+    if known is not None and is_same:
+        return msgspec.structs.replace(known, raw=_kept_bytes(data, known.definitions)), False
     raws = _decode(_raws, data, "tools")
     _check_count(raws, "tools")
     definitions = tuple(_decode_tool(raw, f"tools[{index}]") for index, raw in enumerate(raws))
-    # Keys of remote servers are not kept, not even to compare the next list of tools with this one.
-    key = _digest(data) if any(isinstance(tool, McpTool) for tool in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
     offers, deferred = tools.split_offers(definitions)
     if not is_stored:
         for index, tool in enumerate(definitions):
             _check_name(tool, f"tools[{index}]")
         tools.check_names((*offers, *deferred))
-    return Tools(key, definitions, echo, offers, deferred), True
+    return Tools(_kept_bytes(data, definitions), definitions, echo, offers, deferred), True
+
+
+def _kept_bytes(data: bytes, definitions: Sequence[ToolDefinition]) -> bytes:
+    """Keys of remote servers are not kept, not even to compare the next list of tools with this one."""
+    return _digest(data) if any(isinstance(tool, McpTool) for tool in definitions) else data
 
 
 def _digest(data: bytes) -> bytes:
@@ -552,7 +559,7 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
 
 def _check_name(tool: ToolDefinition, path: str) -> None:
     """Names that a client gives are plain; with dots one could read like a tool in a namespace."""
-    if not isinstance(tool, NAMED):
+    if not isinstance(tool, tools.NAMED):
         return
     if not tools.FUNCTION_NAME.fullmatch(tool.name):
         message = f"It must have 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_' and '-'."

@@ -1,9 +1,10 @@
 """What is in a backup, and how does it become a store again?
 
-A backup is one tar file: `manifest.json` (version, schema, counts, checksums), `segue.db` (SQLite) and `segue.db.seals`
-(the seal keys, without which no API key is valid). Everything in it is checked before the file gets its name, and again
-before anything is restored from it. It is not encrypted and holds all responses and the seal keys, so only its owner
-may read it. PostgreSQL has its own tools; of such a store only a file of seal keys is kept here.
+A backup is one tar file: `manifest.json` (version, schema, counts, checksums), `segue.db` (SQLite), `segue.db.seals`
+(the seal keys, without which no API key is valid) and the files that clients have uploaded. Everything in it is
+checked before the file gets its name, and again before anything is restored from it. It is not encrypted and holds
+all responses and the seal keys, so only its owner may read it. PostgreSQL has its own tools; of such a store only a
+file of seal keys is kept here.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -26,13 +28,16 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.errors import Misconfigured
+from segue.files.objects import folder_path
 from segue.settings.values import Settings
 from segue.stores.seals import read_ring, sync_folder
 from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
 from segue_cli.terminal import Steps
 
-FORMAT = 1
-MANIFEST, DATABASE, SEALS = "manifest.json", "segue.db", "segue.db.seals"
+# What this version reads. A backup with uploaded files has the second, which versions before files refuse.
+FORMATS = (1, 2)
+FILE_ID = re.compile("file-[0-9a-f]{32}")
+MANIFEST, DATABASE, SEALS, FILES = "manifest.json", "segue.db", "segue.db.seals", "files"
 MANIFEST_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
 
@@ -58,15 +63,21 @@ def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
         raise Misconfigured(f"backup: {file} exists. Name another file, or overwrite it: --force.")
     with _scratch(file.parent, "backup") as folder:
         contents = None
+        names: list[str] = []
         if source := settings.store_path:
+            # Before the database and after it: a file that is uploaded or deleted meanwhile is whole or absent.
+            _collect_files(settings, folder)
             copy_database(source, folder / DATABASE, partial(steps, "Copying"))
             contents = check_database(folder / DATABASE, partial(steps, "Checking"))
+            _collect_files(settings, folder)
+            names = _file_names(settings, contents, folder)
         # After the database: a seal key that an API key of the copy needs is never younger than the copy.
         _copy_seals(settings, folder / SEALS)
         _check_seals(contents, folder / SEALS)
-        names = [name for name in (DATABASE, SEALS) if (folder / name).exists()]
+        has_files = bool(names)
+        names = [*(name for name in (DATABASE, SEALS) if (folder / name).exists()), *names]
         manifest = Manifest(
-            format=FORMAT,
+            format=FORMATS[has_files],
             version=__version__,
             created_at=int(time.time()),
             store=settings.store_kind,
@@ -98,6 +109,7 @@ def restore(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
         tarfile.open(file) as archive,
         _scratch(next(iter(targets.values())).parent, "restore") as folder,
     ):
+        (folder / FILES).mkdir()
         for name in targets:
             _unpack(archive, name, folder / name)
         if database is not None:
@@ -116,9 +128,10 @@ def read_backup(file: Path) -> Manifest:
         with tarfile.open(file) as archive:
             body = _member(archive, MANIFEST).read(MANIFEST_BYTES_MAX)
             manifest = msgspec.json.decode(body, type=Manifest)
-            if manifest.format != FORMAT:
+            if manifest.format not in FORMATS:
                 raise Misconfigured(
-                    f"backup: {file} has format {manifest.format} (Segue {manifest.version}); this one reads {FORMAT}."
+                    f"backup: {file} has format {manifest.format} (Segue {manifest.version}); "
+                    f"this one reads {FORMATS[-1]}."
                 )
             for name, expected in manifest.sha256.items():
                 if _digest(_member(archive, name)) != expected:
@@ -139,7 +152,46 @@ def _targets(settings: Settings, manifest: Manifest) -> dict[str, Path]:
             f"store: this is a backup of {manifest.store}, which cannot become {settings.shown_store}."
         )
     places = {DATABASE: settings.store_path, SEALS: settings.seal_path}
-    return {name: path for name, path in places.items() if name in manifest.sha256 and path}
+    targets = {name: path for name, path in places.items() if name in manifest.sha256 and path}
+    ids = [
+        name.removeprefix(f"{FILES}/") for name in manifest.sha256 if name.startswith(f"{FILES}/")
+    ]
+    if ids and settings.files_path is None:
+        raise Misconfigured(
+            "files_url: this backup holds files, and a bucket is not restored into."
+        )
+    for file_id in filter(FILE_ID.fullmatch, ids):
+        assert settings.files_path is not None
+        targets[f"{FILES}/{file_id}"] = folder_path(settings.files_path, file_id)
+    return targets
+
+
+def _collect_files(settings: Settings, folder: Path) -> None:
+    """Uploaded files that are not collected yet. A file never changes, so a second name for it is a copy."""
+    collected = folder / FILES
+    collected.mkdir(exist_ok=True)
+    source = settings.files_path
+    for path in source.glob("??/file-*") if source is not None else ():
+        with suppress(FileNotFoundError, FileExistsError):
+            try:
+                os.link(path, collected / path.name)
+            except FileExistsError:
+                raise
+            except OSError:
+                shutil.copyfile(path, collected / path.name)
+
+
+def _file_names(settings: Settings, contents: Contents, folder: Path) -> list[str]:
+    """The files that the copied database names; those in a bucket stay there."""
+    if settings.files_path is None:
+        return []
+    names = [f"{FILES}/{file_id}" for file_id in contents.file_ids]
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise Misconfigured(
+            f"backup: {len(missing)} uploaded files were deleted while it was made, or are missing in "
+            f"{settings.files_path}. Run it again."
+        )
+    return names
 
 
 def _copy_seals(settings: Settings, target: Path) -> None:

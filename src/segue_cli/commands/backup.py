@@ -50,6 +50,7 @@ def _report(verb: str, settings: Settings, file: Path, manifest: Manifest) -> st
     made_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_at))
     counts = (
         f"responses: {held.turns:,}, conversations: {held.conversations:,}, API keys: {held.keys:,}"
+        + f", files: {len(held.file_ids):,}" * bool(held.file_ids)
     )
     if verb == "backup":
         words = f"{file}: {counts}; {size:,.1f} MB, checked. It is secret: not encrypted, with the seal keys in it."

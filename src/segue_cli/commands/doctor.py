@@ -34,6 +34,7 @@ from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
 from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
+from segue.server.files import NO_PLACE, has_place
 from segue.server.models import (
     NO_TOOLS,
     SCALE_OUT_ADVICE,
@@ -169,6 +170,7 @@ async def examine(
     on = [name for name, api in APIS.items() if is_on(api, settings)]
     yield Check("APIs", True, ", ".join(on))
     yield await check_store(settings)
+    yield check_files(settings)
     try:
         settings = await with_engine_name(settings)
     except Misconfigured as error:
@@ -314,6 +316,15 @@ def _shown(model: ServedModel) -> str:
 
 
 # --- the store ---------------------------------------------------------------------------------------
+
+
+def check_files(settings: Settings) -> Check:
+    """Where uploaded files are kept; without a place the server works, but not for them."""
+    if not has_place(settings):
+        return Check("files", True, f"none: /v1/files answers 501. {NO_PLACE}")
+    return Check(
+        "files", True, settings.files_url or str(settings.files_path or "a temporary folder")
+    )
 
 
 async def check_store(settings: Settings) -> Check:

@@ -1,0 +1,205 @@
+"""How is a file kept? Its bytes first, then its row; and deleted the other way round.
+
+In: an upload as it arrives. Out: a `StoredFile`, durable once it is returned, and its bytes in parts. Every file is its
+owner's alone: an absent, expired or foreign id is the same error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from secrets import token_hex
+
+from msgspec import Struct
+
+from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused, too_large
+from segue.files.form import FileForm
+from segue.files.objects import PART_BYTES, Objects, ObjectUpload
+from segue.seams.files import FileQuota, FileRows, StoredFile
+from segue.seams.history import Owner
+
+PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+EXPIRY_S_MIN, EXPIRY_S_MAX = 3_600, 2_592_000
+# Files in one step of a sweep.
+BATCH = 100
+# Bytes without a row: an upload that is being answered has no row yet.
+ORPHANED_S = 3_600
+
+
+class FileLimits(Struct, frozen=True):
+    """How large one file may be, and what an owner may have."""
+
+    file_bytes_max: int
+    quota: FileQuota
+
+
+class Depot:
+    """The files of all owners."""
+
+    def __init__(
+        self,
+        rows: FileRows,
+        objects: Objects,
+        limits: FileLimits,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rows = rows
+        self._objects = objects
+        self._limits = limits
+        self._clock = clock
+        self.file_bytes_max = limits.file_bytes_max
+
+    # --- in ---
+
+    async def receive(
+        self, owner: Owner, content_type: str, body: AsyncIterator[bytes]
+    ) -> StoredFile:
+        """Keep the file of a form. Nothing of it stays if the form is refused or its client leaves."""
+        form = FileForm(content_type)
+        file_id = f"file-{token_hex(16)}"
+        writer = _Buffered(await self._objects.begin(file_id), self._limits.file_bytes_max)
+        try:
+            await form.read(body, writer.write)
+            purpose, lifetime_s = _purpose(form.fields), _lifetime_s(form.fields)
+            if not writer.bytes:
+                raise InvalidRequest("The file is empty.", param="file")
+            await writer.finish()
+            now = int(self._clock())
+            file = StoredFile(
+                id=file_id,
+                owner=owner,
+                filename=form.filename or "file",
+                purpose=purpose,
+                bytes=writer.bytes,
+                created_at=now,
+                expires_at=None if lifetime_s is None else now + lifetime_s,
+            )
+            if not await self._rows.add(file, self._limits.quota):
+                raise _over_quota(self._limits.quota)
+        except BaseException:
+            await writer.abort()
+            await self._objects.delete(file_id)
+            raise
+        return file
+
+    # --- out ---
+
+    async def find(self, owner: Owner, file_id: str) -> StoredFile:
+        """The row of a file, or the error that there is none."""
+        file = await self._rows.find(owner, file_id, int(self._clock()))
+        if file is None:
+            raise file_not_found(file_id)
+        return file
+
+    async def newest(self, owner: Owner, purpose: str | None) -> list[StoredFile]:
+        """The files of this owner, the newest first."""
+        return [*await self._rows.newest(owner, purpose, int(self._clock()))]
+
+    def read(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """The bytes of a file, part by part."""
+        return self._objects.read(file.id)
+
+    async def read_whole(
+        self, owner: Owner, file_id: str, bytes_max: int
+    ) -> tuple[StoredFile, bytes]:
+        """A file with all its bytes, if they are not too many to be put into a prompt."""
+        file = await self.find(owner, file_id)
+        if file.bytes > bytes_max:
+            raise InvalidRequest(
+                f"The file '{file.filename}' is too large for an input: {file.bytes} bytes, at most {bytes_max}."
+            )
+        return file, b"".join([part async for part in self.read(file)])
+
+    # --- away ---
+
+    async def delete(self, owner: Owner, file_id: str) -> None:
+        """Delete a file: its bytes are gone when this returns."""
+        await self.find(owner, file_id)
+        await self._remove(owner, file_id)
+
+    async def sweep(self) -> None:
+        """Delete what has expired, and what crashes have left without a row."""
+        now = self._clock()
+        while expired := await self._rows.expired(int(now), BATCH):
+            for file in expired:
+                await self._remove(file.owner, file.id)
+        await self._objects.tidy()
+        kept = await self._objects.ids(now - ORPHANED_S)
+        for at in range(0, len(kept), BATCH):
+            ids = kept[at : at + BATCH]
+            for file_id in {*ids} - await self._rows.present(ids):
+                await self._objects.delete(file_id)
+
+    async def _remove(self, owner: Owner, file_id: str) -> None:
+        await self._rows.delete(owner, file_id)
+        await self._objects.delete(file_id)
+
+
+class _Buffered:
+    """Writes a file in large parts, up to its largest size."""
+
+    def __init__(self, upload: ObjectUpload, bytes_max: int) -> None:
+        self._upload = upload
+        self._bytes_max = bytes_max
+        self._waiting = bytearray()
+        self.bytes = 0
+        self.abort = upload.abort
+
+    async def write(self, data: bytes) -> None:
+        self.bytes += len(data)
+        if self.bytes > self._bytes_max:
+            raise too_large(self.bytes, self._bytes_max)
+        self._waiting += data
+        if len(self._waiting) >= PART_BYTES:
+            await self._flush()
+
+    async def finish(self) -> None:
+        await self._flush()
+        await self._upload.finish()
+
+    async def _flush(self) -> None:
+        waiting, self._waiting = bytes(self._waiting), bytearray()
+        await self._upload.write(waiting)
+
+
+def _purpose(fields: dict[str, str]) -> str:
+    purpose = fields.get("purpose")
+    if not purpose:
+        raise InvalidRequest("Missing required parameter: 'purpose'.", param="purpose")
+    if purpose not in PURPOSES:
+        known = ", ".join(PURPOSES)
+        raise InvalidRequest(
+            f"Invalid value: '{purpose[:64]}'. Choose one of: {known}.", param="purpose"
+        )
+    return purpose
+
+
+def _lifetime_s(fields: dict[str, str]) -> int | None:
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        param = "expires_after[anchor]"
+        raise InvalidRequest(f"'{param}' must be 'created_at'.", param=param)
+    is_number = (
+        seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 16
+    )
+    if seconds is None or not is_number or not EXPIRY_S_MIN <= int(seconds) <= EXPIRY_S_MAX:
+        param = "expires_after[seconds]"
+        message = f"'{param}' must be from {EXPIRY_S_MIN} to {EXPIRY_S_MAX}."
+        raise InvalidRequest(message, param=param)
+    return int(seconds)
+
+
+def file_not_found(file_id: str) -> NotFound:
+    """The same message for an absent file, an expired one and another owner's."""
+    message = f"No such File object: {file_id[:ID_CHARS_MAX]}"
+    return NotFound(message, code="file_not_found", param="id")
+
+
+def _over_quota(quota: FileQuota) -> Refused:
+    message = (
+        f"The files of this owner would be too many: at most {quota.files_max:,} files with "
+        f"{quota.bytes_max:,} bytes together. Delete some first."
+    )
+    return Refused(message, status=413, code="file_quota_exceeded", param="file")

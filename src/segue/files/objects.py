@@ -1,0 +1,171 @@
+"""Where are the bytes of files? In a folder of this machine, or one that several machines share.
+
+In: the parts of a file as they arrive. Out: the same bytes, in parts. Under its name there is a whole file or none: it
+is written beside, made durable, and renamed. A bucket is the other place (`files/bucket.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from segue.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What is read or written at once; so much of a file is in memory.
+PART_BYTES = 1024 * 1024
+# An upload that was not finished by then was cut off by a crash.
+ABANDONED_S = 86_400
+UPLOADS = "uploads"
+
+
+class ObjectUpload(Protocol):
+    """A file that is being written."""
+
+    async def write(self, data: bytes) -> None:
+        """Add these bytes."""
+
+    async def finish(self) -> None:
+        """The file is whole; it is durable and can be read when this returns."""
+
+    async def abort(self) -> None:
+        """Leave nothing behind; also after `finish`, which then holds."""
+
+
+class Objects(Protocol):
+    """The bytes of files by their ids."""
+
+    async def begin(self, file_id: str) -> ObjectUpload:
+        """Begin to write a file under an id that is new."""
+
+    def read(self, file_id: str) -> AsyncIterator[bytes]:
+        """The bytes of a file, part by part."""
+
+    async def delete(self, file_id: str) -> None:
+        """Delete the bytes, if they are there."""
+
+    async def ids(self, before: float) -> list[str]:
+        """The ids of the files that were written before this time."""
+
+    async def tidy(self) -> None:
+        """Delete what crashes have left half written."""
+
+
+def folder_path(folder: Path, file_id: str) -> Path:
+    """Where a file is. Ids are ours, and plain; their last letters choose a folder: one of a million files is slow."""
+    return folder / file_id[-2:] / file_id
+
+
+class FolderObjects:
+    """Files in a folder that only its owner may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._uploads = folder / UPLOADS
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for path in (folder, self._uploads):
+            path.mkdir(mode=0o700, exist_ok=True)
+
+    async def begin(self, file_id: str) -> ObjectUpload:
+        path = folder_path(self._folder, file_id)
+        return await _in_thread(_FolderUpload, self._uploads / file_id, path)
+
+    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+        source = await _in_thread(FileIO, folder_path(self._folder, file_id))
+        try:
+            while part := await _in_thread(source.read, PART_BYTES):
+                yield part
+        finally:
+            source.close()
+
+    async def delete(self, file_id: str) -> None:
+        await _in_thread(_remove, folder_path(self._folder, file_id))
+
+    async def ids(self, before: float) -> list[str]:
+        return await _in_thread(lambda: [*self._older(before)])
+
+    async def tidy(self) -> None:
+        await _in_thread(self._tidy)
+
+    def _older(self, before: float) -> Iterator[str]:
+        for folder in self._folder.iterdir():
+            if folder.name == UPLOADS or not folder.is_dir():
+                continue
+            for path in folder.iterdir():
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime < before:
+                        yield path.name
+
+    def _tidy(self) -> None:
+        for path in self._uploads.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - ABANDONED_S:
+                    _remove(path)
+
+
+class _FolderUpload:
+    """A file beside its place until it is whole."""
+
+    def __init__(self, temporary: Path, path: Path) -> None:
+        self._temporary = temporary
+        self._path = path
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        self._file = FileIO(descriptor, "wb")
+
+    async def write(self, data: bytes) -> None:
+        await _in_thread(self._write, data)
+
+    async def finish(self) -> None:
+        await _in_thread(self._finish)
+
+    async def abort(self) -> None:
+        self._file.close()
+        await _in_thread(_remove, self._temporary)
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def _finish(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        folder = self._path.parent
+        is_new = not folder.exists()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.replace(self._temporary, self._path)
+        # The name must outlive a power cut as well.
+        for changed in (folder, folder.parent) if is_new else (folder,):
+            _sync(changed)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Work on the disk, beside the event loop. Nothing foreign leaves."""
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except OSError as error:
+        log.warning("the folder of files cannot be used: %s", error)
+        raise Unavailable("The files of this server cannot be reached at the moment.") from error

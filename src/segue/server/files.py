@@ -1,0 +1,96 @@
+"""Where are the files of clients? In the place that the settings name, opened by the first request that needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from segue.errors import ApiError, Refused, need_package
+from segue.seams.files import FileQuota, FileRows
+from segue.seams.history import Owner
+from segue.settings.values import Settings
+
+if TYPE_CHECKING:
+    from segue.files.depot import Depot
+    from segue.files.objects import Objects
+
+log = logging.getLogger(__name__)
+
+# Files of one owner; a list of them is one answer.
+OWNER_FILES_MAX = 10_000
+SWEEP_EVERY_S = 3_600.0
+NO_PLACE = (
+    "This server has no place for files: with PostgreSQL, name a folder that all machines share (--files-dir) "
+    "or a bucket (--files-url s3://BUCKET)."
+)
+
+
+def has_place(settings: Settings) -> bool:
+    """Whether files can be kept."""
+    is_shared = settings.store_kind == "postgresql"
+    return bool(settings.files_dir or settings.files_url) or not is_shared
+
+
+class LateFiles(AsyncExitStack):
+    """The files of clients; what holds them is loaded late, and closed on the way out."""
+
+    def __init__(self, settings: Settings, rows: FileRows) -> None:
+        super().__init__()
+        self._settings = settings
+        self._rows = rows
+        if settings.files_url:
+            need_package("files_url", "obstore", "s3")
+
+    def load(self) -> Depot:
+        """The files; an error where there is no place for them."""
+        if not has_place(self._settings):
+            raise Refused(NO_PLACE, status=501, code="files_not_set_up")
+        return self._depot
+
+    @cached_property
+    def _depot(self) -> Depot:
+        from segue.files.depot import Depot, FileLimits
+
+        settings = self._settings
+        quota = FileQuota(OWNER_FILES_MAX, settings.owner_files_bytes_max)
+        return Depot(self._rows, self._objects(), FileLimits(settings.file_bytes_max, quota))
+
+    def _objects(self) -> Objects:
+        settings = self._settings
+        if settings.files_url:
+            from segue.files.bucket import open_bucket
+
+            return open_bucket(settings.files_url)
+        from segue.files.objects import FolderObjects
+
+        path = settings.files_path
+        return FolderObjects(path or Path(self.enter_context(TemporaryDirectory(prefix="segue-"))))
+
+    async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
+        """The name and the bytes of a file, for an input."""
+        file, data = await self.load().read_whole(owner, file_id, bytes_max)
+        return file.filename, data
+
+    async def sweep_forever(self) -> None:
+        """Delete what has expired, and what crashes have left."""
+        while has_place(self._settings):
+            try:
+                # Most servers have no files, and load nothing for them.
+                if self._has_files() or await self._rows.expired(int(time.time()), 1):
+                    await self.load().sweep()
+            except ApiError:
+                log.exception(
+                    "expired files could not be deleted; trying again in %s s", SWEEP_EVERY_S
+                )
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def _has_files(self) -> bool:
+        """Whether something was kept before, or is now."""
+        path = self._settings.files_path
+        return "_depot" in self.__dict__ or (path is not None and path.is_dir())
