@@ -16,7 +16,7 @@ from segue.sandbox.bwrap import Bwrap, find_bwrap
 from segue.sandbox.containers import Containers, run_command
 from segue.sandbox.keeper import own_folder
 from segue.sandbox.limits import MIB, Cgroups, Limits, open_cgroups
-from segue.sandbox.messages import Create, Outcome, Printed, Run, Spec
+from segue.sandbox.messages import CommandEnd, ContainerSpec, MakeContainer, Printed, RunCommand
 from tests.escapes import programs
 
 # Small, so that a bomb is over soon; and what is held by whom.
@@ -134,11 +134,11 @@ class Shell:
     def __init__(self, containers: Containers, *, is_volatile: bool = False) -> None:
         self.containers = containers
         self.id = f"cntr_{secrets.token_hex(8)}"
-        containers.create(Create("me", self.id, Spec(is_volatile=is_volatile)))
+        containers.create(MakeContainer("me", self.id, ContainerSpec(is_volatile=is_volatile)))
 
     async def run(
         self, command: str, s_max: float = 30.0, chars_max: int = 60_000
-    ) -> tuple[str, Outcome]:
+    ) -> tuple[str, CommandEnd]:
         """What a command printed on both streams, and how it ended."""
         seen: list[str] = []
 
@@ -146,10 +146,12 @@ class Shell:
             seen.append(printed.stdout + printed.stderr)
 
         _, place = await self.containers.place("me", self.id)
-        outcome = await run_command(place, Run("me", self.id, command, s_max, chars_max), send)
+        outcome = await run_command(
+            place, RunCommand("me", self.id, command, s_max, chars_max), send
+        )
         return "".join(seen) + outcome.stdout + outcome.stderr, outcome
 
-    async def play(self, program: str, s_max: float = 30.0) -> tuple[str, Outcome]:
+    async def play(self, program: str, s_max: float = 30.0) -> tuple[str, CommandEnd]:
         """A program in Python, from its own file."""
         _, place = await self.containers.place("me", self.id)
         fd = os.open(place.data, os.O_RDONLY | os.O_DIRECTORY)

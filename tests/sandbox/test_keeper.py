@@ -17,7 +17,7 @@ from segue.ids import new_id
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.keeper import own_folder
 from segue.sandbox.limits import processes_of
-from segue.sandbox.messages import Outcome, Printed, Run, Spec
+from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
 from tests.support import until
 
 
@@ -35,15 +35,15 @@ def client(keeper: KeeperProcess) -> KeeperClient:
 
 
 async def container(client: KeeperClient, owner: str = "me", **spec: object) -> str:
-    made = await client.create(owner, new_id("cntr"), Spec(**spec))  # type: ignore[arg-type]
+    made = await client.create(owner, new_id("cntr"), ContainerSpec(**spec))  # type: ignore[arg-type]
     return made.id
 
 
 async def run(
     client: KeeperClient, name: str, command: str, s_max: float = 20
-) -> tuple[str, Outcome]:
+) -> tuple[str, CommandEnd]:
     said, outcome = "", None
-    async for piece in client.run(Run("me", name, command, s_max, 10_000)):
+    async for piece in client.run(RunCommand("me", name, command, s_max, 10_000)):
         if isinstance(piece, Printed):
             said += piece.stdout + piece.stderr
         else:
@@ -77,7 +77,7 @@ async def test_commands_and_files(client: KeeperClient) -> None:
 
 async def test_output_comes_while_the_command_runs(client: KeeperClient) -> None:
     name = await container(client)
-    running = client.run(Run("me", name, "echo first; read x < fifo; echo $x", 20, 1_000))
+    running = client.run(RunCommand("me", name, "echo first; read x < fifo; echo $x", 20, 1_000))
     await run(client, name, "mkfifo fifo")
     assert await anext(running) == Printed("first\n")
     await run(client, name, "echo second > fifo")
@@ -87,7 +87,7 @@ async def test_output_comes_while_the_command_runs(client: KeeperClient) -> None
 
 async def test_client_that_leaves_stops_its_command(client: KeeperClient) -> None:
     name = await container(client)
-    running = client.run(Run("me", name, "echo begun; sleep 60; touch late", 60, 1_000))
+    running = client.run(RunCommand("me", name, "echo begun; sleep 60; touch late", 60, 1_000))
     await anext(running)
     await running.aclose()
 
@@ -142,13 +142,13 @@ def test_keeper_has_no_environment(keeper: KeeperProcess) -> None:
 SERVER = """
 import asyncio, sys
 from segue.sandbox.client import KeeperClient, KeeperProcess
-from segue.sandbox.messages import Run, Spec
+from segue.sandbox.messages import RunCommand, ContainerSpec
 async def main():
     keeper = KeeperProcess("", 4)
     keeper.start()
     client = KeeperClient(keeper.socket)
-    await client.create("me", "cntr_1", Spec())
-    async for piece in client.run(Run("me", "cntr_1", "setsid sleep 61 & echo here; exec sleep 60", 60, 100)):
+    await client.create("me", "cntr_1", ContainerSpec())
+    async for piece in client.run(RunCommand("me", "cntr_1", "setsid sleep 61 & echo here; exec sleep 60", 60, 100)):
         print(keeper.pid, flush=True)
 asyncio.run(main())
 """

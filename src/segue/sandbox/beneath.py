@@ -32,7 +32,7 @@ class _How(ctypes.Structure):
     )
 
 
-class Entry(NamedTuple):
+class FoundFile(NamedTuple):
     """A file of a sandbox: its path below the folder, its size, when it was changed."""
 
     path: str
@@ -101,9 +101,9 @@ def remove_file(folder: int, path: str) -> None:
         os.close(at)
 
 
-def list_files(folder: int, count_max: int) -> list[Entry]:
+def list_files(folder: int, count_max: int) -> list[FoundFile]:
     """The regular files below a folder, at most so many of them; names that are not text are left out."""
-    found: list[Entry] = []
+    found: list[FoundFile] = []
     seen, todo = 0, [""]
     while todo and seen < count_max:
         place = todo.pop()
@@ -125,7 +125,7 @@ def list_files(folder: int, count_max: int) -> list[Entry]:
                         if stat.S_ISDIR(about.st_mode) and path.count("/") < DEPTH_MAX:
                             todo.append(path)
                         elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-                            found.append(Entry(path, about.st_size, about.st_mtime))
+                            found.append(FoundFile(path, about.st_size, about.st_mtime))
         finally:
             os.close(at)
     return sorted(found)

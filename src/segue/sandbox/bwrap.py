@@ -194,7 +194,7 @@ def _root(root: str) -> list[str]:
     return words
 
 
-class Started(msgspec.Struct, frozen=True):
+class SandboxInfo(msgspec.Struct, frozen=True):
     """What bubblewrap says of the sandbox that it has made."""
 
     pid: int = msgspec.field(name="child-pid")
@@ -316,7 +316,7 @@ async def _pid_of(info: int) -> int | None:
     transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(info, "rb"))
     try:
         data = await reader.readuntil(b"}")
-        return msgspec.json.decode(data, type=Started).pid
+        return msgspec.json.decode(data, type=SandboxInfo).pid
     except (asyncio.IncompleteReadError, msgspec.MsgspecError):
         return None
     finally:

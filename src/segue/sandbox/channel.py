@@ -20,7 +20,7 @@ class BadFrame(Exception):
     """The other side speaks another language: something inside has taken its place."""
 
 
-class Frame(NamedTuple):
+class SandboxFrame(NamedTuple):
     """What the supervisor says: of which command, and what."""
 
     kind: bytes
@@ -40,9 +40,9 @@ def pack(kind: bytes, number: int, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), kind, number) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame:
+async def read_frame(reader: asyncio.StreamReader) -> SandboxFrame:
     """The next frame; `IncompleteReadError` or `OSError` where the sandbox has ended."""
     size, kind, number = HEADER.unpack(await reader.readexactly(HEADER.size))
     if size > FRAME_BYTES_MAX or kind not in (READY, STDOUT, STDERR, EXITED):
         raise BadFrame(f"a frame of kind {kind!r} with {size} bytes")
-    return Frame(kind, number, await reader.readexactly(size))
+    return SandboxFrame(kind, number, await reader.readexactly(size))

@@ -31,27 +31,27 @@ from segue.errors import (
 )
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.sandbox.messages import (
-    Answer,
+    CommandEnd,
     Container,
-    Create,
-    Delete,
-    DeleteFile,
-    Failure,
+    ContainerSpec,
+    DeleteContainer,
+    DeleteContainerFile,
     FileEntry,
-    Find,
+    FilePiece,
+    FindContainer,
+    KeeperAnswer,
+    KeeperFailure,
     KeeperOrders,
-    List,
-    ListFiles,
-    Outcome,
-    Piece,
+    KeeperReady,
+    KeeperReply,
+    KeeperRequest,
+    ListContainerFiles,
+    ListContainers,
+    MakeContainer,
     Printed,
-    ReadFile,
-    Ready,
-    Reply,
-    Request,
-    Run,
-    Spec,
-    WriteFile,
+    ReadContainerFile,
+    RunCommand,
+    WriteContainerFile,
 )
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 # What the keeper may take to end in order.
 CLOSE_S_MAX = 3.0
-_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_ready: msgspec.json.Decoder[Ready] = msgspec.json.Decoder(Ready)
+_reply: msgspec.msgpack.Decoder[KeeperReply] = msgspec.msgpack.Decoder(KeeperReply)
+_ready: msgspec.json.Decoder[KeeperReady] = msgspec.json.Decoder(KeeperReady)
 
 
 class KeeperProcess:
@@ -78,7 +78,7 @@ class KeeperProcess:
             containers_max=containers_max,
             has_cgroups=has_cgroups,
         )
-        self.ready = Ready()
+        self.ready = KeeperReady()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,7 +104,7 @@ class KeeperProcess:
         process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
         process.stdin.flush()
         line = process.stdout.readline()
-        ready = _ready.decode(line) if line else Ready("the keeper ended at its start")
+        ready = _ready.decode(line) if line else KeeperReady("the keeper ended at its start")
         if ready.error:
             self.close()
             if ready.is_misconfigured:
@@ -112,7 +112,7 @@ class KeeperProcess:
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
         self.ready = ready
 
-    async def run_forever(self) -> None:
+    async def keep_running(self) -> None:
         """Start it again whenever it has ended."""
         while True:
             process = self._process
@@ -152,40 +152,40 @@ class KeeperClient:
     def __init__(self, socket: str) -> None:
         self._socket = socket
 
-    async def create(self, owner: str, container_id: str, spec: Spec) -> Container:
-        return (await self._ask(Create(owner, container_id, spec))).containers[0]
+    async def create(self, owner: str, container_id: str, spec: ContainerSpec) -> Container:
+        return (await self._ask(MakeContainer(owner, container_id, spec))).containers[0]
 
     async def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Container:
-        return (await self._ask(Find(owner, container_id, refreshes))).containers[0]
+        return (await self._ask(FindContainer(owner, container_id, refreshes))).containers[0]
 
     async def list_all(self, owner: str) -> list[Container]:
-        return (await self._ask(List(owner))).containers
+        return (await self._ask(ListContainers(owner))).containers
 
     async def delete(self, owner: str, container_id: str) -> None:
-        await self._ask(Delete(owner, container_id))
+        await self._ask(DeleteContainer(owner, container_id))
 
     async def list_files(self, owner: str, container_id: str) -> list[FileEntry]:
-        return (await self._ask(ListFiles(owner, container_id))).files
+        return (await self._ask(ListContainerFiles(owner, container_id))).files
 
     async def delete_file(self, owner: str, container_id: str, path: str) -> None:
-        await self._ask(DeleteFile(owner, container_id, path))
+        await self._ask(DeleteContainerFile(owner, container_id, path))
 
-    async def run(self, request: Run) -> AsyncGenerator[Printed | Outcome, None]:
+    async def run(self, request: RunCommand) -> AsyncGenerator[Printed | CommandEnd, None]:
         """What a command prints, and last how it has ended. Closing this stops the command."""
         async with aclosing(self._replies(request)) as replies:
             async for reply in replies:
                 if isinstance(reply, Printed):
                     yield reply
-                elif isinstance(reply, Answer) and reply.outcome is not None:
+                elif isinstance(reply, KeeperAnswer) and reply.outcome is not None:
                     yield reply.outcome
 
     async def read_file(
         self, owner: str, container_id: str, path: str
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a file."""
-        async with aclosing(self._replies(ReadFile(owner, container_id, path))) as replies:
+        async with aclosing(self._replies(ReadContainerFile(owner, container_id, path))) as replies:
             async for reply in replies:
-                if isinstance(reply, Piece):
+                if isinstance(reply, FilePiece):
                     yield reply.data
 
     async def write_file(
@@ -193,31 +193,31 @@ class KeeperClient:
     ) -> None:
         """Put a file there as it arrives."""
         async with self._connected() as (reader, writer):
-            write_frame(writer, WriteFile(owner, container_id, path))
+            write_frame(writer, WriteContainerFile(owner, container_id, path))
             async for piece in data:
                 for start in range(0, len(piece), 1 << 20):
-                    write_frame(writer, Piece(piece[start : start + (1 << 20)]))
+                    write_frame(writer, FilePiece(piece[start : start + (1 << 20)]))
                     await writer.drain()
-            write_frame(writer, Piece(b""))
+            write_frame(writer, FilePiece(b""))
             await writer.drain()
             _checked(_reply.decode(await read_frame(reader)))
 
-    async def _ask(self, request: Request) -> Answer:
+    async def _ask(self, request: KeeperRequest) -> KeeperAnswer:
         async with self._connected() as (reader, writer):
             write_frame(writer, request)
             await writer.drain()
             reply = _checked(_reply.decode(await read_frame(reader)))
-            assert isinstance(reply, Answer)
+            assert isinstance(reply, KeeperAnswer)
             return reply
 
-    async def _replies(self, request: Request) -> AsyncGenerator[Reply, None]:
+    async def _replies(self, request: KeeperRequest) -> AsyncGenerator[KeeperReply, None]:
         async with self._connected() as (reader, writer):
             write_frame(writer, request)
             await writer.drain()
             while True:
                 reply = _checked(_reply.decode(await read_frame(reader)))
                 yield reply
-                if isinstance(reply, Answer):
+                if isinstance(reply, KeeperAnswer):
                     return
 
     @asynccontextmanager
@@ -236,13 +236,13 @@ class KeeperClient:
                 writer.close()
 
 
-def _checked(reply: Reply) -> Reply:
-    if isinstance(reply, Failure):
+def _checked(reply: KeeperReply) -> KeeperReply:
+    if isinstance(reply, KeeperFailure):
         _raise(reply)
     return reply
 
 
-def _raise(failure: Failure) -> NoReturn:
+def _raise(failure: KeeperFailure) -> NoReturn:
     """A failure as clients of the API see it."""
     message, code = failure.message, failure.code
     error: ApiError

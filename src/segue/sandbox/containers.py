@@ -34,13 +34,13 @@ from segue.sandbox.limits import (
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
     NAME_CHARS_MAX,
+    CommandEnd,
     Container,
-    Create,
-    Failure,
-    Outcome,
+    ContainerSpec,
+    KeeperFailure,
+    MakeContainer,
     Printed,
-    Run,
-    Spec,
+    RunCommand,
 )
 from segue.sandbox.output import Excerpt
 
@@ -68,7 +68,7 @@ COMMAND_BYTES_MAX = 120_000
 class KeeperFault(Exception):
     """A request that cannot be done, in the words of the protocol."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: KeeperFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
@@ -76,7 +76,7 @@ class KeeperFault(Exception):
 def not_found(container_id: str) -> KeeperFault:
     """The same for a container that is absent and for another owner's."""
     message = f"Container with id '{container_id[:NAME_CHARS_MAX]}' not found."
-    return KeeperFault(Failure("container_not_found", message))
+    return KeeperFault(KeeperFailure(code="container_not_found", message=message))
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Command:
         return Printed(out, err) if out or err else None
 
 
-class Place:
+class LiveSandbox:
     """A sandbox with its folder, limits and commands."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Place:
     def is_busy(self) -> bool:
         return bool(self.commands)
 
-    def start(self, request: Run) -> tuple[int, Command]:
+    def start(self, request: RunCommand) -> tuple[int, Command]:
         """Begin a command."""
         excerpts = {kind: Excerpt(request.chars_max) for kind in (channel.STDOUT, channel.STDERR)}
         number, command = next(self._numbers), Command(excerpts)
@@ -137,7 +137,7 @@ class Place:
         self.sandbox.send(channel.RUN, number, request.command.encode())
         if not self._watching:
             self._watching = True
-            spawn(self._watch(), self._tasks)
+            spawn(self._hold_limits(), self._tasks)
         return number, command
 
     async def stop(self, number: int) -> None:
@@ -172,7 +172,7 @@ class Place:
 
     async def _read(self) -> None:
         try:
-            while True:
+            while not self.ended.is_set():
                 self._on_frame(await channel.read_frame(self.sandbox.reader))
         except channel.BadFrame as error:
             await self.close(f"The sandbox was closed: {error}.")
@@ -181,7 +181,7 @@ class Place:
                 "The sandbox ended: it used more memory than it may, or a process ended it."
             )
 
-    def _on_frame(self, frame: channel.Frame) -> None:
+    def _on_frame(self, frame: channel.SandboxFrame) -> None:
         command = self.commands.get(frame.number)
         if command is None:
             return
@@ -193,7 +193,7 @@ class Place:
             command.shown[frame.kind] += command.excerpts[frame.kind].feed(frame.body)
         command.changed.set()
 
-    async def _watch(self) -> None:
+    async def _hold_limits(self) -> None:
         """While something runs inside: hold the limits that the kernel does not hold."""
         looked_at = 0.0
         try:
@@ -237,17 +237,17 @@ class Held:
 
     owner: str
     id: str
-    spec: Spec
+    spec: ContainerSpec
     created_at: float
     last_active_at: float
-    starting: asyncio.Task[Place]
+    starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
     ended_at: float | None = None
     reason: str = ""
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> LiveSandbox | None:
         """Where it runs, if it does."""
         task = self.starting
         is_there = task.done() and not task.cancelled() and task.exception() is None
@@ -279,11 +279,11 @@ class Containers:
         self._clock = clock
         self._numbers = count(1)
         self._held: dict[str, Held] = {}
-        self._spare: tuple[tuple[str, bool], asyncio.Task[Place]] | None = None
+        self._spare: tuple[tuple[str, bool], asyncio.Task[LiveSandbox]] | None = None
 
     # --- finding and making ---
 
-    def create(self, request: Create) -> Container:
+    def create(self, request: MakeContainer) -> Container:
         """A new container; its sandbox is started beside."""
         spec, owner = request.spec, request.owner
         alive = [each for each in self._held.values() if self._is_alive(each)]
@@ -291,19 +291,19 @@ class Containers:
         if len(alive) >= self._max or own >= self._owner_max:
             whose = "This machine has" if len(alive) >= self._max else "You have"
             message = f"{whose} {len(alive) if len(alive) >= self._max else own} containers, which is the limit."
-            message += " Delete one, or wait until one expires."
-            raise KeeperFault(Failure("too_many_containers", message))
+            message += " Delete a container, or wait until one expires."
+            raise KeeperFault(KeeperFailure(code="too_many_containers", message=message))
         if MEMORY_LIMITS[spec.memory_limit] > memory_max():
             fitting = [name for name, size in MEMORY_LIMITS.items() if size <= memory_max()]
             most = fitting[-1] if fitting else "none"
             message = f"'memory_limit' is {spec.memory_limit}; this server has room for {most}."
-            raise KeeperFault(Failure("invalid_value", message))
+            raise KeeperFault(KeeperFailure(code="invalid_value", message=message))
         now = self._clock()
         held = Held(owner, request.container_id, spec, now, now, self._place_for(spec))
         self._held[request.container_id] = held
         return self.about(held)
 
-    def _place_for(self, spec: Spec) -> asyncio.Task[Place]:
+    def _place_for(self, spec: ContainerSpec) -> asyncio.Task[LiveSandbox]:
         kind = (spec.memory_limit, spec.is_volatile)
         found, is_fitting = self._spare, False
         if found is not None:
@@ -318,7 +318,9 @@ class Containers:
             self._spare = kind, asyncio.create_task(self._start(*kind, after_s=SPARE_S))
         return asyncio.create_task(self._start(*kind))
 
-    async def _start(self, memory_limit: str, is_volatile: bool, after_s: float = 0.0) -> Place:
+    async def _start(
+        self, memory_limit: str, is_volatile: bool, after_s: float = 0.0
+    ) -> LiveSandbox:
         await asyncio.sleep(after_s)
         number = next(self._numbers)
         limits = self._limits_of(MEMORY_LIMITS[memory_limit])
@@ -337,7 +339,7 @@ class Containers:
         except BaseException:
             remove_folder(folder)
             raise
-        return Place(sandbox, limits, folder, is_volatile=is_volatile)
+        return LiveSandbox(sandbox, limits, folder, is_volatile=is_volatile)
 
     def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Held:
         """The owner's container, alive or not."""
@@ -354,7 +356,7 @@ class Containers:
 
     async def place(
         self, owner: str, container_id: str, *, shows_reason: bool = False
-    ) -> tuple[Held, Place]:
+    ) -> tuple[Held, LiveSandbox]:
         """The sandbox of a container that is alive."""
         held = self.find(owner, container_id)
         if self._is_alive(held):
@@ -365,13 +367,15 @@ class Containers:
                     raise
                 held.ended_at, held.reason = self._clock(), str(error)
                 log.warning("container %s could not be started: %s", container_id, error)
-                failure = Failure("container_failed", "The container could not be started.")
+                failure = KeeperFailure(
+                    code="container_failed", message="The container could not be started."
+                )
                 raise KeeperFault(failure) from None
             if not place.ended.is_set():
                 return held, place
         name = container_id[:NAME_CHARS_MAX]
         message = f"Container with id '{name}' has expired. {held.reason}".strip()
-        raise KeeperFault(Failure("container_expired", message))
+        raise KeeperFault(KeeperFailure(code="container_expired", message=message))
 
     def list(self, owner: str) -> list[Container]:
         """The owner's containers, the newest first."""
@@ -437,11 +441,13 @@ class Containers:
         await asyncio.gather(*map(_close, tasks))
 
 
-def _has_failed(task: asyncio.Task[Place]) -> bool:
+def _has_failed(task: asyncio.Task[LiveSandbox]) -> bool:
     return task.cancelled() or task.exception() is not None or task.result().ended.is_set()
 
 
-async def _close(task: asyncio.Task[Place], reason: str = "The container was deleted.") -> None:
+async def _close(
+    task: asyncio.Task[LiveSandbox], reason: str = "The container was deleted."
+) -> None:
     """End a sandbox; one that is being started, when it is there."""
     with suppress(SandboxFailed):
         await (await task).close(reason)
@@ -459,8 +465,8 @@ def memory_max() -> int:
 
 
 async def run_command(
-    place: Place, request: Run, send: Callable[[Printed], Awaitable[None]]
-) -> Outcome:
+    place: LiveSandbox, request: RunCommand, send: Callable[[Printed], Awaitable[None]]
+) -> CommandEnd:
     """Run a command to its end, its time or its limit; what it prints is handed over meanwhile."""
     number, command = place.start(request)
     loop = asyncio.get_running_loop()
@@ -498,4 +504,4 @@ async def run_command(
     code = command.exit_code if command.exit_code is not None else 137
     stdout = rest.stdout + command.excerpts[channel.STDOUT].close()
     stderr = rest.stderr + command.excerpts[channel.STDERR].close()
-    return Outcome(None if is_late else code, stdout, stderr, command.printed_bytes, note)
+    return CommandEnd(None if is_late else code, stdout, stderr, command.printed_bytes, note)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,30 +35,30 @@ from segue.sandbox.containers import (
     Containers,
     Held,
     KeeperFault,
-    Place,
+    LiveSandbox,
     remove_folder,
     run_command,
 )
 from segue.sandbox.limits import Cgroups, open_cgroups, remove_cgroups
 from segue.sandbox.messages import (
-    Answer,
-    Create,
-    Delete,
-    DeleteFile,
-    Failure,
+    ContainerSpec,
+    DeleteContainer,
+    DeleteContainerFile,
     FileEntry,
-    Find,
+    FilePiece,
+    FindContainer,
+    KeeperAnswer,
+    KeeperFailure,
     KeeperOrders,
-    List,
-    ListFiles,
-    Piece,
+    KeeperReady,
+    KeeperRequest,
+    ListContainerFiles,
+    ListContainers,
+    MakeContainer,
     Printed,
-    ReadFile,
-    Ready,
-    Request,
-    Run,
-    Spec,
-    WriteFile,
+    ReadContainerFile,
+    RunCommand,
+    WriteContainerFile,
 )
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ PROBE = (
     "! grep -q : /proc/net/route && tail -n +3 /proc/net/dev | grep -qv '[^ lo]:' && echo held"
 )
 
-_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_request: msgspec.msgpack.Decoder[KeeperRequest] = msgspec.msgpack.Decoder(KeeperRequest)
 
 
 class Keeper:
@@ -92,13 +93,13 @@ class Keeper:
         try:
             request = _request.decode(await read_frame(reader))
             try:
-                if isinstance(request, Run):
+                if isinstance(request, RunCommand):
                     await self._run(request, reader, writer)
-                elif isinstance(request, ReadFile):
+                elif isinstance(request, ReadContainerFile):
                     await self._read_file(request, writer)
-                elif isinstance(request, WriteFile):
+                elif isinstance(request, WriteContainerFile):
                     await self._write_file(request, reader)
-                    write_frame(writer, Answer())
+                    write_frame(writer, KeeperAnswer())
                 else:
                     write_frame(writer, await self._answer(request))
             except KeeperFault as fault:
@@ -110,39 +111,45 @@ class Keeper:
             writer.close()
 
     async def _answer(
-        self, request: Create | Find | List | Delete | ListFiles | DeleteFile
-    ) -> Answer:
+        self,
+        request: MakeContainer
+        | FindContainer
+        | ListContainers
+        | DeleteContainer
+        | ListContainerFiles
+        | DeleteContainerFile,
+    ) -> KeeperAnswer:
         containers = self._containers
         match request:
-            case Create():
-                return Answer([containers.create(request)])
-            case Find(owner=owner, container_id=name, refreshes=refreshes):
+            case MakeContainer():
+                return KeeperAnswer([containers.create(request)])
+            case FindContainer(owner=owner, container_id=name, refreshes=refreshes):
                 held = containers.find(owner, name, refreshes=refreshes)
-                return Answer([containers.about(held)])
-            case List(owner=owner):
-                return Answer(containers.list(owner))
-            case Delete(owner=owner, container_id=name):
+                return KeeperAnswer([containers.about(held)])
+            case ListContainers(owner=owner):
+                return KeeperAnswer(containers.list(owner))
+            case DeleteContainer(owner=owner, container_id=name):
                 await containers.delete(owner, name)
-                return Answer()
-            case ListFiles(owner=owner, container_id=name):
+                return KeeperAnswer()
+            case ListContainerFiles(owner=owner, container_id=name):
                 held, place = await containers.place(owner, name)
-                return Answer(files=await asyncio.to_thread(_listed, held, place))
-            case DeleteFile(owner=owner, container_id=name, path=path):
+                return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
+            case DeleteContainerFile(owner=owner, container_id=name, path=path):
                 _, place = await containers.place(owner, name)
                 with _file_errors(path), _data(place) as folder:
                     remove_file(folder, path)
-                return Answer()
+                return KeeperAnswer()
 
     async def _run(
-        self, request: Run, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: RunCommand, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         held, place = await self._containers.place(request.owner, request.container_id)
         if len(place.commands) >= COMMANDS_MAX:
             message = f"{COMMANDS_MAX} commands run in this container already."
-            raise KeeperFault(Failure("too_many_containers", message))
+            raise KeeperFault(KeeperFailure(code="too_many_containers", message=message))
         if "\0" in request.command or len(request.command.encode()) > COMMAND_BYTES_MAX:
             message = f"A command has at most {COMMAND_BYTES_MAX} bytes, and none of them is zero."
-            raise KeeperFault(Failure("invalid_value", message))
+            raise KeeperFault(KeeperFailure(code="invalid_value", message=message))
 
         async def send(printed: Printed) -> None:
             write_frame(writer, printed)
@@ -154,14 +161,14 @@ class Keeper:
         try:
             await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
-                write_frame(writer, Answer(outcome=running.result()))
+                write_frame(writer, KeeperAnswer(outcome=running.result()))
         finally:
             for task in (running, leaving):
                 task.cancel()
             await asyncio.gather(running, leaving, return_exceptions=True)
             self._containers.refresh(held)
 
-    async def _read_file(self, request: ReadFile, writer: asyncio.StreamWriter) -> None:
+    async def _read_file(self, request: ReadContainerFile, writer: asyncio.StreamWriter) -> None:
         _, place = await self._containers.place(request.owner, request.container_id)
         with (
             _file_errors(request.path),
@@ -174,11 +181,11 @@ class Keeper:
                 data := await asyncio.to_thread(os.read, fd, min(left, PIECE_BYTES))
             ):
                 left -= len(data)
-                write_frame(writer, Piece(data))
+                write_frame(writer, FilePiece(data))
                 await writer.drain()
-        write_frame(writer, Answer())
+        write_frame(writer, KeeperAnswer())
 
-    async def _write_file(self, request: WriteFile, reader: asyncio.StreamReader) -> None:
+    async def _write_file(self, request: WriteContainerFile, reader: asyncio.StreamReader) -> None:
         held, place = await self._containers.place(request.owner, request.container_id)
         left = place.limits.disk_bytes
         with (
@@ -186,11 +193,13 @@ class Keeper:
             _data(place) as folder,
             new_file(folder, request.path, place.sandbox.uid) as fd,
         ):
-            while data := msgspec.msgpack.decode(await read_frame(reader), type=Piece).data:
+            while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
                 left -= len(data)
                 if left < 0:
                     raise KeeperFault(
-                        Failure("container_full", "The file is larger than the container.")
+                        KeeperFailure(
+                            code="container_full", message="The file is larger than the container."
+                        )
                     )
                 await asyncio.to_thread(_write, fd, data)
         held.uploaded.add(request.path)
@@ -202,7 +211,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _listed(held: Held, place: Place) -> list[FileEntry]:
+def _listed(held: Held, place: LiveSandbox) -> list[FileEntry]:
     with _data(place) as folder:
         found = list_files(folder, FILES_MAX)
     return [FileEntry(*entry, is_uploaded=entry.path in held.uploaded) for entry in found]
@@ -211,7 +220,7 @@ def _listed(held: Held, place: Place) -> list[FileEntry]:
 class _data:
     """`/mnt/data` of a sandbox, open while inside."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LiveSandbox) -> None:
         self._path = place.data
 
     def __enter__(self) -> int:
@@ -233,7 +242,9 @@ class _file_errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):
             message = f"The container has no file '{self._path[:256]}', or it is not a plain file."
-            raise KeeperFault(Failure("container_file_not_found", message)) from None
+            raise KeeperFault(
+                KeeperFailure(code="container_file_not_found", message=message)
+            ) from None
 
 
 # --- the process --------------------------------------------------------------------------------------
@@ -283,7 +294,7 @@ async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroup
 
 async def _probe(containers: Containers) -> None:
     """Make a sandbox and see that it holds."""
-    containers.create(Create("", "probe", Spec()))
+    containers.create(MakeContainer("", "probe", ContainerSpec()))
     try:
         _, place = await containers.place("", "probe", shows_reason=True)
         seen: list[str] = []
@@ -291,7 +302,7 @@ async def _probe(containers: Containers) -> None:
         async def send(printed: Printed) -> None:
             seen.append(printed.stdout + printed.stderr)
 
-        outcome = await run_command(place, Run("", "probe", PROBE, 10.0, 4096), send)
+        outcome = await run_command(place, RunCommand("", "probe", PROBE, 10.0, 4096), send)
         said = "".join(seen) + outcome.stdout + outcome.stderr
         if said.strip() != "held":
             raise SandboxFailed(f"the sandbox does not hold what it must: {said.strip()!r}")
@@ -305,13 +316,13 @@ async def serve(orders: KeeperOrders) -> None:
         async with opened(orders) as (containers, cgroups):
             keeper = Keeper(containers)
             server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
-            _say(Ready(isolation=bwrap.ISOLATION, held_by=cgroups.held_by))
-            async with server, in_background("expiry", lambda: _sweep(containers)):
+            _say(KeeperReady(isolation=bwrap.ISOLATION, held_by=cgroups.held_by))
+            async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
                 await _server_gone()
     except SandboxFailed as error:
-        _say(Ready(str(error)))
+        _say(KeeperReady(str(error)))
     except Misconfigured as error:
-        _say(Ready(str(error), is_misconfigured=True))
+        _say(KeeperReady(str(error), is_misconfigured=True))
 
 
 async def _sweep(containers: Containers) -> None:
@@ -320,7 +331,7 @@ async def _sweep(containers: Containers) -> None:
         await containers.sweep()
 
 
-def _say(ready: Ready) -> None:
+def _say(ready: KeeperReady) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
     sys.stdout.buffer.flush()
 

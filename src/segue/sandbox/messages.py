@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from segue.sandbox.limits import HeldBy
 
-Status = Literal["active", "expired"]
+ContainerStatus = Literal["active", "expired"]
 # How the contract writes them; in bytes.
 MEMORY_LIMITS = {f"{size}g": size << 30 for size in (1, 4, 16, 64)}
 IDLE_MINUTES = 20
@@ -32,7 +32,7 @@ class KeeperOrders(Struct, frozen=True):
     idle_s: float = IDLE_MINUTES * 60.0
 
 
-class Ready(Struct, frozen=True):
+class KeeperReady(Struct, frozen=True):
     """The keeper's first line: a reason where it cannot make a sandbox."""
 
     error: str = ""
@@ -41,7 +41,7 @@ class Ready(Struct, frozen=True):
     is_misconfigured: bool = False
 
 
-class Spec(Struct, frozen=True):
+class ContainerSpec(Struct, frozen=True):
     """What a new container is to be."""
 
     name: str = ""
@@ -51,31 +51,31 @@ class Spec(Struct, frozen=True):
     is_volatile: bool = False
 
 
-class Create(Struct, frozen=True, tag=True):
+class MakeContainer(Struct, frozen=True, tag=True):
     """Make a container with this id; it is there at once, and its sandbox soon."""
 
     owner: str
     container_id: str
-    spec: Spec
+    spec: ContainerSpec
 
 
-class Find(Struct, frozen=True, tag=True):
+class FindContainer(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
     # Whether being asked for keeps it alive.
     refreshes: bool = True
 
 
-class List(Struct, frozen=True, tag=True):
+class ListContainers(Struct, frozen=True, tag=True):
     owner: str
 
 
-class Delete(Struct, frozen=True, tag=True):
+class DeleteContainer(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
 
 
-class Run(Struct, frozen=True, tag=True):
+class RunCommand(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
     command: str
@@ -83,18 +83,18 @@ class Run(Struct, frozen=True, tag=True):
     chars_max: int
 
 
-class ListFiles(Struct, frozen=True, tag=True):
+class ListContainerFiles(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
 
 
-class ReadFile(Struct, frozen=True, tag=True):
+class ReadContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
     path: str
 
 
-class WriteFile(Struct, frozen=True, tag=True):
+class WriteContainerFile(Struct, frozen=True, tag=True):
     """Followed by any number of `Piece` from the client, an empty one last."""
 
     owner: str
@@ -102,13 +102,23 @@ class WriteFile(Struct, frozen=True, tag=True):
     path: str
 
 
-class DeleteFile(Struct, frozen=True, tag=True):
+class DeleteContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
     path: str
 
 
-Request = Create | Find | List | Delete | Run | ListFiles | ReadFile | WriteFile | DeleteFile
+KeeperRequest = (
+    MakeContainer
+    | FindContainer
+    | ListContainers
+    | DeleteContainer
+    | RunCommand
+    | ListContainerFiles
+    | ReadContainerFile
+    | WriteContainerFile
+    | DeleteContainerFile
+)
 
 
 class Container(Struct, frozen=True):
@@ -119,7 +129,7 @@ class Container(Struct, frozen=True):
     created_at: float
     last_active_at: float
     idle_s: float
-    status: Status
+    status: ContainerStatus
     memory_limit: str
     isolation: str
     held_by: HeldBy
@@ -137,7 +147,7 @@ class FileEntry(Struct, frozen=True):
     is_uploaded: bool = False
 
 
-class Outcome(Struct, frozen=True):
+class CommandEnd(Struct, frozen=True):
     """How a command has ended; no code: it took too long."""
 
     exit_code: int | None
@@ -157,21 +167,21 @@ class Printed(Struct, frozen=True, tag=True):
     stderr: str = ""
 
 
-class Piece(Struct, frozen=True, tag=True):
+class FilePiece(Struct, frozen=True, tag=True):
     """Some bytes of a file."""
 
     data: bytes
 
 
-class Answer(Struct, frozen=True, tag=True):
+class KeeperAnswer(Struct, frozen=True, tag=True):
     """What was asked for."""
 
     containers: list[Container] = []
     files: list[FileEntry] = []
-    outcome: Outcome | None = None
+    outcome: CommandEnd | None = None
 
 
-class Failure(Struct, frozen=True, tag=True):
+class KeeperFailure(Struct, frozen=True, tag=True):
     """Why it could not be done: a code of docs/errors.md, and words."""
 
     code: Literal[
@@ -186,4 +196,4 @@ class Failure(Struct, frozen=True, tag=True):
     message: str
 
 
-Reply = Printed | Piece | Answer | Failure
+KeeperReply = Printed | FilePiece | KeeperAnswer | KeeperFailure

@@ -26,7 +26,7 @@ REST_BYTES = 1048576
 UNSENT_BYTES_MAX = 1048576
 
 
-class Supervisor:
+class CommandRunner:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.unsent = bytearray()
@@ -38,7 +38,7 @@ class Supervisor:
         # Commands that are to end: with their shell everything ends that is in its group.
         self.ending: set[int] = set()
 
-    def run_forever(self) -> None:
+    def serve(self) -> None:
         self.channel.setblocking(False)
         self.poller.register(self.channel, select.EPOLLIN)
         woken, wake = os.pipe()
@@ -197,4 +197,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    Supervisor(channel).run_forever()
+    CommandRunner(channel).serve()
