@@ -17,7 +17,7 @@ from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
     MessagesBody,
-    Shown,
+    ShownTools,
     compile_request,
     read_body,
 )
@@ -53,7 +53,7 @@ class MessageReading:
         self.body = read_body(data)
         return Create() if self.body.thread is not None else self.compile(self.body)
 
-    def compile(self, body: MessagesBody, before: Shown = NONE_SHOWN) -> Create:
+    def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
         """The request of a turn. `before`: what earlier turns of its thread have shown."""
         messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
         self.asked = compile_request(

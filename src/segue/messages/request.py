@@ -130,14 +130,14 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
         return turn_id_of(thread.previous_message_id)
 
 
-class Shown(Struct, frozen=True, omit_defaults=True):
+class ShownTools(Struct, frozen=True, omit_defaults=True):
     """Tools that messages have brought, and those that they took away again, by name."""
 
     joined: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
-NONE_SHOWN = Shown()
+NONE_SHOWN = ShownTools()
 
 
 class AskedTurn(Struct, frozen=True):
@@ -150,7 +150,7 @@ class AskedTurn(Struct, frozen=True):
     ttl: Ttl = ""
     # The client's own limit of the answer.
     tokens_max: int | None = None
-    shown: Shown = NONE_SHOWN
+    shown: ShownTools = NONE_SHOWN
     # Whether the answer is to say what the cache did not have.
     wants_diagnostics: bool = False
     # What was left out of the request, for the header `x-segue-repairs`.
@@ -184,7 +184,7 @@ def compile_request(
     tooling: Tooling,
     *,
     session: str | None = None,
-    before: Shown = NONE_SHOWN,
+    before: ShownTools = NONE_SHOWN,
     counts: bool = False,
 ) -> AskedTurn:
     """The request of a turn. `session`: what the headers say of the conversation. `before`: what earlier turns of its
@@ -235,7 +235,7 @@ def compile_request(
 class _History:
     """The items of all messages, in order, with the tools that join on the way."""
 
-    def __init__(self, tooling: Tooling, before: Shown) -> None:
+    def __init__(self, tooling: Tooling, before: ShownTools) -> None:
         self._tooling = tooling
         self.items: list[Raw] = []
         # What can be called, by name, and what was taken away again.
@@ -247,9 +247,9 @@ class _History:
         return [name for name in self._names if name not in self._removed]
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> ShownTools:
         joined = (name for name in self._names if name not in self._tooling.names)
-        return Shown(tuple(joined), tuple(self._removed))
+        return ShownTools(tuple(joined), tuple(self._removed))
 
     @property
     def removed(self) -> frozenset[str]:

@@ -21,14 +21,14 @@ from segue.errors import ID_CHARS_MAX, InvalidRequest
 from segue.listener.services import Services
 from segue.messages.errors import ThreadRefused
 from segue.messages.reading import MessageReading
-from segue.messages.request import NONE_SHOWN, Shown, Thread
+from segue.messages.request import NONE_SHOWN, ShownTools, Thread
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Turns
 from segue.turn.plan import Arrival
 from segue.turn.resolve import is_continuable
 from segue.wire.codec import LARGE_BYTES, encode
 
-_shown = msgspec.json.Decoder(Shown)
+_shown = msgspec.json.Decoder(ShownTools)
 
 
 async def enter_thread(
