@@ -70,7 +70,7 @@ class MessageRoutes:
         await wait_for_end(exchange, running, subscriber)
         error, response = running.error, running.response
         if error is None:
-            body = answer_of(response, asked, running.tally.stop_string)
+            body = answer_of(response, asked, running.tally)
         elif error.code == INPUT_BLOCKED:
             body = refused_answer(response, asked, error.message)
         else:
