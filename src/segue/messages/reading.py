@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import UNSET, Raw
 
 from segue.messages.history import System, TranslatedMessage, translate, translate_system
-from segue.messages.request import AskedTurn, MessagesBody, compile_request, read_body
+from segue.messages.request import AskedTurn, Hints, MessagesBody, compile_request, read_body
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.resent.memo import Memo
 from segue.seams.history import Owner
@@ -30,27 +30,17 @@ class MessageReading:
 
     asked: AskedTurn
 
-    def __init__(
-        self, memo: Memo[object], owner: Owner, session: str | None, *, counts: bool = False
-    ) -> None:
-        """`session`: what the headers say of the conversation. `counts`: only the tokens are counted."""
+    def __init__(self, memo: Memo[object], owner: Owner, hints: Hints) -> None:
         self._memo = memo
         self._owner = owner
-        self._session = session
-        self._counts = counts
+        self._hints = hints
 
     def decode(self, data: bytes | bytearray) -> Create:
         """The request of a turn. Slow work if the body is large."""
         body = read_body(data)
         messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
-        self.asked = compile_request(
-            body,
-            messages,
-            self._system(body),
-            self._tools(body),
-            session=self._session,
-            counts=self._counts,
-        )
+        system, tooling = self._system(body), self._tools(body)
+        self.asked = compile_request(body, messages, system, tooling, hints=self._hints)
         return self.asked.create
 
     def _message(self, raw: Raw, index: int) -> TranslatedMessage:

@@ -122,6 +122,16 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
         return self.thread is not None and self.thread.type == "continue"
 
 
+class Hints(Struct, frozen=True):
+    """What is known of a request beside its body."""
+
+    # What its headers say of the conversation.
+    session: str | None = None
+    is_beta: bool = False
+    # Only the tokens are counted, so that the messages may end with an answer.
+    counts: bool = False
+
+
 class AskedTurn(Struct, frozen=True):
     """What a request asks for: a turn, and how it is to be answered."""
 
@@ -137,6 +147,8 @@ class AskedTurn(Struct, frozen=True):
     wants_diagnostics: bool = False
     # What was left out of the request, for the header `x-segue-repairs`.
     repairs: tuple[str, ...] = ()
+    # Whether it asks for something that is not for everybody yet: then some fields are there that others do not know.
+    is_beta: bool = False
     # Tools of the server that it asks for.
     served: frozenset[str] = frozenset()
 
@@ -165,12 +177,10 @@ def compile_request(
     system: System,
     tooling: Tooling,
     *,
-    session: str | None = None,
-    counts: bool = False,
+    hints: Hints,
 ) -> AskedTurn:
-    """The request of a turn. `session`: what the headers say of the conversation. `counts`: only its tokens are
-    counted, so that it may end with an answer."""
-    if not counts:
+    """The request of a turn."""
+    if not hints.counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
     history = _History(tooling)
@@ -201,7 +211,7 @@ def compile_request(
             include=INCLUDE,
             service_tier="fast" if body.speed == "fast" else None,
             prompt_cache_options=_compared(body.diagnostics),
-            prompt_cache_key=session or session_of(body.metadata),
+            prompt_cache_key=hints.session or session_of(body.metadata),
         ),
         hides_thinking=hides,
         ttl=ttl,
@@ -209,6 +219,7 @@ def compile_request(
         thread=body.thread,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),
+        is_beta=hints.is_beta,
         served=tooling.served,
     )
 
