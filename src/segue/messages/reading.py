@@ -13,7 +13,15 @@ from typing import TypeVar
 from msgspec import UNSET, Raw
 
 from segue.messages.history import System, TranslatedMessage, translate, translate_system
-from segue.messages.request import AskedTurn, Hints, MessagesBody, compile_request, read_body
+from segue.messages.request import (
+    NONE_SHOWN,
+    AskedTurn,
+    Hints,
+    MessagesBody,
+    ShownTools,
+    compile_request,
+    read_body,
+)
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.resent.memo import Memo
 from segue.seams.history import Owner
@@ -28,6 +36,7 @@ MESSAGE, SYSTEM, TOOLS = b"messages:", b"messages.system:", b"messages.tools:"
 class MessageReading:
     """Reads the body of one request."""
 
+    body: MessagesBody
     asked: AskedTurn
 
     def __init__(self, memo: Memo[object], owner: Owner, hints: Hints) -> None:
@@ -36,11 +45,16 @@ class MessageReading:
         self._hints = hints
 
     def decode(self, data: bytes | bytearray) -> Create:
-        """The request of a turn. Slow work if the body is large."""
-        body = read_body(data)
+        """The request of a turn; that of a thread is read later, with what the thread has said before. Slow work if the
+        body is large."""
+        self.body = read_body(data)
+        return Create() if self.body.thread is not None else self.compile(self.body)
+
+    def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
+        """The request of a turn. `before`: what earlier turns of its thread have shown."""
         messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
         system, tooling = self._system(body), self._tools(body)
-        self.asked = compile_request(body, messages, system, tooling, hints=self._hints)
+        self.asked = compile_request(body, messages, system, tooling, self._hints, before)
         return self.asked.create
 
     def _message(self, raw: Raw, index: int) -> TranslatedMessage:
