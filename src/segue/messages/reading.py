@@ -16,7 +16,7 @@ from segue.messages.history import System, TranslatedMessage, translate, transla
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
-    Hints,
+    Surroundings,
     MessagesBody,
     ShownTools,
     compile_request,
@@ -39,10 +39,10 @@ class MessageReading:
     body: MessagesBody
     asked: AskedTurn
 
-    def __init__(self, memo: Memo[object], owner: Owner, hints: Hints) -> None:
+    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
         self._memo = memo
         self._owner = owner
-        self._hints = hints
+        self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
         """The request of a turn; that of a thread is read later, with what the thread has said before. Slow work if the
@@ -54,7 +54,7 @@ class MessageReading:
         """The request of a turn. `before`: what earlier turns of its thread have shown."""
         messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
         system, tooling = self._system(body), self._tools(body)
-        self.asked = compile_request(body, messages, system, tooling, self._hints, before)
+        self.asked = compile_request(body, messages, system, tooling, self._around, before)
         return self.asked.create
 
     def _message(self, raw: Raw, index: int) -> TranslatedMessage:

@@ -140,7 +140,7 @@ class ShownTools(Struct, frozen=True, omit_defaults=True):
 NONE_SHOWN = ShownTools()
 
 
-class Hints(Struct, frozen=True):
+class Surroundings(Struct, frozen=True):
     """What is known of a request beside its body."""
 
     # What its headers say of the conversation.
@@ -194,11 +194,11 @@ def compile_request(
     messages: Sequence[TranslatedMessage],
     system: System,
     tooling: Tooling,
-    hints: Hints,
+    around: Surroundings,
     before: ShownTools = NONE_SHOWN,
 ) -> AskedTurn:
     """The request of a turn. `before`: what earlier turns of its thread have shown."""
-    if not hints.counts:
+    if not around.counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
     history = _History(tooling, before)
@@ -229,7 +229,7 @@ def compile_request(
             include=INCLUDE,
             service_tier="fast" if body.speed == "fast" else None,
             prompt_cache_options=_compared(body.diagnostics),
-            prompt_cache_key=hints.session or session_of(body.metadata),
+            prompt_cache_key=around.session or session_of(body.metadata),
         ),
         hides_thinking=hides,
         ttl=ttl,
@@ -237,7 +237,7 @@ def compile_request(
         shown=history.shown,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),
-        is_beta=hints.is_beta,
+        is_beta=around.is_beta,
         served=tooling.served,
     )
 

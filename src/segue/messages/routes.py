@@ -16,7 +16,7 @@ from segue.messages.answer import answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
-from segue.messages.request import AskedTurn, Hints
+from segue.messages.request import AskedTurn, Surroundings
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
 from segue.messages.threads import enter_thread
 from segue.resent.memo import Memo
@@ -57,7 +57,7 @@ class MessageRoutes:
         # All APIs share it: the beginning of a key says whose value it has.
         memo = cast("Memo[object]", self._services.memo)
         is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
-        return MessageReading(memo, exchange.owner, Hints(session, is_beta, counts))
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts))
 
     async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
         events = MessageEvents(asked, exchange.request_id)
