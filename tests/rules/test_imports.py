@@ -73,13 +73,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
+    "passthrough": INNER | {"listener", "turn", "process", "memory", "accounts", "completions"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"completions"}
+    | {"completions", "passthrough"}
     | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
     | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
     | {
@@ -110,6 +111,7 @@ PURE = {
     "completions.request",
     "completions.stream",
     "completions.tools",
+    "passthrough.body",
     "seams.history",
     "seams.prompt",
     "turn.checks",

@@ -9,11 +9,8 @@ from segue.settings.values import API_NAMES, Settings
 
 APIS: dict[str, Api] = {"responses": RESPONSES, "chat": CHAT}
 
-# Sentences for the paths of APIs that clients try and Segue does not have (Chat Completions, Completions, Messages),
-# by how the paths end.
-HINTS = dict.fromkeys(
-    ("/completions", "/messages"), "Segue serves the Responses API: POST /v1/responses."
-)
+# Sentences for the paths of APIs that clients try and Segue does not have, by how the paths end.
+HINTS = {"/messages": "Segue serves the Responses API: POST /v1/responses."}
 
 
 def is_on(api: Api, settings: Settings) -> bool:
