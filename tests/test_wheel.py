@@ -144,6 +144,7 @@ ROOMS_LOADED = {
     *(
         "listener",
         "responses",
+        "messages",
         "completions",
         "passthrough",
         "files",

@@ -342,3 +342,9 @@ async def test_client_that_leaves_has_cancelled_its_turn(tmp_path: Path) -> None
         writer.close()
         await writer.wait_closed()
         await until(lambda: not served.app.runner.running_count)
+
+
+async def test_web_search_that_is_not_set_up_is_refused() -> None:
+    async with serving() as served:
+        answer = await ask(served, tools=[BASH], web_search_options={})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "web_search_options")

@@ -32,7 +32,7 @@ from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
-from segue.server.apis import APIS, HINTS, is_on
+from segue.server.apis import APIS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
@@ -175,7 +175,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
-            http = HttpApp(services, RouteTable(routes, off, HINTS))
+            http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 
