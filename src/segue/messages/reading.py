@@ -16,9 +16,9 @@ from segue.messages.history import System, TranslatedMessage, translate, transla
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
-    Surroundings,
     MessagesBody,
     ShownTools,
+    Surroundings,
     compile_request,
     read_body,
 )
