@@ -7,7 +7,7 @@ from typing import Any
 
 from segue.messages.errors import ThreadRefused, error_answer
 from segue.messages.reading import MessageReading
-from segue.messages.request import NONE_SHOWN, ShownTools
+from segue.messages.request import NONE_SHOWN, ShownTools, Surroundings
 from segue.resent.memo import Memo
 from segue.wire.requests import Create, ToolChoiceName
 
@@ -34,7 +34,7 @@ def read(before: ShownTools, *messages: object, **fields: object) -> tuple[Creat
         "thread": {"type": "continue", "previous_message_id": "msg_" + "0" * 32},
         **fields,
     }
-    reading = MessageReading(Memo(1 << 20), "ada", None)
+    reading = MessageReading(Memo(1 << 20), "ada", Surroundings())
     reading.decode(json.dumps(body).encode())
     create = reading.compile(reading.body, before)
     return create, reading.asked.shown
