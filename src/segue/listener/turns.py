@@ -13,6 +13,7 @@ from contextlib import closing
 from msgspec import structs
 
 from segue.aio import off_loop
+from segue.ids import shown_id
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
 from segue.listener.services import Services
@@ -70,7 +71,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
 
 def _name_turn(exchange: Exchange, running: Running) -> None:
     """The exchange has become this turn; its headers say what was left out of it."""
-    exchange.response_id = running.id
+    exchange.response_id = shown_id(running.id, exchange.label)
     if kinds := running.tally.unserved_tools:
         sentences = " ".join(NOT_OFFERED % kind for kind in kinds)
         exchange.more_headers = (*exchange.more_headers, text_header(WARNINGS, sentences))
