@@ -59,7 +59,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     subscriber = LastSubscriber()
     running = await services.runner.begin(arrival, subscriber)
     exchange.release_body()
-    _name_turn(exchange, running)
+    name_turn(exchange, running)
     if running.is_background:
         running.detach(subscriber)
     else:
@@ -69,7 +69,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     return running
 
 
-def _name_turn(exchange: Exchange, running: Running) -> None:
+def name_turn(exchange: Exchange, running: Running) -> None:
     """The exchange has become this turn; its headers say what was left out of it."""
     exchange.response_id = shown_id(running.id, exchange.label)
     if kinds := running.tally.unserved_tools:
@@ -95,7 +95,7 @@ async def stream(
     receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
     exchange.release_body()
-    _name_turn(exchange, running)
+    name_turn(exchange, running)
     async with subscribed(exchange, running, subscriber):
         await write_stream(exchange, services, subscriber)
     if running.error is not None:
