@@ -42,6 +42,7 @@ ROOMS = {
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",
+    "completions": "4d: how do clients of Chat Completions ask for turns, and how do they read them?",
     "responses": "4d: how does the Responses API become turns, and their events bytes?",
     "openapi": "4d: what does the API look like to a machine?",
     "server": "5: who is wired to whom?",

@@ -72,12 +72,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
+    "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
+    | {"completions"}
     | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
     | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
     | {
@@ -103,6 +105,11 @@ PURE = {
     "schemas",
     "readers",
     "dialects",
+    "completions.answer",
+    "completions.messages",
+    "completions.request",
+    "completions.stream",
+    "completions.tools",
     "seams.history",
     "seams.prompt",
     "turn.checks",

@@ -91,6 +91,9 @@ OPERATIONS: dict[str, RouteDoc] = {
     "DELETE /v1/conversations/{id}/items/{item_id}": RouteDoc(
         "Delete an item of a conversation.", "ConversationObject"
     ),
+    "POST /v1/chat/completions": RouteDoc("Create a chat completion; with `stream` its chunks."),
+    "GET /v1/chat/completions": RouteDoc("No completion is stored: always 404."),
+    "GET /v1/chat/completions/{id}": RouteDoc("No completion is stored: always 404."),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from segue.completions.api import CHAT
 from segue.listener.api import Api
 from segue.responses.api import RESPONSES
 from segue.settings.values import API_NAMES, Settings
 
-APIS: dict[str, Api] = {"responses": RESPONSES}
+APIS: dict[str, Api] = {"responses": RESPONSES, "chat": CHAT}
 
 # Sentences for the paths of APIs that clients try and Segue does not have (Chat Completions, Completions, Messages),
 # by how the paths end.

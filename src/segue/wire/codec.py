@@ -147,13 +147,16 @@ def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, pat
 
 def decode_create(body: bytes | bytearray) -> Create:
     """A request for one turn, its items and tools still raw. Slow work if the body is large."""
-    return _decode_body(_create, body)
+    return decode_body(_create, body)
 
 
-def _decode_body(decoder: msgspec.json.Decoder[T], body: bytes | bytearray) -> T:
-    if len(body) > LARGE_BYTES:
+def decode_body(
+    decoder: msgspec.json.Decoder[T], body: Raw | bytes | bytearray, path: str = ""
+) -> T:
+    """A body, or the part at this path of a body that was decoded, as what an API expects there."""
+    if len(body) > LARGE_BYTES and not path:
         check_shape(body)
-    return _decode(decoder, body)
+    return _decode(decoder, body, path)
 
 
 def check_shape(body: bytes | bytearray) -> None:
@@ -268,12 +271,12 @@ def _bad_steer(message: str) -> InvalidRequest:
 
 def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:
     """What a conversation begins with, or is changed to."""
-    return _decode_body(_conversation, body or b"{}")
+    return decode_body(_conversation, body or b"{}")
 
 
 def decode_added(body: bytes | bytearray) -> requests.AddedItems:
     """Items for a conversation, still raw."""
-    return _decode_body(_added, body)
+    return decode_body(_added, body)
 
 
 def decode_append(frame: bytes) -> requests.AppendFrame:

@@ -1,0 +1,130 @@
+"""Which turn does a request for a completion ask for, and what of it was read before?
+
+In: the body of a request. Out: a `Create`. A client that resends its history sends most messages to the byte as before:
+what these became is remembered, and only new messages are read. Errors of the turn name our fields; here they get the
+names that the client has sent.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from segue.completions.messages import translate
+from segue.completions.request import ChatRequest, decode_chat, given, to_create
+from segue.completions.tools import offered_tools
+from segue.errors import ApiError
+from segue.resent.memo import Memo
+from segue.seams.history import Owner
+from segue.wire.requests import Create, RawField
+
+# What the keys of the memo begin with: the bytes of a message, of a message that answers a custom call, of tools.
+MESSAGE, CUSTOM_OUTPUT, TOOLS, FUNCTIONS = (
+    b"chat:",
+    b"chat custom:",
+    b"chat tools:",
+    b"chat functions:",
+)
+CUSTOM_CALL = b'{"type":"custom_tool_call",'
+
+# Our fields, by the names that they have in this API.
+FIELD_NAMES = {
+    "max_output_tokens": "max_completion_tokens",
+    "text.format.schema": "response_format.json_schema.schema",
+}
+_ITEM = re.compile(r"\binput\[(\d+)\](?:[.\[][\w.\[\]]*)?")
+
+
+class _CallIds(Struct, frozen=True):
+    """Of a call and of a message that answers one."""
+
+    call_id: str = ""
+    tool_call_id: object = None
+
+
+_read_ids = msgspec.json.Decoder(_CallIds).decode
+
+
+class ChatReading:
+    """Reads one request."""
+
+    def __init__(self, memo: Memo[tuple[Raw, ...]], owner: Owner, session: str | None) -> None:
+        """`session`: what the client calls its conversation."""
+        self._memo = memo
+        self._owner = owner
+        self._session = session
+        # After how many items each message ends.
+        self._ends: list[int] = []
+        self.request = ChatRequest(messages=[])
+
+    def decode(self, body: bytes | bytearray) -> Create:
+        """The turn that a body asks for."""
+        self.request = request = decode_chat(body)
+        items = self._items(request.messages, has_custom=b'"custom' in body)
+        return to_create(request, items, self._tools(request), self._session)
+
+    def _items(self, messages: list[Raw], *, has_custom: bool) -> list[Raw]:
+        """The items of all messages. What a tool has answered depends on the kind of call that it answers."""
+        items: list[Raw] = []
+        custom_ids: set[object] = set()
+        last = len(messages) - 1
+        for index, message in enumerate(messages):
+            data = bytes(message)
+            is_custom = bool(custom_ids) and _answers(data, custom_ids)
+            key = (CUSTOM_OUTPUT if is_custom else MESSAGE) + data
+            translated = self._memo.find(self._owner, key)
+            if translated is None:
+                translated, is_lasting = translate(
+                    data, f"messages[{index}]", is_newest=index == last, is_custom=is_custom
+                )
+                if is_lasting:
+                    self._memo.put(self._owner, key, translated, sum(map(len, translated)))
+            items += translated
+            self._ends.append(len(items))
+            if has_custom:
+                custom_ids.update(map(_custom_id, translated))
+        return items
+
+    def _tools(self, request: ChatRequest) -> RawField:
+        """The tools as the turn has them: the very same bytes for a list that was sent before."""
+        listed = given(request.tools) or given(request.functions)
+        search = given(request.web_search_options)
+        key = (FUNCTIONS if request.is_old else TOOLS) + bytes(listed or b"")
+        if search is None and (found := self._memo.find(self._owner, key)):
+            return found[0]
+        tools = offered_tools(listed, search, is_old=request.is_old)
+        if search is None and tools is not UNSET:
+            self._memo.put(self._owner, key, (tools,), len(tools))
+        return tools
+
+    def in_clients_words(self, error: ApiError) -> ApiError:
+        """An error of the turn, with the names that its fields have in this API."""
+        if error.param is not None:
+            error.param = self._name(error.param)
+        error.message = _ITEM.sub(lambda found: self._name(found[0]), error.message)
+        for ours, theirs in FIELD_NAMES.items():
+            error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
+        error.message = error.message.replace("'input'", "'messages'")
+        return error
+
+    def _name(self, param: str) -> str:
+        if found := _ITEM.fullmatch(param):
+            return f"messages[{bisect_right(self._ends, int(found[1]))}]"
+        return "messages" if param == "input" else FIELD_NAMES.get(param, param)
+
+
+def _answers(data: bytes, call_ids: set[object]) -> bool:
+    try:
+        return str(_read_ids(data).tool_call_id) in call_ids
+    except msgspec.MsgspecError:
+        # What is wrong with it is said where it is translated.
+        return False
+
+
+def _custom_id(item: Raw) -> str | None:
+    """The id of a custom call, if this is one."""
+    is_custom = memoryview(item)[: len(CUSTOM_CALL)] == CUSTOM_CALL
+    return _read_ids(item).call_id if is_custom else None

@@ -1,0 +1,51 @@
+"""How does a request for a chat completion become a turn? The handlers of `/v1/chat/completions`.
+
+The turn is the same as that of the Responses API. It is never stored, so no completion can be asked for later.
+"""
+
+from __future__ import annotations
+
+from segue.completions.answer import encode_completion
+from segue.completions.reading import ChatReading
+from segue.completions.stream import ChunkWriter
+from segue.errors import ApiError
+from segue.listener.exchange import Exchange
+from segue.listener.services import Services
+from segue.listener.turns import open_stream, receive, run_to_end, stream
+from segue.turn.plan import Arrival
+
+# By which headers clients name their session. A hint for the routing, never an identity.
+SESSION_HEADERS = (b"x-session-affinity", b"x-session-id", b"session-id", b"x-conversation-id")
+
+
+class ChatRoutes:
+    """The handlers of the API."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def create(self, exchange: Exchange) -> None:
+        """A completion: as a stream of chunks, or as one object."""
+        session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
+        reading = ChatReading(self._services.memo, exchange.owner, session)
+        arrival = await receive(exchange, self._services, reading.decode)
+        try:
+            if arrival.create.stream:
+                await self._stream(exchange, arrival, reading)
+            else:
+                await self._answer(exchange, arrival, reading)
+        except ApiError as error:
+            raise reading.in_clients_words(error) from None
+
+    async def _stream(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
+        request = reading.request
+        writer = ChunkWriter(wants_usage=request.wants_usage, is_old=request.is_old)
+        await stream(exchange, self._services, arrival, open_stream(self._services, writer.write))
+
+    async def _answer(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
+        running = await run_to_end(exchange, self._services, arrival)
+        request = reading.request
+        completion = encode_completion(
+            running.visible, wants_logprobs=bool(request.logprobs), is_old=request.is_old
+        )
+        await exchange.answer(200, completion)
