@@ -37,14 +37,12 @@ class ApiLoop:
     """One conversation, from parts that are encoded already: no client could make a request faster."""
 
     path = ""
-    fields = b""
+    is_chained = False
 
     def __init__(self, address: ServerAddress, workload: Workload) -> None:
         self._connection = ClientConnection(address)
         self._said = self.translated([json.loads(item) for item in workload.opening])
-        self.tools = [
-            json.loads(raw) for raw in msgspec.json.decode(workload.tools, type=list[msgspec.Raw])
-        ]
+        self.tools: Items = json.loads(workload.tools)
         self.last = self.send()
 
     def translated(self, items: Items) -> list[bytes]:
@@ -68,8 +66,8 @@ class ApiLoop:
 
     def turn(self, output: str) -> Reply:
         """Answer the open call with this output."""
-        self._said += self.answered(self.last)
-        self._said += [self.result(call.id, output) for call in self.last.calls]
+        kept = [] if self.is_chained else [*self._said, *self.answered(self.last)]
+        self._said = kept + [self.result(call.id, output) for call in self.last.calls]
         self.last = self.send()
         return self.last
 
@@ -79,7 +77,6 @@ class ApiLoop:
 
 class ResponsesLoop(ApiLoop):
     path = "/v1/responses"
-    is_chained = False
 
     def translated(self, items: Items) -> list[bytes]:
         return [msgspec.json.encode(item) for item in items]
@@ -108,9 +105,7 @@ class ResponsesLoop(ApiLoop):
 
 
 class ChainedLoop(ResponsesLoop):
-    def answered(self, reply: Reply) -> list[bytes]:
-        self._said = []
-        return []
+    is_chained = True
 
     def body(self, more: bytes = b"") -> bytes:
         if hasattr(self, "last"):
@@ -191,9 +186,7 @@ class MarkedLoop(MessagesLoop):
 class ThreadLoop(MessagesLoop):
     """`thread`: only what is new, system and tools left out as the SDKs do."""
 
-    def answered(self, reply: Reply) -> list[bytes]:
-        self._said = []
-        return []
+    is_chained = True
 
     def body(self) -> bytes:
         if not hasattr(self, "last"):
@@ -288,7 +281,8 @@ class ApiCost(NamedTuple):
 def measure(ways: Sequence[str], context: int, rounds: int) -> dict[str, ApiCost]:
     """The medians of each way at this context, all in one run."""
     maker = WorkloadMaker(CODEX, 1)
-    calls, turns = maker.calls_before(context), TURNS * (rounds + 1)
+    # The opening, and a round that is not counted.
+    calls, turns = maker.calls_before(context), 1 + TURNS * (rounds + 1)
     workload = maker.workload(calls, 1.0, turns)
     with server(json.loads(maker.script(calls, turns)), "--context-tokens", "1000000") as process:
         address = local(process.port)

@@ -165,10 +165,18 @@ def scripted(answer: Body) -> Body:
         if block["type"] == "tool_use"
     ]
     calls += [
-        {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
+        {"name": call["function"]["name"], "arguments": parsed(call["function"]["arguments"])}
         for call in answer.get("tool_calls") or ()
     ]
     return {"reasoning": thought, "text": text, "calls": calls}
+
+
+def parsed(arguments: str) -> Any:
+    """Arguments as JSON; where a recording has something else in their place, that as an argument."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"given": arguments}
 
 
 def body_for(request: Recorded, model: str) -> Body:
@@ -212,11 +220,13 @@ def _answer(message: Body, reply: Reply) -> dict[str, str]:
     for recorded in message.get("tool_calls") or ():
         call = next(calls)
         function = recorded["function"]
-        assert (function["name"], json.loads(function["arguments"])) == (
+        assert (function["name"], parsed(function["arguments"])) == (
             call.name,
-            json.loads(call.arguments),
+            parsed(call.arguments),
         )
         ids[recorded["id"]], recorded["id"] = call.id, call.id
+        if not function["arguments"].startswith("{"):
+            function["arguments"] = call.arguments
     for key in ("reasoning_content", "reasoning"):
         if key in message:
             message[key] = reply.thoughts[0][0] if reply.thoughts else ""

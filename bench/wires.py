@@ -107,7 +107,11 @@ def play(recording: Recording, process: ServerProcess) -> list[Played]:
     connection = ClientConnection(address)
     played = []
     for number, request in enumerate(recording.requests):
-        body = json.dumps(body_for(request, model_of(request.conversation))).encode()
+        fields = body_for(request, model_of(request.conversation))
+        if recording.api == "Chat" and fields.get("stream"):
+            # Not every client asks for the count of tokens, which we need.
+            fields["stream_options"] = {"include_usage": True}
+        body = json.dumps(fields).encode()
         before = read_counters(address)
         request.reply = exchange(connection, request.path, body, request.headers)
         after = read_counters(address)
