@@ -271,6 +271,8 @@ def _tools_place(old: Raw, new: Raw) -> tuple[Place, str, str]:
         (n for n, (a, b) in enumerate(zip(*written, strict=False)) if a != b),
         min(len(before), len(after)),
     )
+    # The same tools may be spelt otherwise.
+    at = min(at, max(len(before), len(after)) - 1)
     if sorted(written[0]) == sorted(written[1]):
         change = "reordered"
     elif len(before) == len(after):

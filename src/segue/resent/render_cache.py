@@ -1,158 +1,204 @@
 """What was sent and rendered before, for clients that resend everything?
 
-A client on plain HTTP sends its whole history each turn. The render cache knows the beginnings of histories by the
-bytes of their items, and gives back what they were decoded to and the prompt that they became, so that only what is
-new is decoded, rendered and tokenized. An answer that comes back as the model wrote it is known by the very ids that
-were sampled. It is warmth under another key: in memory, per owner, bounded in bytes.
+A client on plain HTTP sends its whole history each turn. The render cache knows the beginnings of histories by what
+their items mean, and gives back what they were decoded to and the prompt that they became, so that only what is new is
+decoded, rendered and tokenized. An answer that comes back, in whatever spelling, is known by the very ids that were
+sampled. It is warmth under another key: in memory, per owner, bounded in bytes.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Literal, assert_never
 
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, structs
 
 from segue.aio import off_loop
-from segue.seams.history import KnownHistory, Owner, Past, Resent, Round, Unfinished, Warm
+from segue.resent.answers import answer_length
+from segue.resent.canonical import THOUGHT, digest_of, digest_of_json
+from segue.resent.shared import RememberedHistory, SentHead, SharedHistories
+from segue.seams.history import (
+    Owner,
+    Past,
+    Resent,
+    Round,
+    Unfinished,
+    Warm,
+)
 from segue.seams.prompt import Tokens
 from segue.turn.plan import Composed, Plan
-from segue.turn.running import ID_BYTES
 from segue.wire.codec import LARGE_BYTES
-from segue.wire.items import (
-    ITEM_BYTES,
-    AdditionalTools,
-    InputText,
-    Item,
-    ItemValue,
-    Message,
-    OutputText,
-    Reasoning,
-)
+from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
 from segue.wire.kinds import shown_as
 from segue.wire.requests import Create
 
 CacheKey = tuple[Owner, int]
 Voice = Literal["others", "model", "none"]
 
-# What an entry costs beside its texts, items and ids.
-ENTRY_BYTES = 1_000
 DAY_S = 86_400
 # What is longer is decoded and rendered each time: to know it again would hold the loop, and fill the cache.
 RESENT_BYTES_MAX = 16 * 1024 * 1024
+# Of tools with secrets only a digest is kept, as everywhere.
+SECRET_DIGEST_BYTES = 32
+
+
+class _Recognised(Resent, frozen=True):
+    """A history, what it will be found by, and what its items mean."""
+
+    beginning: RememberedHistory | None
+    # How many of the items the beginning stands for.
+    count: int
+    key: int
+    head: SentHead
+    sent: tuple[Item, ...]
+    digests: tuple[bytes, ...]
+
+    def known_count(self, given: tuple[Item, ...]) -> int:
+        known = self.beginning
+        if known is None or known.is_direct:
+            return self.count
+        count = len(known.given)
+        return count if given[:count] == known.given else 0
 
 
 class RenderCache:
     """Beginnings of histories, and what they were rendered to. `bytes_max` of 0 switches it off.
 
-    A longer beginning of the same history takes the place of the one that it goes on from, so that a conversation has
-    one entry, and what an entry counts is all that it keeps alive.
+    The last two ends of a conversation are kept: a request that is sent again with another last message still finds
+    what went before it.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[CacheKey, KnownHistory] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, RememberedHistory] = OrderedDict()
         # The entries by the turns that they were sent for.
         self._keys: dict[tuple[Owner, str], CacheKey] = {}
-        self._bytes = 0
-        self._owner_bytes: Counter[Owner] = Counter()
+        self._shared = SharedHistories()
 
     @property
     def bytes(self) -> int:
         """What it holds."""
-        return self._bytes
+        return self._shared.size
 
     def bytes_of(self, owner: Owner) -> int:
         """What it holds of this owner."""
-        return self._owner_bytes[owner]
+        return self._shared.sizes[owner]
 
     def trim(self, owner: Owner, bytes_max: int) -> None:
         """Let go of what this owner has beyond so much, the longest unused first."""
-        if self._owner_bytes[owner] <= bytes_max:
+        if self.bytes_of(owner) <= bytes_max:
             return
         for key in [key for key in self._entries if key[0] == owner]:
             self._drop(key)
-            if self._owner_bytes[owner] <= bytes_max:
+            if self.bytes_of(owner) <= bytes_max:
                 return
 
     def shrink(self, size: int) -> None:
         """Let go of so many bytes, the longest unused first."""
-        target = self._bytes - size
-        while self._entries and self._bytes > target:
+        target = self.bytes - size
+        while self._entries and self.bytes > target:
             self._drop(next(iter(self._entries)))
 
-    async def recognise(self, owner: Owner, create: Create, size: int) -> Resent | None:
-        """What the history of this request is known by, and its longest beginning that was sent before; None if it is
-        not to be known. `size` is that of the request in bytes."""
+    async def known_items(
+        self, owner: Owner, create: Create, size: int
+    ) -> Sequence[Item | None] | None:
+        """The items of a history that comes as a whole, where the same bytes were sent before; None if it is not to be
+        known."""
         is_chained = create.previous_response_id is not None or create.conversation is not None
         if is_chained or not isinstance(create.input, list):
             return None
         if not self._bytes_max or size > RESENT_BYTES_MAX:
             return None
-        resent = await off_loop(size > LARGE_BYTES, self._recognise, owner, create, create.input)
+        raws = create.input
+
+        def find() -> list[Item | None]:
+            seen = (self._shared.find(owner, bytes(raw)) for raw in raws)
+            return [None if known is None else known.item for known in seen]
+
+        return await off_loop(size > LARGE_BYTES, find)
+
+    async def recognise(
+        self, owner: Owner, create: Create, items: tuple[Item, ...], size: int
+    ) -> Resent:
+        """What this history is known by, and its longest beginning that was sent before."""
+        resent = await off_loop(size > LARGE_BYTES, self._recognise, owner, create, items)
         if (beginning := resent.beginning) is not None and (owner, beginning.key) in self._entries:
             self._entries.move_to_end((owner, beginning.key))
         return resent
 
-    def _recognise(self, owner: Owner, create: Create, raws: Sequence[Raw]) -> Resent:
-        # Some families print the day on which a history began.
+    def _recognise(self, owner: Owner, create: Create, items: tuple[Item, ...]) -> _Recognised:
         day = int(time.time()) // DAY_S
-        head = b"" if create.tools is UNSET else bytes(create.tools)
-        key = hash((create.model, create.instructions, head, day))
-        sent = [bytes(raw) for raw in raws]
-        found: KnownHistory | None = None
-        for data in sent:
-            key = hash((key, data))
-            found = self._entries.get((owner, key), found)
+        head = SentHead(
+            create.model, create.instructions, _tools_digest(self._shared, owner, create), day
+        )
+        digests: list[bytes] = []
+        found: list[RememberedHistory] = []
+        key = hash(head)
+        for item in items:
+            seen = self._shared.find(owner, item.raw)
+            digest = digest_of(item) if seen is None else seen.digest
+            digests.append(digest)
+            if not digest.startswith(THOUGHT):
+                key = hash((key, digest))
+                known = self._entries.get((owner, key))
+                if known is not None:
+                    found.append(known)
         # Hashes may be equal by accident.
-        if found is None or any(
-            item.raw != data for item, data in zip(found.sent, sent, strict=False)
-        ):
-            return Resent(key)
-        return Resent(key, found.sent, found)
+        for known in reversed(found):
+            if known.head == head and (count := _covered(known.digests, digests)):
+                return _Recognised(known, count, key, head, items, tuple(digests))
+        return _Recognised(None, 0, key, head, items, tuple(digests))
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
         given = plan.resolved.given
         resent = plan.resolved.resent
-        beginning = resent.known_beginning(given) if resent is not None else None
-        if beginning is None:
+        if not isinstance(resent, _Recognised) or resent.beginning is None:
             return None, 0
-        count = len(beginning.given)
-        past = beginning.past
+        known = resent.beginning
+        count = resent.known_count(given)
+        if not count:
+            return None, 0
+        past = known.past
         if past.warm is None or past.warm.fingerprint != plan.model.dialect.fingerprint:
             return None, 0
         last = past.rounds[-1]
-        if last.wrote and _has_answer(last.wrote, given[count:]):
-            return past, count + len(last.wrote)
+        length = answer_length(last.wrote, given[count:]) if last.wrote else 0
+        if length and _speaks_first(given[count + length :]) == "others":
+            return past, count + length
         if is_cut(given, count):
-            return (_without_answer(beginning) if last.wrote else past), count
+            return (_without_answer(known) if last.wrote else past), count
+        if past.parent is None or count < len(known.given):
+            return None, 0
         # What was given last goes on without an answer; what stood before it still stands.
-        return past.parent, count - len(last.given) if past.parent is not None else 0
+        return past.parent, count - len(last.given)
 
     def remember(
         self, plan: Plan, first: Composed, wrote: Sequence[Round], warm: Warm | None
     ) -> None:
-        """Remember the history of this plan instead of the one that it goes on from."""
+        """Remember the history of this plan, beside the history that it goes on from."""
         resent = plan.resolved.resent
         given = plan.resolved.given
         owner = plan.owner
-        if resent is None or first.is_truncated or not is_cut(given, len(given)):
+        if not isinstance(resent, _Recognised):
+            return
+        if first.is_truncated or not is_cut(given, len(given)):
             return
         # An answer of several rounds does not come back as the model wrote it.
         answer = wrote[0] if len(wrote) == 1 and wrote[0].did_sample else None
-        new = _beginning(plan, resent, first, answer, warm)
-        replaced = {new.key} if resent.beginning is None else {new.key, resent.beginning.key}
-        for key in replaced:
-            if (owner, key) in self._entries:
+        new = _known_history(plan, resent, first, answer, warm)
+        self._shared.hold(owner, new)
+        before = resent.beginning
+        for key in {new.key, before.before if before is not None else None}:
+            if key is not None and (owner, key) in self._entries:
                 self._drop((owner, key))
         self._entries[owner, new.key] = new
         self._keys[owner, plan.id] = (owner, new.key)
-        self._count(owner, new.bytes)
-        self.shrink(self._bytes - self._bytes_max)
+        self.shrink(self.bytes - self._bytes_max)
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
         """The turn is erased."""
@@ -162,18 +208,26 @@ class RenderCache:
     def _drop(self, key: CacheKey) -> None:
         dropped = self._entries.pop(key)
         del self._keys[key[0], dropped.turn_id]
-        self._count(key[0], -dropped.bytes)
-
-    def _count(self, owner: Owner, change: int) -> None:
-        self._bytes += change
-        self._owner_bytes[owner] += change
-        if not self._owner_bytes[owner]:
-            del self._owner_bytes[owner]
+        self._shared.release(key[0], dropped)
 
 
-def _beginning(
-    plan: Plan, resent: Resent, first: Composed, answer: Round | None, warm: Warm | None
-) -> KnownHistory:
+def _covered(known: tuple[bytes, ...], digests: list[bytes]) -> int:
+    """How many of these items the known ones stand for, if they begin with them; thoughts may be missing."""
+    count = len(known)
+    if tuple(digests[:count]) == known:
+        return count
+    count = 0
+    for digest in known:
+        if digests[count : count + 1] == [digest]:
+            count += 1
+        elif not digest.startswith(THOUGHT):
+            return 0
+    return count
+
+
+def _known_history(
+    plan: Plan, resent: _Recognised, first: Composed, answer: Round | None, warm: Warm | None
+) -> RememberedHistory:
     resolved = plan.resolved
     context = first.rendered.context
     if answer is None or warm is None:
@@ -181,68 +235,58 @@ def _beginning(
         route = plan.tally.started.route
         warm = Warm(plan.model.dialect.fingerprint, resolved.head, context, route)
     last = structs.replace(answer, given=first.scene.given)
-    text = sum(len(item.raw) for item in resent.sent) + len(resolved.head.tools.echo)
-    ids = context.length if isinstance(context, Tokens) else context.length // ID_BYTES
-    return KnownHistory(
+    before = resent.beginning
+    if before is not None:
+        # The same request again stands in the same place.
+        before_key = before.before if before.key == resent.key else before.key
+    prompt = context if isinstance(context, Tokens) else warm.prompt
+    return RememberedHistory(
         turn_id=plan.id,
         key=resent.key,
+        before=None if before is None else before_key,
+        head=resent.head,
+        tools=b"" if resolved.create.tools is UNSET else resolved.head.tools.raw,
         sent=resent.sent,
+        digests=resent.digests,
         given=resolved.given,
+        is_direct=not resolved.has_media and _is_direct(resent.sent, resolved.given),
         past=Unfinished(first.scene.past, (last,), warm),
-        prompt=context if isinstance(context, Tokens) else warm.prompt,
+        prompts=(prompt, warm.prompt),
         open_calls=resolved.open_calls,
         model_turns=resolved.model_turns,
-        bytes=ENTRY_BYTES + 3 * text + ITEM_BYTES * len(resent.sent) + 2 * ID_BYTES * ids,
     )
 
 
-def _without_answer(beginning: KnownHistory) -> Unfinished:
-    past = beginning.past
+def _is_direct(sent: tuple[Item, ...], given: tuple[Item, ...]) -> bool:
+    """Whether every item stands for itself, apart from thoughts, whose seals open to the same text each time."""
+    return len(sent) == len(given) and all(
+        given_item is item or isinstance(item.value, Reasoning)
+        for item, given_item in zip(sent, given, strict=True)
+    )
+
+
+def _without_answer(known: RememberedHistory) -> Unfinished:
+    past = known.past
     last = past.rounds[-1]
     assert past.warm is not None
     return Unfinished(
-        past.parent, (Round(last.given),), replace(past.warm, prompt=beginning.prompt)
+        past.parent, (Round(last.given),), replace(past.warm, prompt=known.prompts[0])
     )
 
 
-def _has_answer(answer: Sequence[Item], later: Sequence[Item]) -> bool:
-    """Whether these items begin with an answer as the model wrote it, and go on with what others say."""
-    if len(later) <= len(answer) or not all(map(_is_unchanged, later, answer)):
-        return False
-    return _first(_voice_before(item.value) for item in later[len(answer) :]) == "others"
+def _speaks_first(items: Sequence[Item]) -> Voice | None:
+    return _first(_voice_before(item.value) for item in items)
 
 
-def _is_unchanged(sent: Item, wrote: Item) -> bool:
-    """Whether an item came back with every word that the model wrote, and none other."""
-    returned = sent.value
-    written = wrote.value
-    if sent.raw == wrote.raw:
-        return True
-    if type(returned) is not type(written) or getattr(returned, "status", None) == "incomplete":
-        return False
-    match returned, written:
-        case Message(), Message():
-            is_alike = (
-                returned.role == written.role and (returned.phase or written.phase) == written.phase
-            )
-            return is_alike and (text := _text(returned)) is not None and text == _text(written)
-        case Reasoning(), Reasoning():
-            thought = returned.content or returned.summary
-            return bool(thought) and thought == (written.content or written.summary)
-        case _:
-            names = (name for name in returned.__struct_fields__ if name not in ("id", "status"))
-            return all(
-                (getattr(returned, name) or None) == (getattr(written, name) or None)
-                for name in names
-            )
+def _tools_digest(shared: SharedHistories, owner: Owner, create: Create) -> bytes:
+    """What the tools of a request mean."""
+    raw = b"" if create.tools is UNSET else bytes(create.tools)
+    seen = shared.find(owner, raw) or shared.find(owner, _secret_digest(raw))
+    return digest_of_json(raw) if seen is None else seen.digest
 
 
-def _text(message: Message) -> str | None:
-    """The words of a message; None if it has more than words."""
-    if isinstance(message.content, str):
-        return message.content
-    parts = [part for part in message.content if isinstance(part, InputText | OutputText)]
-    return "".join(part.text for part in parts) if len(parts) == len(message.content) else None
+def _secret_digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=SECRET_DIGEST_BYTES).digest()
 
 
 def is_cut(given: Sequence[Item], count: int) -> bool:

@@ -172,35 +172,22 @@ class KnownHistory:
 
     # The turn that it was sent for.
     turn_id: str
-    # What it is found by.
-    key: int
-    # The items as they were sent, and as they were understood: with references resolved and seals opened.
-    sent: tuple[Item, ...]
-    given: tuple[Item, ...]
-    # The same items as links of a history, with the prompt that they became; the last one with the answer, if it ended
+    # Its items as links of a history, with the prompt that they became; the last one with the answer, if it ended
     # as the model wrote it.
     past: Unfinished
-    # The prompt without the answer.
-    prompt: Prompt
     open_calls: dict[str, Call]
     model_turns: int
-    # Our own measure of what it holds in memory.
-    bytes: int
 
 
 class Resent(Struct, frozen=True):
-    """A history that came as a whole: what it will be found by, its items as they were sent, and its beginning, where
-    that was sent before."""
+    """A history that came as a whole, and its beginning, where that was sent before."""
 
-    key: int
-    sent: tuple[Item, ...] = ()
     beginning: KnownHistory | None = None
 
-    def known_beginning(self, given: tuple[Item, ...]) -> KnownHistory | None:
-        """The beginning, if these items, which are the same as they are understood now, still begin with it: what a
-        reference names may have changed."""
-        known = self.beginning
-        return known if known is not None and given[: len(known.given)] == known.given else None
+    def known_count(self, given: tuple[Item, ...]) -> int:
+        """How many of these items, which are the same as they are understood now, the beginning stands for; 0 if they
+        are understood otherwise now: what a reference names may have changed."""
+        return 0
 
 
 class UsageEntry(Struct, frozen=True):

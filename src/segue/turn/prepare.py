@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from time import perf_counter
 
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from segue.aio import off_loop
 from segue.errors import InvalidRequest, parent_not_found
-from segue.seams.history import Turn
+from segue.seams.history import Resent, Turn
 from segue.turn.admit import admit
 from segue.turn.plan import MANY_ITEMS, Arrival, Caller, Given, Model, Plan, Span, Tally
 from segue.turn.references import replace_indirect
@@ -67,16 +67,18 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
     create = arrival.create
     caller = arrival.caller
     size = arrival.receipt.bytes_received
-    resent = await resources.prompt_cache.recognise(caller.owner, create, size)
+    resent: Resent | None = None
     items: tuple[Item, ...] = ()
     if isinstance(create.input, str):
         items = (user_message(create.input),)
         tally.items_validated += 1
     elif create.input is not None:
-        known = resent.sent if resent else ()
-        tally.items_validated += len(create.input) - len(known)
+        cache = resources.prompt_cache
+        known = await cache.known_items(caller.owner, create, size)
+        tally.items_validated += len(create.input) if known is None else known.count(None)
         items = await decode_items(create.input, known=known)
-        resent = resent and structs.replace(resent, sent=items)
+        if known is not None:
+            resent = await cache.recognise(caller.owner, create, items, size)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
         items = await resources.hosted.load().fetch(caller.owner, items)
@@ -89,15 +91,18 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
 
 
 async def decode_items(
-    raws: Sequence[Raw], path: str = "input", known: tuple[Item, ...] = ()
+    raws: Sequence[Raw], path: str = "input", known: Sequence[Item | None] | None = None
 ) -> tuple[Item, ...]:
-    """These items, decoded in slices so that a large input does not hold the event loop for long. The first ones may
-    be `known`."""
+    """These items, decoded in slices so that a large input does not hold the event loop for long. Some may be
+    `known`."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
-    items = [*known]
+    items: list[Item] = []
     held = 0
-    for index, raw in enumerate(raws[len(known) :], len(known)):
+    for index, raw in enumerate(raws):
+        if known is not None and (item := known[index]) is not None:
+            items.append(item)
+            continue
         size = memoryview(raw).nbytes
         items.append(await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, f"{path}[{index}]"))
         held += size

@@ -45,6 +45,8 @@ class _Before(Struct, frozen=True):
     model_turns: int = 0
     # How many of the given items belong to it; those are paired and counted already.
     items: int = 0
+    # Whether its tools mean the same as those of the request.
+    has_same_tools: bool = False
 
 
 def resolve(
@@ -69,7 +71,8 @@ def resolve(
     tools = NO_TOOLS
     did_decode = False
     if create.tools is not UNSET:
-        tools, did_decode = decode_tools(create.tools, before.tools)
+        is_same = before.has_same_tools
+        tools, did_decode = decode_tools(create.tools, before.tools, is_same=is_same)
     effects = _effects(given, kinds, parent)
     if tools.carried != effects.carried:
         tools = replace(tools, carried=effects.carried)
@@ -115,12 +118,13 @@ def _before(given: Given, parent: Turn | None) -> _Before:
         return _Before(parent.warm, parent.tools, parent.open_calls, parent.model_turns)
     if given.resent is None or given.resent.beginning is None:
         return _Before()
-    warm = given.resent.beginning.past.warm
+    known = given.resent.beginning
+    warm = known.past.warm
     tools = warm.head.tools if warm else None
-    known = given.resent.known_beginning(given.items)
-    if known is None:
-        return _Before(warm, tools)
-    return _Before(warm, tools, known.open_calls, known.model_turns, len(known.given))
+    count = given.resent.known_count(given.items)
+    if not count:
+        return _Before(warm, tools, has_same_tools=True)
+    return _Before(warm, tools, known.open_calls, known.model_turns, count, has_same_tools=True)
 
 
 def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effects:

@@ -62,9 +62,16 @@ class Gate(Filter, Protocol):
 class PromptCache(Protocol):
     """Histories of earlier requests with their prompts, for clients that resend their whole history."""
 
-    async def recognise(self, owner: Owner, create: Create, size: int) -> Resent | None:
-        """What a history that comes as a whole is known by, and its longest beginning that was sent before; None if it
-        is not to be known. `size` is that of the request in bytes."""
+    async def known_items(
+        self, owner: Owner, create: Create, size: int
+    ) -> Sequence[Item | None] | None:
+        """The items of a history that comes as a whole, where the same bytes were sent before; None if it is not to be
+        known. `size` is that of the request in bytes."""
+
+    async def recognise(
+        self, owner: Owner, create: Create, items: tuple[Item, ...], size: int
+    ) -> Resent:
+        """What a history that comes as a whole is known by, and its longest beginning that was sent before."""
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""

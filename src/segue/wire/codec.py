@@ -476,29 +476,35 @@ def as_item(value: ItemValue) -> Item:
 
 
 def decode_tools(
-    raw: Raw | bytes, known: Tools | None, *, is_stored: bool = False
+    raw: Raw | bytes, known: Tools | None, *, is_stored: bool = False, is_same: bool = False
 ) -> tuple[Tools, bool]:
     """The tools of a request, and whether they had to be decoded: not if the bytes equal the known ones.
 
-    `is_stored`: they were accepted before, perhaps by a version that allowed other names.
+    `is_stored`: they were accepted before, perhaps by a version that allowed other names. `is_same`: they mean the same
+    as the known ones, spelt otherwise.
     """
     data = bytes(raw)
     if known is not None and (known.raw == data or known.raw == _digest(data)):
         return known, False
     if data == b"null" or data == b"[]":
         return tools.NO_TOOLS, False
+    if known is not None and is_same:
+        return msgspec.structs.replace(known, raw=_kept_bytes(data, known.definitions)), False
     raws = _decode(_raws, data, "tools")
     _check_count(raws, "tools")
     definitions = tuple(_decode_tool(raw, f"tools[{index}]") for index, raw in enumerate(raws))
-    # Keys of remote servers are not kept, not even to compare the next list of tools with this one.
-    key = _digest(data) if any(isinstance(tool, McpTool) for tool in definitions) else data
     echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
     offers, deferred = tools.split_offers(definitions)
     if not is_stored:
         for index, tool in enumerate(definitions):
             _check_name(tool, f"tools[{index}]")
         tools.check_names((*offers, *deferred))
-    return Tools(key, definitions, echo, offers, deferred), True
+    return Tools(_kept_bytes(data, definitions), definitions, echo, offers, deferred), True
+
+
+def _kept_bytes(data: bytes, definitions: Sequence[ToolDefinition]) -> bytes:
+    """Keys of remote servers are not kept, not even to compare the next list of tools with this one."""
+    return _digest(data) if any(isinstance(tool, McpTool) for tool in definitions) else data
 
 
 def _digest(data: bytes) -> bytes:
