@@ -86,6 +86,12 @@ def _note(api: str, error: str, status: int, headers: Mapping[str, str], body: b
 def values() -> list[tuple[str, Any]]:
     """What was noted, decoded. What has a type of Chat's errors is below `error`."""
     found = [(kind, json.loads(body)) for kind, body in noted]
+    for kind, value in found:
+        for choice in value["choices"] if kind == "chat event" else ():
+            # The deltas of a custom call are beyond the types as a whole.
+            for call in choice["delta"].get("tool_calls", ()):
+                if call.get("type") == "custom" and "custom" in call:
+                    del call["type"]
     return [(kind, value["error"] if kind == "chat error" else value) for kind, value in found]
 
 

@@ -137,7 +137,7 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
-        services = build_services(state, runner, observers, eraser, reports)
+        services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
@@ -234,7 +234,12 @@ def build_runner(
 
 
 def build_services(
-    state: State, runner: Runner, observers: Observers, eraser: Eraser, reports: CacheReports
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    reports: CacheReports,
+    hosted: HostedTools,
 ) -> Services:
     """What every API needs."""
     settings, accounts = state.settings, state.accounts
@@ -250,6 +255,7 @@ def build_services(
         open_cache=state.open_cache,
         open_threads=state.open_threads if settings.threads else None,
         find_report=reports.find,
+        set_up_tools=hosted.set_up,
         limits=edge_limits(settings),
         memory=state.memory,
         memo=state.memo,

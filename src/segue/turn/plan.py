@@ -217,6 +217,8 @@ class Tally:
     is_recorded: bool = False
     # Images and audio that were described in words.
     media_told: int = 0
+    # The types of tools that the request lists and that are not set up.
+    unserved_tools: tuple[str, ...] = ()
     found_in: Literal["connection", "store", "missing"] | None = None
     # What the engine said of its last job.
     started: JobStarted = field(default_factory=JobStarted)
