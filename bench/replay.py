@@ -198,6 +198,59 @@ def body_for(request: Recorded, model: str) -> Body:
     return {**request.body, "model": model, "messages": messages}
 
 
+def free_body_for(request: Recorded, model: str, output_tokens_max: int) -> Body:
+    """The same for a model that says what it likes: its words as they are, and outputs as the user's text.
+
+    Where a tool was searched for, the recorded call stays after the words: what it found can only follow a call.
+    """
+    messages: list[Body] = json.loads(json.dumps(request.messages))
+    before = request.parent
+    while before is not None:
+        place = len(before.messages)
+        if before.reply is not None and messages[place]["role"] == "assistant":
+            _speak(messages, place, before.reply.text)
+        before = before.parent
+    fields = {**request.body, "model": model, "messages": messages, "temperature": 0}
+    fields["max_tokens"] = output_tokens_max
+    for name in ("max_completion_tokens", "thinking", "reasoning_effort", "output_config"):
+        fields.pop(name, None)
+    return fields
+
+
+def _speak(messages: list[Body], place: int, text: str) -> None:
+    """Put words into the place of the answer at this place, and make text of the outputs after it."""
+    message = messages[place]
+    blocks = message["content"] if isinstance(message.get("content"), list) else None
+    if finds_tools(messages[place + 1 :][:1]):
+        words = [{"type": "text", "text": text}] if text.strip() else []
+        message["content"] = words + [b for b in blocks or () if b["type"] == "tool_use"]
+        return
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        message.pop(name, None)
+    message["content"] = text if blocks is None else [{"type": "text", "text": text}]
+    for after in messages[place + 1 :]:
+        if after["role"] == "assistant":
+            return
+        if after["role"] == "tool":
+            after["role"] = "user"
+            del after["tool_call_id"]
+        elif isinstance(after["content"], list):
+            after["content"] = [_as_text(block) for block in after["content"]]
+
+
+def _as_text(block: Body) -> Body:
+    if block["type"] != "tool_result":
+        return block
+    content = block.get("content") or ""
+    said = content if isinstance(content, str) else json.dumps(content)
+    return {"type": "text", "text": said or "-"}
+
+
+def finds_tools(messages: Sequence[Body]) -> bool:
+    """Whether these messages are the result of a search for tools."""
+    return '"tool_reference"' in json.dumps(messages)
+
+
 def _answer(message: Body, reply: Reply) -> dict[str, str]:
     """Put an answer into the place of the recorded one; the ids of calls, recorded and new."""
     ids: dict[str, str] = {}

@@ -17,13 +17,15 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from bench.exchange import Body, Reply, exchange
-from bench.replay import Recorded, Recording, body_for, load
+from bench.exchange import Body, ExchangeFailed, Reply, exchange
+from bench.hollow.server import hollow_vllm, write_model
+from bench.peer import server
+from bench.replay import TURN_PATHS, Recorded, Recording, body_for, finds_tools, free_body_for, load
 from segue_bench.client import ClientConnection, local
 from segue_bench.rounds import print_table
 from segue_bench.server import (
@@ -34,10 +36,16 @@ from segue_bench.server import (
     read_counters,
     serve_in,
 )
+from segue_embedded.weights import find_weights
+from tests.engines.llama_listener import KEY, llama_server
 
 RECORDINGS = Path(__file__).parents[1] / "tests" / "golden" / "wires"
 # Per new token, and per new item; what is taken over of what was there.
 COMPUTED_MAX, ITEMS_MAX, REUSED_MIN = 1.01, 1.05, 0.99
+CHAT = TURN_PATHS[1]
+# What a free engine may say in a turn, and the context that a llama.cpp of ours has.
+FREE_TOKENS = 24
+CONTEXT_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +109,41 @@ def scripted_server(recording: Recording, *flags: str) -> Iterator[ServerProcess
             yield process
 
 
-def play(recording: Recording, process: ServerProcess) -> list[Played]:
-    """All requests of a recording, one after the other, as the client would have sent them to this server."""
+def play(recording: Recording, process: ServerProcess, *, is_free: bool = False) -> list[Played]:
+    """All requests of a recording, one after the other, as the client would have sent them to this server.
+
+    A free engine says what it likes, and what it computed is what it says itself.
+    """
     address = local(process.port)
     connection = ClientConnection(address)
     played = []
     for number, request in enumerate(recording.requests):
-        fields = body_for(request, model_of(request.conversation))
-        if recording.api == "Chat" and fields.get("stream"):
-            # Not every client asks for the count of tokens, which we need.
-            fields["stream_options"] = {"include_usage": True}
-        body = json.dumps(fields).encode()
+        body = json.dumps(_fields(request, is_free=is_free)).encode()
         before = read_counters(address)
-        request.reply = exchange(connection, request.path, body, request.headers)
+        try:
+            request.reply = exchange(connection, request.path, body, request.headers)
+        except ExchangeFailed:
+            # A side call for a tool that this server does not run; the session goes on without it.
+            if any(other.parent is request for other in recording.requests):
+                raise
+            continue
         after = read_counters(address)
         assert before is not None
         assert after is not None
         if request.parent is not None:
-            played.append(_counted(recording.name, number, request, after.since(before)))
+            counted = _counted(recording.name, number, request, after.since(before))
+            played.append(_by_engine(counted, request) if is_free else counted)
     connection.close()
     return played
+
+
+def _fields(request: Recorded, *, is_free: bool) -> Body:
+    model = model_of(request.conversation)
+    fields = free_body_for(request, model, FREE_TOKENS) if is_free else body_for(request, model)
+    if request.path == CHAT and fields.get("stream"):
+        # Not every client asks for the count of tokens, which we need.
+        fields["stream_options"] = {"include_usage": True}
+    return fields
 
 
 def _counted(name: str, number: int, request: Recorded, counted: ServerCounters) -> Played:
@@ -137,6 +160,26 @@ def _counted(name: str, number: int, request: Recorded, counted: ServerCounters)
         reused=round(counted.tokens_reused),
         items_new=sum(map(items_of, request.messages[len(_parent(request).messages) :])),
         items=round(counted.items_validated),
+    )
+
+
+def _by_engine(counted: Played, request: Recorded) -> Played:
+    """What the engine itself says: its cache holds whole blocks, so a block may be computed again."""
+    reply, said = request.reply, request.messages[len(_parent(request).messages) :]
+    assert reply is not None
+    cached = reply.cached_tokens or 0
+    known = counted.known
+    if finds_tools(said):
+        # The client put a call after the words, so they are not the answer any more.
+        parent = _parent(request).reply
+        assert parent is not None
+        known = parent.prompt_tokens
+    return replace(
+        counted,
+        known=known,
+        new=reply.prompt_tokens - known,
+        computed=reply.prompt_tokens - cached,
+        reused=cached,
     )
 
 
@@ -191,6 +234,23 @@ def recordings(folder: Path, only: Sequence[str] = ()) -> list[Recording]:
     ]
 
 
+@contextmanager
+def free_server(engine: str, conversations: int) -> Iterator[ServerProcess]:
+    """A server in front of a real engine, with a name for each conversation."""
+    names = [flag for n in range(conversations) for flag in ("--model", model_of(n))]
+    with ExitStack() as stack:
+        if engine == "hollow":
+            vllm = stack.enter_context(hollow_vllm())
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            write_model(folder)
+            flags = ["--engine", "vllm", "--engine-url", vllm.url, "--tokenizer", str(folder)]
+        else:
+            llama = stack.enter_context(llama_server(1, context_tokens=CONTEXT_TOKENS))
+            flags = ["--engine", "llamacpp", "--engine-url", llama.url, "--engine-key", KEY]
+            flags += ["--tokenizer", str(find_weights("smollm2"))]
+        yield stack.enter_context(server(None, *flags, *names, is_pinned=False))
+
+
 COLUMNS = (
     "client {}|API {}|turns {}|prompt {:,}|new tokens {:,}|computed {:,}|computed per new {:.3f}"
     "|reused {:.2%}|items per new {:.2f}|{}"
@@ -219,25 +279,40 @@ def print_sessions(sessions: Sequence[Session]) -> None:
     )
 
 
+def played_free(
+    engine: str, found: Sequence[Recording]
+) -> Iterator[tuple[Recording, list[Played]]]:
+    """All of them in front of one engine."""
+    count = 1 + max(request.conversation for one in found for request in one.requests)
+    with free_server(engine, count) as process:
+        for recording in found:
+            yield recording, play(recording, process, is_free=True)
+
+
+def played_scripted(found: Sequence[Recording]) -> Iterator[tuple[Recording, list[Played]]]:
+    """Each in front of its own script."""
+    for recording in found:
+        with scripted_server(recording) as process:
+            yield recording, play(recording, process)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Play all recordings; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench wires", description=__doc__)
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="parts of names")
+    parser.add_argument("--engine", choices=("scripted", "llamacpp", "hollow"), default="scripted")
     parser.add_argument("--each", action="store_true", help="print each request too")
     options = parser.parse_args(arguments)
+    found = recordings(options.recordings, options.only)
+    if not found:
+        parser.error(f"--recordings: there is none in {options.recordings}")
+    is_scripted = options.engine == "scripted"
+    results = played_scripted(found) if is_scripted else played_free(options.engine, found)
     sessions = []
-    for recording in recordings(options.recordings, options.only):
-        with ExitStack() as stack:
-            process = stack.enter_context(scripted_server(recording))
-            try:
-                played = play(recording, process)
-            except Exception as error:
-                print(f"{recording.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-                continue
+    for recording, played in results:
         if options.each:
-            for one in played:
-                print(one, flush=True)
+            print(*played, sep="\n", flush=True)
         sessions.append(summed(recording, played))
     print_sessions(sessions)
     return int(any(not one.is_held for one in sessions))
