@@ -135,7 +135,7 @@ async def test_path_and_method_find_their_route(
 
 
 async def test_client_of_another_api_is_told_which_one_is_served(server: Server) -> None:
-    answer = await server.ask("POST", "/v1/messages", body=b"{}")
+    answer = await server.ask("POST", "/v1/completions", body=b"{}")
     assert (answer.status, answer.code) == (404, "unknown_url")
     assert "POST /v1/responses" in answer.json["error"]["message"]
 

@@ -44,6 +44,7 @@ ROOMS = {
     "files": "4d: which files do clients keep here, and how do they come in and go out?",
     "completions": "4d: how do clients of Chat Completions ask for turns, and how do they read them?",
     "responses": "4d: how does the Responses API become turns, and their events bytes?",
+    "messages": "4d: how does the Messages API become turns, and their events its own? Loaded by its first request.",
     "openapi": "4d: what does the API look like to a machine?",
     "server": "5: who is wired to whom?",
     "workers": "5: how do several processes serve one port? Not loaded where one does.",

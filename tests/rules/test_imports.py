@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
+    "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
@@ -79,20 +80,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"completions"}
-    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
-    | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
-    | {
-        "resent",
-        "responses",
-        "session",
-        "settings",
-        "stores",
-        "tools",
-        "turn",
-        "vocabularies",
-        "web",
-    },
+    | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
+    | {"guards", "listener", "mcp", "memory", "messages", "observe", "openapi", "process"}
+    | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
+    | {"turn", "vocabularies", "web"},
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
@@ -117,6 +108,11 @@ PURE = {
     "turn.assemble",
     "turn.decide",
     "turn.notices",
+    "messages.history",
+    "messages.tools",
+    "messages.request",
+    "messages.answer",
+    "messages.words",
 }
 # A module of a pure room that is not, and why.
 IMPURE = {"vocabularies.fast_tokenizer": "a thread beside the start; the builders hand it in"}

@@ -91,6 +91,8 @@ OPERATIONS: dict[str, RouteDoc] = {
     "DELETE /v1/conversations/{id}/items/{item_id}": RouteDoc(
         "Delete an item of a conversation.", "ConversationObject"
     ),
+    "POST /v1/messages": RouteDoc("Create a message; with `stream` its events."),
+    "POST /v1/messages/count_tokens": RouteDoc("Count the tokens of a message's prompt."),
     "POST /v1/chat/completions": RouteDoc("Create a chat completion; with `stream` its chunks."),
     "GET /v1/chat/completions": RouteDoc("No completion is stored: always 404."),
     "GET /v1/chat/completions/{id}": RouteDoc("No completion is stored: always 404."),

@@ -222,6 +222,8 @@ class Tally:
     found_in: Literal["connection", "store", "missing"] | None = None
     # What the engine said of its last job.
     started: JobStarted = field(default_factory=JobStarted)
+    # Which of the client's stop strings has ended the answer.
+    stop_string: str | None = None
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
