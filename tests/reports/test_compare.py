@@ -62,7 +62,7 @@ def known(
     prompt += "".join(map(said, items))
     ids = NO_TOKENS.plus(id_array([ord(one) for one in prompt]))
     given: dict[str, Any] = {"prompt": ids, "tokens": ids.length, "fingerprint": "f", **fields}
-    return KnownPrompt(response, "default", items, **given)
+    return KnownPrompt(response, model, "default", items, **given)
 
 
 def test_prompt_that_goes_on_has_not_parted() -> None:

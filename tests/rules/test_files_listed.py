@@ -40,6 +40,7 @@ ROOMS = {
     "documents": "4c: what text is in a document?",
     "web": "4c: how does the model search the web and read pages?",
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
+    "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",
     "completions": "4d: how do clients of Chat Completions ask for turns, and how do they read them?",

@@ -513,7 +513,8 @@ def _ended(plan: Plan, running: Running, sent_at: float) -> EndedTurn:
     response = running.assembler.response
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
-        entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
+        is_hosted, model = plan.resolved.is_hosted, plan.model.name
+        entry = entry_of(plan.owner, response, model, is_hosted=is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
     error = running.error
     # A turn that failed is not always saved, but continues its parent's chain.
