@@ -12,7 +12,14 @@ from typing import TypeVar
 from msgspec import UNSET, Raw
 
 from segue.messages.history import System, TranslatedMessage, translate, translate_system
-from segue.messages.request import AskedTurn, MessagesBody, compile_request, read_body
+from segue.messages.request import (
+    NONE_SHOWN,
+    AskedTurn,
+    MessagesBody,
+    ShownTools,
+    compile_request,
+    read_body,
+)
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.resent.memo import Memo
 from segue.seams.history import Owner
@@ -27,6 +34,7 @@ MESSAGE, SYSTEM, TOOLS = b"messages:", b"messages.system:", b"messages.tools:"
 class MessageReading:
     """Reads the body of one request."""
 
+    body: MessagesBody
     asked: AskedTurn
 
     def __init__(
@@ -39,8 +47,13 @@ class MessageReading:
         self._counts = counts
 
     def decode(self, data: bytes | bytearray) -> Create:
-        """The request of a turn. Slow work if the body is large."""
-        body = read_body(data)
+        """The request of a turn; that of a thread is read later, with what the thread has said before. Slow work if the
+        body is large."""
+        self.body = read_body(data)
+        return Create() if self.body.thread is not None else self.compile(self.body)
+
+    def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
+        """The request of a turn. `before`: what earlier turns of its thread have shown."""
         messages = self._messages(body.messages)
         self.asked = compile_request(
             body,
@@ -48,6 +61,7 @@ class MessageReading:
             self._system(body),
             self._tools(body),
             session=self._session,
+            before=before,
             counts=self._counts,
         )
         return self.asked.create

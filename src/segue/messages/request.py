@@ -121,6 +121,24 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
         """Whether it continues a thread: its messages are only the new ones."""
         return self.thread is not None and self.thread.type == "continue"
 
+    @property
+    def parent_id(self) -> str | None:
+        """The turn that it continues."""
+        thread = self.thread
+        if thread is None or not self.is_continued or thread.previous_message_id is None:
+            return None
+        return turn_id_of(thread.previous_message_id)
+
+
+class ShownTools(Struct, frozen=True, omit_defaults=True):
+    """Tools that messages have brought, and those that they took away again, by name."""
+
+    joined: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+NONE_SHOWN = ShownTools()
+
 
 class AskedTurn(Struct, frozen=True):
     """What a request asks for: a turn, and how it is to be answered."""
@@ -132,7 +150,7 @@ class AskedTurn(Struct, frozen=True):
     ttl: Ttl = ""
     # The client's own limit of the answer.
     tokens_max: int | None = None
-    thread: Thread | None = None
+    shown: ShownTools = NONE_SHOWN
     # Whether the answer is to say what the cache did not have.
     wants_diagnostics: bool = False
     # What was left out of the request, for the header `x-segue-repairs`.
@@ -166,14 +184,15 @@ def compile_request(
     tooling: Tooling,
     *,
     session: str | None = None,
+    before: ShownTools = NONE_SHOWN,
     counts: bool = False,
 ) -> AskedTurn:
-    """The request of a turn. `session`: what the headers say of the conversation. `counts`: only its tokens are
-    counted, so that it may end with an answer."""
+    """The request of a turn. `session`: what the headers say of the conversation. `before`: what earlier turns of its
+    thread have shown. `counts`: only its tokens are counted, so that it may end with an answer."""
     if not counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
-    history = _History(tooling)
+    history = _History(tooling, before)
     for message in messages:
         history.add(message)
     ttl = _ttl(body, messages, system, tooling)
@@ -184,7 +203,7 @@ def compile_request(
             model=body.model,
             input=history.items,
             instructions=system.instructions,
-            previous_response_id=_parent(body.thread),
+            previous_response_id=body.parent_id,
             store=False,
             stream=body.stream,
             generate=False if body.max_tokens == 0 else None,
@@ -206,7 +225,7 @@ def compile_request(
         hides_thinking=hides,
         ttl=ttl,
         tokens_max=body.max_tokens,
-        thread=body.thread,
+        shown=history.shown,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),
         served=tooling.served,
@@ -216,16 +235,21 @@ def compile_request(
 class _History:
     """The items of all messages, in order, with the tools that join on the way."""
 
-    def __init__(self, tooling: Tooling) -> None:
+    def __init__(self, tooling: Tooling, before: ShownTools) -> None:
         self._tooling = tooling
         self.items: list[Raw] = []
         # What can be called, by name, and what was taken away again.
-        self._names = dict.fromkeys(tooling.names)
-        self._removed: dict[str, None] = {}
+        self._names = dict.fromkeys((*tooling.names, *before.joined))
+        self._removed = dict.fromkeys(before.removed)
 
     @property
     def callable(self) -> list[str]:
         return [name for name in self._names if name not in self._removed]
+
+    @property
+    def shown(self) -> ShownTools:
+        joined = (name for name in self._names if name not in self._tooling.names)
+        return ShownTools(tuple(joined), tuple(self._removed))
 
     @property
     def removed(self) -> frozenset[str]:
@@ -287,12 +311,6 @@ def _ttl(
     if body.cache_control is not None:
         marks.add(longer("", body.cache_control))
     return "1h" if "1h" in marks else "5m" if "5m" in marks else ""
-
-
-def _parent(thread: Thread | None) -> str | None:
-    if thread is None or thread.previous_message_id is None:
-        return None
-    return turn_id_of(thread.previous_message_id)
 
 
 def _compared(asked: DiagnosticsAsked | None) -> CacheOptions | None:

@@ -18,6 +18,7 @@ from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
 from segue.messages.request import AskedTurn
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
+from segue.messages.threads import enter_thread
 from segue.resent.memo import Memo
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.wire.codec import LARGE_BYTES, decode_tools, encode
@@ -39,6 +40,8 @@ class MessageRoutes:
         """A new message: as a stream of events, or as one object."""
         reading = self._reading(exchange)
         arrival = await receive(exchange, self._services, reading.decode)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         asked = reading.asked
         if "web_search" in asked.served:
             self._check_search(arrival)
@@ -91,8 +94,11 @@ class MessageRoutes:
         create = await off_loop(len(body) > LARGE_BYTES, reading.decode, body)
         caller = Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
         receipt = Receipt(exchange.label + "http", bytes_received=exchange.body_bytes)
+        arrival = Arrival(create, caller, receipt)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         with _answering(exchange, reading.asked):
-            count = await self._runner.count_tokens(Arrival(create, caller, receipt))
+            count = await self._runner.count_tokens(arrival)
             await exchange.answer(200, encode({"input_tokens": count}))
 
     async def list_models(self, exchange: Exchange) -> None:
