@@ -88,7 +88,8 @@ def values() -> list[tuple[str, Any]]:
     found = [(kind, json.loads(body)) for kind, body in noted]
     for kind, value in found:
         for choice in value["choices"] if kind == "chat event" else ():
-            # The deltas of a custom call are beyond the types as a whole.
+            # Deltas have no types for what a message has: annotations, and a custom call (docs/apis/chat.md).
+            choice["delta"].pop("annotations", None)
             for call in choice["delta"].get("tool_calls", ()):
                 if call.get("type") == "custom" and "custom" in call:
                     del call["type"]
@@ -142,4 +143,4 @@ def hold_answers_to_the_types(tmp_path_factory: pytest.TempPathFactory) -> Itera
     if noted:
         wrong = misfits(values(), tmp_path_factory.mktemp("shapes"))
         noted.clear()
-        assert not wrong, "\n".join(wrong)
+        assert not wrong, "\n".join(map(str, wrong))[:3000]

@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
+    "passthrough": INNER | {"listener", "turn", "process", "memory", "accounts", "completions"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
@@ -82,7 +83,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"guards", "listener", "mcp", "memory", "messages", "observe", "openapi", "process"}
+    | {
+        "guards",
+        "listener",
+        "mcp",
+        "memory",
+        "messages",
+        "observe",
+        "openapi",
+        "passthrough",
+        "process",
+    }
     | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
     | {"turn", "vocabularies", "web"},
     # How do several processes serve one port?
@@ -102,6 +113,7 @@ PURE = {
     "completions.request",
     "completions.stream",
     "completions.tools",
+    "passthrough.body",
     "seams.history",
     "seams.prompt",
     "turn.checks",

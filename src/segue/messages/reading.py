@@ -17,6 +17,7 @@ from segue.messages.request import (
     AskedTurn,
     MessagesBody,
     ShownTools,
+    Surroundings,
     compile_request,
     read_body,
 )
@@ -37,14 +38,10 @@ class MessageReading:
     body: MessagesBody
     asked: AskedTurn
 
-    def __init__(
-        self, memo: Memo[object], owner: Owner, session: str | None, *, counts: bool = False
-    ) -> None:
-        """`session`: what the headers say of the conversation. `counts`: only the tokens are counted."""
+    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
         self._memo = memo
         self._owner = owner
-        self._session = session
-        self._counts = counts
+        self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
         """The request of a turn; that of a thread is read later, with what the thread has said before. Slow work if the
@@ -54,6 +51,7 @@ class MessageReading:
 
     def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
         """The request of a turn. `before`: what earlier turns of its thread have shown."""
+<<<<<<< HEAD
         messages = self._messages(body.messages)
         self.asked = compile_request(
             body,
@@ -64,6 +62,11 @@ class MessageReading:
             before=before,
             counts=self._counts,
         )
+=======
+        messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
+        system, tooling = self._system(body), self._tools(body)
+        self.asked = compile_request(body, messages, system, tooling, self._around, before)
+>>>>>>> main
         return self.asked.create
 
     def _messages(self, raws: list[Raw]) -> list[TranslatedMessage]:

@@ -140,6 +140,16 @@ class ShownTools(Struct, frozen=True, omit_defaults=True):
 NONE_SHOWN = ShownTools()
 
 
+class Surroundings(Struct, frozen=True):
+    """What is known of a request beside its body."""
+
+    # What its headers say of the conversation.
+    session: str | None = None
+    is_beta: bool = False
+    # Only the tokens are counted, so that the messages may end with an answer.
+    counts: bool = False
+
+
 class AskedTurn(Struct, frozen=True):
     """What a request asks for: a turn, and how it is to be answered."""
 
@@ -155,6 +165,8 @@ class AskedTurn(Struct, frozen=True):
     wants_diagnostics: bool = False
     # What was left out of the request, for the header `x-segue-repairs`.
     repairs: tuple[str, ...] = ()
+    # Whether it asks for something that is not for everybody yet: then some fields are there that others do not know.
+    is_beta: bool = False
     # Tools of the server that it asks for.
     served: frozenset[str] = frozenset()
 
@@ -182,14 +194,11 @@ def compile_request(
     messages: Sequence[TranslatedMessage],
     system: System,
     tooling: Tooling,
-    *,
-    session: str | None = None,
+    around: Surroundings,
     before: ShownTools = NONE_SHOWN,
-    counts: bool = False,
 ) -> AskedTurn:
-    """The request of a turn. `session`: what the headers say of the conversation. `before`: what earlier turns of its
-    thread have shown. `counts`: only its tokens are counted, so that it may end with an answer."""
-    if not counts:
+    """The request of a turn. `before`: what earlier turns of its thread have shown."""
+    if not around.counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
     history = _History(tooling, before)
@@ -220,7 +229,7 @@ def compile_request(
             include=INCLUDE,
             service_tier="fast" if body.speed == "fast" else None,
             prompt_cache_options=_compared(body.diagnostics),
-            prompt_cache_key=session or session_of(body.metadata),
+            prompt_cache_key=around.session or session_of(body.metadata),
         ),
         hides_thinking=hides,
         ttl=ttl,
@@ -228,6 +237,7 @@ def compile_request(
         shown=history.shown,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),
+        is_beta=around.is_beta,
         served=tooling.served,
     )
 

@@ -16,7 +16,7 @@ from segue.messages.answer import answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
-from segue.messages.request import AskedTurn
+from segue.messages.request import AskedTurn, Surroundings
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
 from segue.messages.threads import enter_thread
 from segue.resent.memo import Memo
@@ -26,6 +26,7 @@ from segue.wire.effects import NO_EFFECTS
 
 # What clients say of their conversation, in the order in which it is believed. A hint for the routing, no more.
 SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-affinity", b"x-session-id")
+BETA = b"anthropic-beta"
 REPAIRS = b"x-segue-repairs"
 
 
@@ -55,7 +56,8 @@ class MessageRoutes:
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         # All APIs share it: the beginning of a key says whose value it has.
         memo = cast("Memo[object]", self._services.memo)
-        return MessageReading(memo, exchange.owner, session, counts=counts)
+        is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts))
 
     async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
         events = MessageEvents(asked, exchange.request_id)
