@@ -51,22 +51,9 @@ class MessageReading:
 
     def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
         """The request of a turn. `before`: what earlier turns of its thread have shown."""
-<<<<<<< HEAD
         messages = self._messages(body.messages)
-        self.asked = compile_request(
-            body,
-            messages,
-            self._system(body),
-            self._tools(body),
-            session=self._session,
-            before=before,
-            counts=self._counts,
-        )
-=======
-        messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
         system, tooling = self._system(body), self._tools(body)
         self.asked = compile_request(body, messages, system, tooling, self._around, before)
->>>>>>> main
         return self.asked.create
 
     def _messages(self, raws: list[Raw]) -> list[TranslatedMessage]:
