@@ -1,51 +1,50 @@
-// The official OpenAI client's tool runner for Chat Completions, in one piece and streamed.
+// Chat Completions by the official JavaScript client: its runner of tools and its stream helper.
 //
-//     node node_chat.cjs BASE_URL STORY/MODEL ...     STORY is ran or streamed
+//     node_chat.cjs BASE_URL
 //
-// NODE_PATH names the folder of the client. Prints one JSON object: for each story what came, or how it broke.
-'use strict';
+// Prints one JSON object with what each gave.
 
-const OpenAI = require('openai').default;
+const OpenAI = require("openai");
 
-const WEATHER = {
-  type: 'function',
-  function: {
-    name: 'get_weather',
-    description: 'The weather in a city',
-    parameters: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] },
-    parse: JSON.parse,
-    function: ({ city }) => `sunny in ${city}`,
-  },
-};
+const [, , url] = process.argv;
+const client = new OpenAI({ baseURL: url, apiKey: "none", maxRetries: 0 });
+const messages = [{ role: "user", content: "What is the weather in all cities?" }];
 
-async function ran(client, model, stream) {
-  const messages = [{ role: 'user', content: 'What is the weather in all these cities?' }];
-  const options = { maxChatCompletions: 64 };
-  const runner = client.chat.completions.runTools({ model, stream, messages, tools: [WEATHER] }, options);
+async function run(stream) {
+  const asked = [];
+  const runner = client.chat.completions.runTools(
+    {
+      model: "loop",
+      messages,
+      stream,
+      tools: [
+        {
+          type: "function",
+          function: {
+            name: "get_weather",
+            parse: JSON.parse,
+            parameters: { type: "object", properties: { city: { type: "string" } } },
+            function: ({ city }) => (asked.push(city), "sunny"),
+          },
+        },
+      ],
+    },
+    { maxChatCompletions: 40 },
+  );
   const text = await runner.finalContent();
-  const calls = runner.messages.flatMap((message) => message.tool_calls ?? []);
-  return { text, calls, completions: runner.allChatCompletions() };
+  const usage = stream ? null : await runner.totalUsage();
+  return { asked, text, usage };
 }
 
-const STORIES = {
-  ran: (client, model) => ran(client, model, false),
-  streamed: (client, model) => ran(client, model, true),
-};
-
-async function tell(baseURL, name) {
-  const [story, model] = name.split('/');
-  try {
-    return await STORIES[story](new OpenAI({ apiKey: 'sk-test', baseURL, maxRetries: 0 }), model);
-  } catch (error) {
-    return { broke: String(error.stack) };
-  }
+async function thought() {
+  const parts = [];
+  const stream = client.chat.completions.stream({ model: "thinking-text", messages });
+  stream.on("chunk", (chunk) => parts.push(chunk.choices[0]?.delta?.reasoning_content ?? ""));
+  const completion = await stream.finalChatCompletion();
+  return { thought: parts.join(""), finish: completion.choices[0].finish_reason };
 }
 
-async function main() {
-  const [baseURL, ...names] = process.argv.slice(2);
-  const found = {};
-  for (const name of names) found[name] = await tell(baseURL, name);
-  process.stdout.write(JSON.stringify(found));
-}
-
-main();
+(async () => {
+  const found = { runs: { plain: await run(false), streamed: await run(true) }, thinking: await thought() };
+  console.log(JSON.stringify(found));
+})();

@@ -6,7 +6,6 @@
 'use strict';
 
 const Anthropic = require('@anthropic-ai/sdk').default;
-const { betaTool } = require('@anthropic-ai/sdk/helpers/beta/json-schema');
 
 const TURNS_MAX = 64;
 const SCHEMA = { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] };
@@ -51,20 +50,6 @@ const STORIES = {
     return { turns, types };
   },
 
-  /** The tool runner, which uses threads by itself. */
-  async ran(client, model, sent) {
-    const tool = betaTool({
-      name: 'get_weather',
-      description: 'The weather in a city',
-      inputSchema: SCHEMA,
-      run: ({ city }) => `sunny in ${city}`,
-    });
-    const turns = [];
-    const runner = client.beta.messages.toolRunner({ model, max_tokens: 500, tools: [tool], messages: [QUESTION], stream: true });
-    for await (const stream of runner) turns.push(await stream.finalMessage());
-    return { turns, sent };
-  },
-
   async counted(client, model) {
     const fields = { model, messages: [QUESTION], tools: [WEATHER] };
     const { input_tokens: tokens } = await client.messages.countTokens(fields);
@@ -90,14 +75,9 @@ const STORIES = {
 
 async function tell(baseURL, name) {
   const [story, model] = name.split('/');
-  const sent = [];
-  const noted = async (url, init) => {
-    if (init.method === 'POST' || init.method === 'post') sent.push(JSON.parse(init.body));
-    return fetch(url, init);
-  };
   try {
-    const client = new Anthropic({ apiKey: 'sk-test', baseURL: baseURL.replace(/\/v1$/, ''), maxRetries: 0, fetch: noted });
-    return await STORIES[story](client, model, sent);
+    const client = new Anthropic({ apiKey: 'sk-test', baseURL: baseURL.replace(/\/v1$/, ''), maxRetries: 0 });
+    return await STORIES[story](client, model);
   } catch (error) {
     return { broke: String(error.stack) };
   }

@@ -1,140 +1,148 @@
-"""The OpenAI client's helpers for Chat Completions as applications use them: create, stream, parse, errors.
+"""Chat Completions by the official Python client. Runs in the client's environment.
 
-    python_chat.py BASE_URL STORY/MODEL ...     runs in the clients' environment
+    python_chat.py BASE_URL
 
-Prints one JSON object: for each story what came, or how it broke.
+Prints one JSON object: what each call and each helper gave, errors as the exception that an application would catch.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import openai
-import pydantic
+from pydantic import BaseModel
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-        "strict": True,
-    },
-}
-QUESTION: dict[str, Any] = {"role": "user", "content": "What is the weather in all these cities?"}
-TURNS_MAX = 64
-
-Client = openai.OpenAI
+ASKED: list[Any] = [{"role": "user", "content": "What is the weather in all cities?"}]
+TURNS_MAX = 40
 
 
-class Town(pydantic.BaseModel):
+class GetWeather(BaseModel):
+    """The weather in a city"""
+
+    city: str
+
+
+class City(BaseModel):
     name: str
     people: int
 
 
-def plain(value: Any) -> Any:
-    return json.loads(value.to_json())
+TOOL = openai.pydantic_function_tool(GetWeather, name="get_weather")
 
 
-def loop(ask: Callable[[dict[str, Any]], Any], model: str) -> list[Any]:
-    """A tool loop to its end, the answers sent back as the client's own objects."""
-    messages: list[Any] = [QUESTION]
-    found = []
-    while len(found) < TURNS_MAX:
-        completion = ask({"model": model, "messages": messages, "tools": [WEATHER]})
-        found.append(plain(completion))
-        message = completion.choices[0].message
-        if not message.tool_calls:
-            break
-        messages = [*messages, message]
-        for call in message.tool_calls:
-            city = json.loads(call.function.arguments)["city"]
-            said = {"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"}
-            messages.append(said)
-    return found
-
-
-def created(client: Client, model: str) -> Any:
-    return {"turns": loop(lambda fields: client.chat.completions.create(**fields), model)}
-
-
-def streamed(client: Client, model: str) -> Any:
-    types: list[list[str]] = []
-
-    def ask(fields: dict[str, Any]) -> Any:
-        usage: Any = {"include_usage": True}
-        with client.chat.completions.stream(**fields, stream_options=usage) as stream:
-            types.append([event.type for event in stream])
-            return stream.get_final_completion()
-
-    return {"turns": loop(ask, model), "types": types}
-
-
-def chunks(client: Client, model: str) -> Any:
-    """A stream without its helper and without usage."""
-    asked: Any = {"model": model, "messages": [QUESTION], "stream": True}
-    return {"chunks": [plain(chunk) for chunk in client.chat.completions.create(**asked)]}
-
-
-def parsed(client: Client, model: str) -> Any:
-    completion = client.chat.completions.parse(
-        model=model,
-        messages=[{"role": "user", "content": "Name a town."}],
-        response_format=Town,
-    )
-    town = completion.choices[0].message.parsed
-    return {"town": town and town.model_dump()}
-
-
-def refused(client: Client, model: str) -> Any:
-    """Which errors the client makes of ours."""
-    wrong: dict[str, Any] = {
-        "model": {"model": "nobody"},
-        "temperature": {"temperature": "hot"},
-        "several": {"n": 3},
-    }
-    found = {}
-    for name, fields in wrong.items():
-        try:
-            asked: Any = {"model": model, "messages": [QUESTION], **fields}
-            client.chat.completions.create(**asked)
-            found[name] = None
-        except openai.APIStatusError as error:
-            found[name] = {
-                "kind": type(error).__name__,
-                "code": error.code,
-                "param": error.param,
-                "request_id": error.request_id,
+def looped(client: openai.OpenAI, model: str, speak: Callable[..., Any]) -> dict[str, Any]:
+    """An agent's loop that resends everything, as the client's own objects."""
+    messages, turns = [*ASKED], []
+    while len(turns) < TURNS_MAX:
+        completion = speak(client, model=model, messages=messages, tools=[TOOL])
+        (choice,) = completion.choices
+        message = choice.message
+        calls = message.tool_calls or []
+        turns.append(
+            {
+                "id": completion.id,
+                "finish": choice.finish_reason,
+                "text": message.content,
+                "thought": getattr(message, "reasoning_content", None),
+                "calls": [[call.id, call.function.name, call.function.arguments] for call in calls],
+                "usage": completion.usage and completion.usage.model_dump(exclude_none=True),
             }
-    return found
+        )
+        if not calls:
+            break
+        messages.append(message)
+        for call in calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+    return {"turns": turns}
 
 
-STORIES: dict[str, Callable[[Client, str], Any]] = {
-    "created": created,
-    "streamed": streamed,
-    "chunks": chunks,
-    "parsed": parsed,
-    "refused": refused,
-}
+def created(client: openai.OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**fields)
 
 
-def attempt(base_url: str, name: str, model: str) -> Any:
-    """A story, or how it broke: the others are to be seen all the same."""
+def parsed(client: openai.OpenAI, **fields: Any) -> Any:
+    completion = client.chat.completions.parse(**fields)
+    for call in completion.choices[0].message.tool_calls or ():
+        assert isinstance(call.function.parsed_arguments, GetWeather)
+    return completion
+
+
+def streamed(client: openai.OpenAI, **fields: Any) -> Any:
+    """The strict helper, which puts the chunks together."""
+    usage: Any = {"include_usage": True}
+    with client.chat.completions.stream(**fields, stream_options=usage) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        completion = stream.get_final_completion()
+    assert text == (completion.choices[0].message.content or "")
+    return completion
+
+
+def chunked(client: openai.OpenAI) -> list[Any]:
+    """The chunks themselves."""
+    usage: Any = {"include_usage": True}
+    with client.chat.completions.create(
+        model="improvised", messages=ASKED, stream=True, stream_options=usage
+    ) as stream:
+        return [chunk.model_dump(exclude_unset=True) for chunk in stream]
+
+
+def shaped(client: openai.OpenAI) -> dict[str, Any]:
+    """An answer in a shape of the application's own."""
+    completion = client.chat.completions.parse(
+        model="improvised", messages=ASKED, response_format=City
+    )
+    found = completion.choices[0].message.parsed
+    assert isinstance(found, City)
+    return found.model_dump()
+
+
+def likely(client: openai.OpenAI) -> list[str]:
+    completion = client.chat.completions.create(
+        model="improvised", messages=ASKED, logprobs=True, top_logprobs=1
+    )
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    return [one.token for one in logprobs.content or ()]
+
+
+def caught(call: Callable[[], object]) -> dict[str, Any]:
+    """The error that a call ends with."""
     try:
-        client = openai.OpenAI(api_key="sk-test", base_url=base_url, max_retries=0, timeout=30)
-        return STORIES[name](client, model)
-    except Exception:
-        return {"broke": traceback.format_exc()}
+        call()
+    except openai.APIStatusError as error:
+        found = {"kind": type(error).__name__, "code": error.code, "param": error.param}
+        return {**found, "request_id": error.request_id}
+    return {"kind": None}
+
+
+def main(url: str) -> dict[str, Any]:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    create = client.chat.completions.create
+    loops = {"create": created, "parse": parsed, "stream": streamed}
+    return {
+        "loops": {name: looped(client, "loop", speak) for name, speak in loops.items()},
+        "thinking": {
+            view: looped(client, f"thinking-{view}", streamed)
+            for view in ("text", "summary", "hidden")
+        },
+        "chunks": chunked(client),
+        "shaped": shaped(client),
+        "likely": likely(client),
+        "errors": {
+            "model": caught(lambda: create(model="nothing", messages=ASKED)),
+            "n": caught(lambda: create(model="improvised", messages=ASKED, n=2)),
+            "stored": caught(lambda: client.chat.completions.retrieve("chatcmpl-1")),
+            "listed": caught(lambda: client.chat.completions.list()),
+            "embeddings": caught(lambda: client.embeddings.create(model="improvised", input="x")),
+            "completions": caught(
+                lambda: client.completions.create(model="improvised", prompt="x")
+            ),
+        },
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps({one: attempt(sys.argv[1], *one.split("/")) for one in sys.argv[2:]}))
+    print(json.dumps(main(sys.argv[1])))

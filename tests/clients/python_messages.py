@@ -1,4 +1,4 @@
-"""The official Anthropic client as applications use it: calls, streams, tool runner, threads, parsing, errors.
+"""The official Anthropic client as applications use it: calls, streams, counts, models, parsing, errors.
 
     python_messages.py BASE_URL STORY/MODEL ...     runs in the clients' environment
 
@@ -14,9 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import httpx2
 import pydantic
-from anthropic import beta_tool
 
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
@@ -37,23 +35,16 @@ class Town(pydantic.BaseModel):
 
 
 class Talk:
-    """A client, and every request body that it sent."""
+    """A client and a model."""
 
     def __init__(self, base_url: str, model: str) -> None:
         self.model = model
-        self.sent: list[dict[str, Any]] = []
-        hooks: Any = {"request": [self._note]}
         self.client = anthropic.Anthropic(
             api_key="sk-test",
             base_url=base_url.removesuffix("/v1"),
             max_retries=0,
             timeout=30,
-            http_client=httpx2.Client(event_hooks=hooks),
         )
-
-    def _note(self, request: httpx2.Request) -> None:
-        if request.method == "POST":
-            self.sent.append(json.loads(request.read()))
 
     def asked(self, messages: list[Any], **more: Any) -> dict[str, Any]:
         fields = {"model": self.model, "max_tokens": 500, "messages": messages}
@@ -118,48 +109,6 @@ def counted(talk: Talk) -> Any:
     }
 
 
-def ran(talk: Talk, *, is_streamed: bool) -> Any:
-    """The tool runner, which uses threads by itself."""
-
-    @beta_tool
-    def get_weather(city: str) -> str:
-        """The weather in a city.
-
-        Args:
-            city: Its name
-        """
-        return f"sunny in {city}"
-
-    runner: Any = talk.client.beta.messages.tool_runner(
-        model=talk.model,
-        max_tokens=500,
-        tools=[get_weather],
-        messages=[{"role": "user", "content": "What is the weather in all these cities?"}],
-        stream=is_streamed,
-    )
-    found = []
-    for turn in runner:
-        if is_streamed:
-            for _ in turn:
-                pass
-        found.append(plain(turn.get_final_message() if is_streamed else turn))
-    return {"turns": found, "sent": talk.sent}
-
-
-def lost(talk: Talk) -> Any:
-    """A thread that is not there."""
-    try:
-        talk.client.beta.messages.create(
-            model=talk.model,
-            max_tokens=50,
-            messages=[{"role": "user", "content": "Go on."}],
-            thread={"type": "continue", "previous_message_id": "msg_" + "0" * 32},
-        )
-    except anthropic.NotFoundError as error:
-        return {"body": error.body, "request_id": error.request_id}
-    return {"body": None}
-
-
 def parsed(talk: Talk) -> Any:
     message = talk.client.messages.parse(
         model=talk.model,
@@ -209,9 +158,6 @@ STORIES: dict[str, Callable[[Talk], Any]] = {
     "created": created,
     "streamed": streamed,
     "counted": counted,
-    "ran": lambda talk: ran(talk, is_streamed=False),
-    "ran streamed": lambda talk: ran(talk, is_streamed=True),
-    "lost": lost,
     "parsed": parsed,
     "models": models,
     "refused": refused,
