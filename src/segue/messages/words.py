@@ -20,7 +20,7 @@ _LIMIT_FIRST = re.compile(
     r".{0,80}?(?:requested|has|have|contains?|resulted in|passed|prompt)\D{0,40}(\d+)",
     re.IGNORECASE | re.DOTALL,
 )
-_CALL_ID = re.compile(r"call_(\w+)\.?\Z")
+_CALL_ID = re.compile(r"call_(\w{1,64})\.?\Z")
 
 
 def words_of(error: ApiError) -> str:
