@@ -11,7 +11,7 @@ from segue.errors import ApiError, InvalidRequest, NotFound, cut_name
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
-from segue.listener.turns import open_stream, receive, stream, wait_for_end
+from segue.listener.turns import name_turn, open_stream, receive, stream, wait_for_end
 from segue.messages.answer import answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
@@ -68,11 +68,11 @@ class MessageRoutes:
         subscriber = LastSubscriber()
         running = await self._runner.begin(arrival, subscriber)
         exchange.release_body()
-        exchange.response_id = running.id
+        name_turn(exchange, running)
         await wait_for_end(exchange, running, subscriber)
         error, response = running.error, running.response
         if error is None:
-            body = answer_of(response, asked, running.tally.stop_string)
+            body = answer_of(response, asked, running.tally)
         elif error.code == INPUT_BLOCKED:
             body = refused_answer(response, asked, error.message)
         else:
