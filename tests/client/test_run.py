@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.agents import CODEX, NODE, NPM_MORE, clean
+from segue_cli.client.clients import CLIENTS
+from segue_cli.client.run import AGENTS
+from tests.clients.agents import AIDER, CODEX, NODE, NPM_MORE, clean
 
 RUN_S_MAX = 100
 # Nobody reaches the outside: what is not on this machine goes to a proxy that is not there.
@@ -59,6 +61,18 @@ def segue(
     )
 
 
+# How each agent is asked one question.
+WORDS = {
+    "claude": ("-p",),
+    "opencode": ("run",),
+    "pi": ("--no-session", "-p"),
+    "cline": (),
+    "qwen": ("-p",),
+    "cn": ("-p",),
+    "aider": ("--yes-always", "--no-check-update", "--message"),
+}
+
+
 def script(folder: Path) -> str:
     path = folder / "script.json"
     path.write_text(json.dumps({"turns": [{"text": "Hello from the script."}]}))
@@ -96,14 +110,35 @@ def test_agent_gets_server_key_and_model_and_its_status_is_passed_on(
     assert settings["model_providers"]["segue"]["base_url"] == f"{url}/v1"
 
 
+def test_claude_code_gets_the_server_and_one_model_for_every_call(
+    locked: tuple[str, str], tmp_path: Path
+) -> None:
+    """A stand-in for the agent says what it was started with; a key for another server is not sent along."""
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nenv\necho "words=$*"\n')
+    program.chmod(0o755)
+    url, key = locked
+    words = ("--url", url, "--key", key, "--model", "other", "claude", "-p", "hi")
+    ran = segue(tmp_path, *words, path=program.parent, ANTHROPIC_API_KEY="sk-ant-of-the-person")
+    assert ran.returncode == 0, ran.stderr
+    got = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
+    assert got["words"] == "-p hi"
+    assert got["ANTHROPIC_BASE_URL"] == url
+    assert (got["ANTHROPIC_AUTH_TOKEN"], got["ANTHROPIC_API_KEY"]) == (key, "")
+    assert {text for name, text in got.items() if name.endswith("_MODEL")} == {"other"}
+
+
 def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
     empty = tmp_path / "none"
     for words, said in {
         (
             "codex",
         ): "codex is not installed, or not in PATH. Install it: npm install -g @openai/codex",
-        ("claude-code",): "Messages API",
-        ("emacs",): "choose from codex, opencode, pi, cline",
+        (
+            "claude-code",
+        ): "claude is not installed, or not in PATH. Install it: npm install -g @anthropic-ai/claude-code",
+        ("emacs",): "choose from codex, claude, opencode, pi, cline, qwen, cn, aider",
     }.items():
         ran = segue(tmp_path, *words, path=empty)
         assert (ran.returncode, ran.stdout) == (2, "")
@@ -129,13 +164,14 @@ def end_leftovers(folder: Path) -> None:
 
 @pytest.mark.clients
 @pytest.mark.parametrize(
-    "agent, words",
-    [("opencode", ("run",)), ("pi", ("--no-session", "-p")), ("cline", ())],
+    "agent, api",
+    [(agent, api) for agent in WORDS for api in CLIENTS[AGENTS[agent].client].apis],
 )
-def test_other_agents_run_too(agent: str, words: tuple[str, ...], tmp_path: Path) -> None:
-    flags = ("--engine", "scripted", "--script", script(tmp_path))
+def test_other_agents_run_too(agent: str, api: str, tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--script", script(tmp_path), "--api", api)
+    path = AIDER.parent if agent == "aider" else NPM_MORE / ".bin"
     try:
-        ran = segue(tmp_path, *flags, agent, *words, "say hello", path=NPM_MORE / ".bin")
+        ran = segue(tmp_path, *flags, agent, *WORDS[agent], "say hello", path=path)
     finally:
         end_leftovers(tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -25,6 +25,7 @@ EXAMPLES = ROOT / "examples"
 NPM_AGENTS = ROOT / ".cache" / "npm-agents" / "node_modules"
 # Agents that are installed for `make test-clients` alone.
 NPM_MORE = ROOT / ".cache" / "npm-more" / "node_modules"
+AIDER = ROOT / ".cache" / "aider" / "bin" / "aider"
 CODEX = NPM_AGENTS / ".bin" / "codex"
 RUN_S_MAX = 60
 MODEL = "agent"
@@ -218,5 +219,7 @@ async def _interrupt(process: asyncio.subprocess.Process, stop: asyncio.Event) -
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would lead a client elsewhere."""
-    unwanted = re.compile(r"(?i)^(openai_|codex_|segue_|(https?|all|no)_proxy$|pythonpath$)")
+    unwanted = re.compile(
+        r"(?i)^(openai_|anthropic_|claude_|codex_|segue_|(https?|all|no)_proxy$|pythonpath$)"
+    )
     return {key: value for key, value in environment.items() if not unwanted.match(key)}

@@ -26,8 +26,8 @@ PAGE_OF = {name: f"{name}.md" for name in ("codex", *CLIENTS)} | {
     "node": "openai-node.md",
 }
 # Node's clients are only installed for the long run, Python's and curl for the quick one too.
-QUICK = {"python", "agents-python", "langchain", "pydantic-ai", "curl"}
-PROGRAMS = QUICK | {"node", "agents-js", "ai-sdk"}
+QUICK = {"python", "anthropic-python", "agents-python", "langchain", "pydantic-ai", "curl"}
+PROGRAMS = QUICK | {"node", "anthropic-node", "agents-js", "ai-sdk"}
 
 
 @pytest.fixture(scope="module")

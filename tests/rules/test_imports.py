@@ -66,33 +66,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
+    "sandbox": INNER,
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
+    "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
+    "passthrough": INNER | {"listener", "turn", "process", "memory", "accounts", "completions"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {"completions"}
-    | {"accounts", "cluster", "dialects", "documents", "engines", "exports", "files", "guards"}
-    | {"listener", "mcp", "memory", "observe", "openapi", "process", "replicas", "reports"}
+    | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
     | {
-        "resent",
-        "responses",
-        "session",
-        "settings",
-        "stores",
-        "tools",
-        "turn",
-        "vocabularies",
-        "web",
-    },
+        "guards",
+        "listener",
+        "mcp",
+        "memory",
+        "messages",
+        "observe",
+        "openapi",
+        "passthrough",
+        "process",
+    }
+    | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
+    | {"turn", "vocabularies", "web"},
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
@@ -110,6 +113,7 @@ PURE = {
     "completions.request",
     "completions.stream",
     "completions.tools",
+    "passthrough.body",
     "seams.history",
     "seams.prompt",
     "turn.checks",
@@ -117,6 +121,11 @@ PURE = {
     "turn.assemble",
     "turn.decide",
     "turn.notices",
+    "messages.history",
+    "messages.tools",
+    "messages.request",
+    "messages.answer",
+    "messages.words",
 }
 # A module of a pure room that is not, and why.
 IMPURE = {"vocabularies.fast_tokenizer": "a thread beside the start; the builders hand it in"}

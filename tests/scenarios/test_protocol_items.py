@@ -237,7 +237,7 @@ async def test_tool_of_each_type_may_be_listed(served: ServedProcess, way: str) 
         (echo,) = response["tools"]
         assert echo["type"] == tool["type"]
         assert "hush" not in json.dumps(response)
-    response = await made(served, way, input="Hello", tools=[json.loads(MCP)])
+    response = await made(served, way, input="Hello", tools=[json.loads(MCP), WEATHER])
     assert "hush" not in json.dumps(response)
 
 

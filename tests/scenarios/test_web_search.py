@@ -14,7 +14,7 @@ from segue.web.index import build
 from tests.clients.outside import misfits
 from tests.events import told_alike
 from tests.scenarios.test_tools import WAYS, asking, calling, response_of, scripted
-from tests.support import MODEL, Served, fetch, kinds, metric
+from tests.support import MODEL, WEATHER, Served, fetch, kinds, metric
 
 Body = dict[str, Any]
 URL = "https://docs.a.com"
@@ -182,8 +182,10 @@ async def test_search_that_an_item_brings_works_like_a_listed_one(way: str, tmp_
 
 async def test_without_anything_behind_it_the_search_is_not_offered(tmp_path: Path) -> None:
     async with scripted(tmp_path, {"text": "Hi."}) as served:
-        body: Body = {"model": MODEL, "input": "Go", "tools": [WEB]}
-        assert (await fetch(served, "POST", "/v1/responses", body)).json["status"] == "completed"
+        body: Body = {"model": MODEL, "input": "Go", "tools": [WEB, WEATHER]}
+        answer = await fetch(served, "POST", "/v1/responses", body)
+        assert answer.json["status"] == "completed"
+        assert "'web_search'" in answer.headers["x-segue-warnings"]
         forced = await fetch(served, "POST", "/v1/responses", {**body, "tool_choice": WEB})
         assert forced.status == 400
         assert json.loads(forced.body)["error"]["code"] == "unsupported_value"

@@ -33,6 +33,8 @@ from segue.wire.codec import encode, encode_error_body
 from segue.wire.events import Event
 from segue.wire.response import Fault, IncompleteDetails, Usage
 
+# A delta without text.
+NOTHING = b'""'
 PING = b": ping\n\n"
 CANCELLED = Fault("server_error", "The response was cancelled.")
 DONE = b"data: [DONE]\n\n"
@@ -117,8 +119,7 @@ class ChunkWriter:
         for event in events:
             kind = event.type
             if (name := TEXT_DELTAS.get(kind)) is not None:
-                self._begin(chunks)
-                chunks.append(self._text_chunk(name, event.data))
+                chunks += self._text_chunks(name, event.data)
             elif (opening := CALL_DELTAS.get(kind)) is not None:
                 chunks += self._call_chunks(opening, event.data)
             elif kind == "response.output_item.added":
@@ -163,12 +164,15 @@ class ChunkWriter:
             self._has_begun = True
             chunks.append(self._chunk(b'"role":"assistant","content":""'))
 
-    def _text_chunk(self, name: bytes, data: bytes) -> bytes:
+    def _text_chunks(self, name: bytes, data: bytes) -> list[bytes]:
         read = _read_delta(data)
-        delta = b'"%b":%b' % (name, bytes(read.delta))
+        text = bytes(read.delta)
+        if text == NOTHING and not read.logprobs:
+            return []
+        delta = b'"%b":%b' % (name, text)
         if not read.logprobs:
-            return self._chunk(delta)
-        return self._chunk(delta, encode({"content": read.logprobs, "refusal": None}))
+            return [self._chunk(delta)]
+        return [self._chunk(delta, encode({"content": read.logprobs, "refusal": None}))]
 
     def _item_chunks(self, data: bytes) -> list[bytes]:
         """A call begins with its id and its name, which come once."""
@@ -184,15 +188,13 @@ class ChunkWriter:
 
     def _call_chunks(self, opening: bytes, data: bytes) -> list[bytes]:
         read = _read_delta(data)
-        index = self._calls.get(read.output_index)
-        if index is None:
+        index, text = self._calls.get(read.output_index), bytes(read.delta)
+        if index is None or text == NOTHING:
             return []
         if self._is_old:
-            delta = b'"function_call":{"arguments":%b}' % bytes(read.delta)
+            delta = b'"function_call":{"arguments":%b}' % text
             return [self._chunk(delta)] if not index else []
-        return [
-            self._chunk(b'"tool_calls":[{"index":%d,%b%b}}]' % (index, opening, bytes(read.delta)))
-        ]
+        return [self._chunk(b'"tool_calls":[{"index":%d,%b%b}}]' % (index, opening, text))]
 
     def _last_chunks(self, event: Event) -> list[bytes]:
         response = _read_end(event.data).response

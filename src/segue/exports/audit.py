@@ -61,7 +61,7 @@ class Audit:
             owner=entry.owner,
             model=entry.model,
             request_id=turn.receipt.request_id or None,
-            response_id=entry.turn_id,
+            response_id=turn.shown_id,
             previous_response_id=turn.parent_id,
             input_tokens=entry.input_tokens,
             cached_tokens=entry.cached_tokens,

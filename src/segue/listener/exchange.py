@@ -120,8 +120,8 @@ class Exchange:
     owner: Owner = ""
     key_name: str = ""
     account: Account = field(init=False)
-    # CORS headers for the page that sent it.
-    origin_headers: Headers = ()
+    # Besides its own: CORS headers for the page that sent it, and warnings.
+    more_headers: Headers = ()
     arguments: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -229,7 +229,7 @@ class Exchange:
         """Send status and headers; they leave together with the first bytes of the body."""
         self.has_started = True
         self.status = status
-        named = [*headers, *self.origin_headers, (b"x-request-id", self.request_id.encode())]
+        named = [*headers, *self.more_headers, (b"x-request-id", self.request_id.encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, data: bytes, *, is_last: bool) -> None:

@@ -71,11 +71,11 @@ class HttpApp:
             policy.check(exchange.header(b"host"), origin)
         if method == "OPTIONS" and policy.is_listed(origin):
             wanted = exchange.header(b"access-control-request-headers")
-            exchange.origin_headers = policy.preflight_headers(origin, wanted)
+            exchange.more_headers = policy.preflight_headers(origin, wanted)
             await exchange.start(204, ())
             await exchange.write(b"", is_last=True)
             return
-        exchange.origin_headers = policy.answer_headers(origin)
+        exchange.more_headers = policy.answer_headers(origin)
         route, exchange.arguments = self.table.find(method, path, exchange.header)
         exchange.route = route.name
         api = route.api

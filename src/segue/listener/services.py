@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,6 +55,8 @@ class Services:
     erase: Callable[[Owner, str], Awaitable[bool]]
     # A fresh cache for a connection, and its `Turns` in front of the durable one.
     open_cache: Callable[[Account], tuple[NearTurns, Turns]]
+    # The names of the hosted tools that are set up and that a key with these scopes may use.
+    set_up_tools: Callable[[Container[str]], frozenset[str]] = lambda scopes: frozenset()
     # Where unstored turns of an account can be continued by name for an hour; None: that is switched off.
     open_threads: Callable[[Account], Turns] | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)

@@ -45,10 +45,11 @@ class SseSubscriber:
         # What was taken and is not written yet.
         self._taken_bytes = 0
         self._wake = asyncio.Event()
-        self._running: Running | None = None
+        # The turn, from before its first event on.
+        self.running: Running | None = None
 
     def attached(self, running: Running) -> None:
-        self._running = running
+        self.running = running
 
     @property
     def is_full(self) -> bool:
@@ -97,8 +98,8 @@ class SseSubscriber:
         if self._taken_bytes <= UNREAD_BYTES_MIN:
             self.close()
         self.is_over = self._is_ended
-        if self._running is not None:
-            self._running.wake()
+        if self.running is not None:
+            self.running.wake()
         return data
 
 

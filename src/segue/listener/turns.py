@@ -13,14 +13,18 @@ from contextlib import closing
 from msgspec import structs
 
 from segue.aio import off_loop
+from segue.ids import shown_id
 from segue.listener.auth import client_name
-from segue.listener.exchange import ClientGone, Exchange, subscribed
+from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
 from segue.wire.requests import Create
+
+WARNINGS = b"x-segue-warnings"
+NOT_OFFERED = "The model was not offered the tool '%s': it is not set up here, or not allowed for this API key."
 
 
 async def receive(
@@ -55,7 +59,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     subscriber = LastSubscriber()
     running = await services.runner.begin(arrival, subscriber)
     exchange.release_body()
-    exchange.response_id = running.id
+    name_turn(exchange, running)
     if running.is_background:
         running.detach(subscriber)
     else:
@@ -63,6 +67,14 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     if running.error is not None:
         raise running.error
     return running
+
+
+def name_turn(exchange: Exchange, running: Running) -> None:
+    """The exchange has become this turn; its headers say what was left out of it."""
+    exchange.response_id = shown_id(running.id, exchange.label)
+    if kinds := running.tally.unserved_tools:
+        sentences = " ".join(NOT_OFFERED % kind for kind in kinds)
+        exchange.more_headers = (*exchange.more_headers, text_header(WARNINGS, sentences))
 
 
 async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:
@@ -83,7 +95,7 @@ async def stream(
     receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
     exchange.release_body()
-    exchange.response_id = running.id
+    name_turn(exchange, running)
     async with subscribed(exchange, running, subscriber):
         await write_stream(exchange, services, subscriber)
     if running.error is not None:

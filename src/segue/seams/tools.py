@@ -190,6 +190,11 @@ class HostedTool:
     # Whether it answers with nothing but what stands in the request: guards have seen it, and no call is counted.
     is_inside: bool = False
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the operator has set it up."""
+        return any(kind.tool is not None for kind in self.kinds)
+
 
 class Offers(Protocol):
     """The tools that this server runs, as far as a request has to be understood."""
@@ -209,6 +214,10 @@ class LateOffers(Protocol):
     @property
     def definitions(self) -> tuple[type[Definition], ...]:
         """The definitions that ask for a hosted tool."""
+
+    @property
+    def refuses_unserved(self) -> bool:
+        """Whether a request is refused that lists a tool which is not set up, also beside other tools."""
 
     @property
     def acts_on(self) -> frozenset[type[ItemValue]]:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from segue.completions.api import CHAT
 from segue.listener.api import Api
+from segue.messages.api import MESSAGES
 from segue.responses.api import RESPONSES
 from segue.settings.values import API_NAMES, Settings
 
-APIS: dict[str, Api] = {"responses": RESPONSES, "chat": CHAT}
-
-# Sentences for the paths of APIs that clients try and Segue does not have (Chat Completions, Completions, Messages),
-# by how the paths end.
-HINTS = dict.fromkeys(
-    ("/completions", "/messages"), "Segue serves the Responses API: POST /v1/responses."
-)
+APIS: dict[str, Api] = {"responses": RESPONSES, "messages": MESSAGES, "chat": CHAT}
 
 
 def is_on(api: Api, settings: Settings) -> bool:

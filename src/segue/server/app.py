@@ -16,6 +16,7 @@ from msgspec import structs
 
 from segue.accounts.account import Account
 from segue.aio import GiveUp, in_background
+from segue.engines.forwarded import forwarded
 from segue.files.api import files_api
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
@@ -25,12 +26,13 @@ from segue.listener.services import Services
 from segue.listener.table import RouteTable, routes_of
 from segue.listener.upgrades import Upgrades
 from segue.memory.budget import memory_for, resident_bytes
+from segue.passthrough.api import passthrough_api
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
-from segue.server.apis import APIS, HINTS, is_on
+from segue.server.apis import APIS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
@@ -112,7 +114,7 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        every = (*rows.values(), files_api(files.load))
+        every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
         async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
@@ -137,7 +139,7 @@ async def _open_server(
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
-        services = build_services(state, runner, observers, eraser, reports)
+        services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
@@ -173,7 +175,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
-            http = HttpApp(services, RouteTable(routes, off, HINTS))
+            http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 
@@ -234,7 +236,12 @@ def build_runner(
 
 
 def build_services(
-    state: State, runner: Runner, observers: Observers, eraser: Eraser, reports: CacheReports
+    state: State,
+    runner: Runner,
+    observers: Observers,
+    eraser: Eraser,
+    reports: CacheReports,
+    hosted: HostedTools,
 ) -> Services:
     """What every API needs."""
     settings, accounts = state.settings, state.accounts
@@ -250,6 +257,7 @@ def build_services(
         open_cache=state.open_cache,
         open_threads=state.open_threads if settings.threads else None,
         find_report=reports.find,
+        set_up_tools=hosted.set_up,
         limits=edge_limits(settings),
         memory=state.memory,
         memo=state.memo,

@@ -9,7 +9,7 @@ tool that is not whole, or that takes what another tool has, refuses the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AsyncExitStack
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -58,6 +58,7 @@ class HostedTools(AsyncExitStack):
     def __init__(self, settings: Settings, files: LateFiles | None = None) -> None:
         super().__init__()
         self._settings = settings
+        self.refuses_unserved = settings.unknown_tools == "refuse"
         self._files = files
         self._loaded: ToolSet | None = None
         # A long request is resolved in a thread, and may be the first that needs the tools.
@@ -83,6 +84,11 @@ class HostedTools(AsyncExitStack):
                 check_tools(dict(zip(places, built.tools.tools, strict=True)))
                 self._loaded = built
             return self._loaded.tools
+
+    def set_up(self, scopes: Container[str]) -> frozenset[str]:
+        """The names of the tools that are set up and that a key with these scopes may use."""
+        tools = (tool for tool in self.load().tools if tool.is_set_up)
+        return frozenset(tool.name for tool in tools if tool.scope is None or tool.scope in scopes)
 
     @property
     def bytes(self) -> int:

@@ -40,6 +40,14 @@ LIMITS = (
     "write_s_max",
 )
 
+UNSEEN = (
+    "model '%s' cannot take in images or audio: they were replaced by a description; "
+    "set sees_images = true if it sees images, or unseen = 'refuse' to refuse such requests"
+)
+NOT_SET_UP = (
+    "tool '%s' is not set up: requests that list it beside other tools are answered without it; set it up "
+    "(docs/tools.md), or set unknown_tools = 'refuse' to refuse such requests"
+)
 
 # Learns of a request that was refused: its transport, the code of the error, the id of the request.
 NoteRefusal = Callable[[str, str, str], None]
@@ -77,7 +85,7 @@ async def open_observers(state: State) -> AsyncIterator[Observers]:
     """Metrics always, traces and audit log where they are configured; both drain on the way out."""
     settings, metrics = state.settings, Metrics()
     metrics.note_limits({name: getattr(settings, name) for name in LIMITS})
-    observers: list[Observer] = [metrics.observe, UnseenMedia().observe, log_failure]
+    observers: list[Observer] = [metrics.observe, Remarks().observe, log_failure]
     if settings.reuse_bytes_max:
         # The others count what it finds.
         observers.insert(0, state.reuse.observe)
@@ -118,24 +126,24 @@ def log_failure(turn: EndedTurn) -> None:
     refused request."""
     if turn.error is not None:
         level = logging.DEBUG if turn.is_callers_fault else logging.INFO
-        what = (turn.entry.turn_id, turn.outcome, turn.error_status, turn.error)
+        what = (turn.shown_id, turn.outcome, turn.error_status, turn.error)
         extra = {"request_id": turn.receipt.request_id}
         log.log(level, "turn %s %s: %d %s", *what, extra=extra)
 
 
-class UnseenMedia:
-    """Says once of each model that it was sent what it cannot see or hear."""
+class Remarks:
+    """Says once of each model that it was sent what it cannot see or hear, and of each tool that it is not set up."""
 
     def __init__(self) -> None:
-        self._models: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def observe(self, turn: EndedTurn) -> None:
-        model = turn.entry.model
-        if turn.tally.media_told and model not in self._models:
-            self._models.add(model)
-            log.warning(
-                "model '%s' cannot take in images or audio: they were replaced by a description; "
-                "set sees_images = true if it sees images, or unseen = 'refuse' to refuse such requests",
-                model,
-                extra={"request_id": turn.receipt.request_id},
-            )
+        if turn.tally.media_told:
+            self._warn(UNSEEN, turn.entry.model, turn)
+        for kind in turn.tally.unserved_tools:
+            self._warn(NOT_SET_UP, kind, turn)
+
+    def _warn(self, remark: str, name: str, turn: EndedTurn) -> None:
+        if (remark, name) not in self._said:
+            self._said.add((remark, name))
+            log.warning(remark, name, extra={"request_id": turn.receipt.request_id})

@@ -111,6 +111,7 @@ HELP = {
     },
     "server-side tools": {
         "hosted_tools": "server-side tool of your own, MODULE:NAME; repeatable",
+        "unknown_tools": "tools for the server to run that are not set up: warn (x-segue-warnings) or refuse (400)",
         "tool_s_max": "timeout of a server-side tool call in seconds",
         "tool_output_bytes_max": "bytes of a server-side tool's output for the model; the rest is cut",
         "file_s_max": "timeout for reading a PDF in seconds",

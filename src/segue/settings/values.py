@@ -178,6 +178,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
     hosted_tools: tuple[str, ...] = ()
+    unknown_tools: Literal["warn", "refuse"] = "warn"
     tool_s_max: Positive = 60.0
     tool_output_bytes_max: Amount = 128 * 1024
     file_s_max: Positive = 15.0

@@ -44,7 +44,7 @@ from segue.wire.events import Inside
 from segue.wire.items import HostedOutput, Item, ItemValue
 from segue.wire.kinds import approved_by
 from segue.wire.requests import ToolChoiceName
-from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers
+from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers, tag_of
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class ServerTools:
             definitions = [one for one in tools.known if isinstance(one, tool.definitions)]
             if definitions and (tool.scope is None or tool.scope in may):
                 offers += tool.offers(tools, effects, tools_before)
-            if tool.begin is not None:
-                late |= {(_tag(one), tool.key(one)) for one in definitions}
+            if tool.begin is not None and tool.is_set_up:
+                late |= {(tag_of(one), tool.key(one)) for one in definitions}
         return tools.with_hosted(offers, frozenset(late))
 
     def with_outputs(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -170,10 +170,6 @@ class ServerTools:
             if kind.answer is not None and (item := kind.answer(value, new_id)) is not None:
                 return _Work(tool, kind, value, as_item(item), scene)
         return None
-
-
-def _tag(tool: ToolDefinition) -> str:
-    return str(tool.__struct_config__.tag)
 
 
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:

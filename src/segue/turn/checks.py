@@ -116,6 +116,25 @@ def check_format(text: TextConfig | TextUpdate | None, of: str = "") -> None:
         check_schema(schema, path)
 
 
+def check_served(
+    unserved: Sequence[str],
+    choice: str | ToolChoiceName | None,
+    tools: Tools,
+    effects: Effects,
+    *,
+    refuses: bool,
+) -> None:
+    """A model that is not offered what its client counts on makes up what it would return: such a request is refused,
+    unless there are other tools to call, or none may be called. `refuses`: always."""
+    others = tools.offers or tools.deferred or tools.late or effects.offers or effects.deferred
+    if refuses or not (others or choice == "none"):
+        raise InvalidRequest(
+            f"'tools' asks for '{unserved[0]}', which is not set up here, or not allowed for this API key.",
+            code="unsupported_value",
+            param="tools",
+        )
+
+
 def check_tool_choice(choice: str | ToolChoiceName, tools: Tools, effects: Effects) -> None:
     """A choice that cannot be met is refused now rather than quietly missed. Tools from items count."""
     problem = _unmet(choice, tools, effects)

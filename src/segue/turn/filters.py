@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
+from segue.turn.plan import Tally
 from segue.wire.items import Logprob
 
 
 class StopStrings:
     """A `Filter` that ends the answer at these strings."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], tally: Tally | None = None) -> None:
         self._stops = stops
+        self._tally = tally or Tally()
         self._is_text = False
         self._held = ""
         self._logprobs: tuple[Logprob, ...] = ()
@@ -55,7 +57,9 @@ class StopStrings:
         met = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if met:
             self.is_shut = True
-            return self._pass(text[: min(met)[1]])
+            end, at = min(met)
+            self._tally.stop_string = text[at:end]
+            return self._pass(text[:at])
         held = max(_partial(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return self._pass(text[: len(text) - held])

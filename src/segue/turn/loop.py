@@ -210,7 +210,7 @@ class TurnLoop:
                 if plan.generates:
                     reader = plan.model.dialect.reader(self.composed.scene)
                     if stops := plan.sampling.stop_strings:
-                        filters.append(StopStrings(stops))
+                        filters.append(StopStrings(stops, plan.tally))
                     if self.gate is not None:
                         filters.append(self.gate)
                 if self.gate is None or not self.gate.is_shut:

@@ -217,9 +217,16 @@ class Tally:
     is_recorded: bool = False
     # Images and audio that were described in words.
     media_told: int = 0
+    # The types of tools that the request lists and that are not set up.
+    unserved_tools: tuple[str, ...] = ()
     found_in: Literal["connection", "store", "missing"] | None = None
     # What the engine said of its last job.
     started: JobStarted = field(default_factory=JobStarted)
+    # Which of the client's stop strings has ended the answer.
+    stop_string: str | None = None
+    # Where the client compares the prompt with an earlier one: the part in which they differ, and the tokens of the
+    # earlier one that were not reused.
+    parted: tuple[str, int] | None = None
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.

@@ -58,6 +58,7 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
     plan = admit(resolved, arrival, resources, turn_id, tally)
     tally.tool_decodes += resolved.tool_decodes
+    tally.unserved_tools = resolved.head.tools.unserved
     tally.spans += (Span("validate", began, validated), Span("resolve", validated, perf_counter()))
     return plan
 

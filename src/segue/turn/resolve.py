@@ -15,7 +15,13 @@ from segue.errors import InvalidRequest, cut_name, parent_not_found
 from segue.seams.history import Turn, Warm, ancestors
 from segue.seams.prompt import Head
 from segue.seams.tools import LateOffers
-from segue.turn.checks import check_format, check_items, check_request, check_tool_choice
+from segue.turn.checks import (
+    check_format,
+    check_items,
+    check_request,
+    check_served,
+    check_tool_choice,
+)
 from segue.turn.plan import Given, Resolved
 from segue.wire.codec import decode_tools
 from segue.wire.effects import BRINGING, EFFECTIVE, NO_EFFECTS, Effects, apply_effects
@@ -81,6 +87,9 @@ def resolve(
         tools = hosted.load().offer(tools, effects, tools_of(parent) if parent else None, may)
     if create.tool_choice not in (None, "auto"):
         check_tool_choice(create.tool_choice, tools, effects)
+    if unserved := tools.unserved:
+        refuses = hosted is not None and hosted.refuses_unserved
+        check_served(unserved, create.tool_choice, tools, effects, refuses=refuses)
     new = given.items[before.items :]
     return Resolved(
         create=create,

@@ -45,8 +45,6 @@ PART_DEFAULTS: dict[str, _Fields] = {
 # The most of every history, and nothing in them is kept raw.
 _OUTPUTS = items.FunctionCallOutput | items.CustomToolCallOutput
 WITHOUT_RAW = items.FunctionCall | items.CustomToolCall | _OUTPUTS | items.Reasoning
-# Tools whose names are the client's.
-NAMED = (tools.FunctionTool, tools.CustomTool, tools.NamespaceTool)
 
 # Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
 TOOLS_MAX = 4_096
@@ -561,7 +559,7 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
 
 def _check_name(tool: ToolDefinition, path: str) -> None:
     """Names that a client gives are plain; with dots one could read like a tool in a namespace."""
-    if not isinstance(tool, NAMED):
+    if not isinstance(tool, tools.NAMED):
         return
     if not tools.FUNCTION_NAME.fullmatch(tool.name):
         message = f"It must have 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_' and '-'."

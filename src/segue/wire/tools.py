@@ -175,6 +175,20 @@ _Foreign = ProgrammaticTool | FileSearchTool | CodeInterpreterTool | ImageGenera
 ToolDefinition = _Called | WebSearch | _Run | _Computer | _Foreign
 
 
+# Tools whose names are the client's.
+NAMED = (FunctionTool, CustomTool, NamespaceTool)
+
+
+def tag_of(tool: ToolDefinition) -> str:
+    """The type of a tool, as a request writes it."""
+    return str(tool.__struct_config__.tag)
+
+
+def builtin_of(tag: str) -> str:
+    """The built-in tool of a type, which may be an older name of it."""
+    return "web_search" if tag.startswith("web_search") else tag
+
+
 class Offer(Struct, frozen=True):
     """A tool that the model can call by name, with its namespace."""
 
@@ -225,6 +239,17 @@ class Tools(Struct, frozen=True):
     def known(self) -> tuple[ToolDefinition, ...]:
         """The definitions of the request, and those that the history carries."""
         return (*self.definitions, *self.carried)
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """The types of tools that the model is not offered, although the request or its history lists them: the server
+        would have to run them, and they are not set up."""
+        tags = [tag_of(tool) for tool in self.known if not isinstance(tool, NAMED)]
+        if not tags:
+            return ()
+        served = {offer.builtin for offer in (*self.offers, *self.deferred)}
+        served |= {kind for kind, _ in self.late}
+        return tuple(dict.fromkeys(tag for tag in tags if builtin_of(tag) not in served))
 
     def is_told_like(self, other: Tools) -> bool:
         """Whether the model sees the same of both."""
@@ -309,7 +334,7 @@ def carried_of(definitions: Sequence[ToolDefinition]) -> tuple[ToolDefinition, .
 
 def carried_name(tool: ToolDefinition) -> str:
     """By what a newer tool takes the place of this one: its type, or the server that it names."""
-    return tool.server_label if isinstance(tool, McpTool) else str(tool.__struct_config__.tag)
+    return tool.server_label if isinstance(tool, McpTool) else tag_of(tool)
 
 
 # --- built-in tools of the contract, as the model sees them --------------------------------------
@@ -475,7 +500,7 @@ class _Meant:
         self._names: set[str | None] = set()
         self._in_namespaces: set[tuple[str | None, str | None]] = set()
         for choice in choices:
-            kind = "web_search" if choice.type.startswith("web_search") else choice.type
+            kind = builtin_of(choice.type)
             if kind == "mcp":
                 self._remote.add((choice.server_label, choice.name))
                 continue

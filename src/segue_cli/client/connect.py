@@ -1,8 +1,7 @@
 """How is a client configured for this server? `segue connect CLIENT` prints what to write, or edits Codex's file.
 
-In: the name of a client, the server's URL, a model. Out: a program that runs as it is, or the client's own settings, on
-standard output; what to do with it on standard error. A client that cannot use the Responses API is refused with the
-reason.
+In: the name of a client, the server's URL, a model, an API. Out: a program that runs as it is, or the client's own
+settings, on standard output; what to do with it on standard error.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import argparse
 import sys
 
 from segue.errors import Misconfigured
-from segue_cli.client.clients import CLIENTS, UNSUPPORTED, settings_of
+from segue_cli.client.clients import CLIENTS, api_of, settings_of
 from segue_cli.client.talk import (
     SEGUE_KEY,
     ModelEndpoint,
+    add_api,
     add_model,
     add_server,
     find_endpoint,
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", metavar="CLIENT", help=f"the client to connect: {names}")
     add_server(parser)
     add_model(parser)
+    add_api(parser)
     parser.add_argument("--print", action="store_true", help="only print, write nothing")
     parser.add_argument("--yes", action="store_true", help="write without asking")
 
@@ -36,14 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what a client needs, or edit Codex's configuration; returns the exit status."""
     name = options.client.lower()
-    if name in UNSUPPORTED:
-        raise Misconfigured(f"connect: {name} is not supported: {UNSUPPORTED[name]}")
     if name not in ("codex", *CLIENTS):
         names = ", ".join(("codex", *CLIENTS))
         raise Misconfigured(
             f"connect: there is no client '{name}'; choose from {names}. "
             "`segue connect other` says what any other client needs."
         )
+    api = api_of(name, options.api)
     server = server_of(options)
     endpoint = find_endpoint(server, options.model)
     if name == "codex":
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        say(settings_of(name, endpoint))
+        say(settings_of(name, endpoint, api))
         say(CLIENTS[name].use, end="\n" if CLIENTS[name].use else "", file=sys.stderr)
     if server.key and not server.key_env:
         say(f"Put the API key into the environment variable {SEGUE_KEY}.", file=sys.stderr)

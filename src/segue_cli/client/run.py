@@ -23,11 +23,20 @@ from typing import NamedTuple
 import msgspec
 
 from segue.errors import Misconfigured
-from segue_cli.client.clients import UNSUPPORTED, opencode, pi
+from segue_cli.client.clients import (
+    CLIENTS,
+    CLINE_PROVIDERS,
+    api_of,
+    opencode,
+    pi,
+    qwen_auth,
+    snippet,
+)
 from segue_cli.client.talk import (
     ModelEndpoint,
     NotReachable,
     RunningServer,
+    add_api,
     add_model,
     add_server,
     find_endpoint,
@@ -54,16 +63,21 @@ class Setup(NamedTuple):
 
 
 class RunnableAgent(NamedTuple):
-    """An agent: its npm package, and what it is started with for a server; the last argument is the API key, if any."""
+    """An agent: how it is installed, what it is started with, and the name that `segue connect` has for it.
 
-    package: str
-    set_up: Callable[[ModelEndpoint, Path, str | None], Setup]
+    What it is started with depends on the server and its model, a folder, the API key, if any, and the API.
+    """
+
+    install: str
+    set_up: Callable[[ModelEndpoint, Path, str | None, str], Setup]
+    client: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue run`."""
     add_server(parser)
     add_model(parser)
+    add_api(parser)
     parser.usage = "segue run [FLAGS] AGENT [ARGUMENTS]"
     for name, (metavar, about) in SERVER_FLAGS.items():
         parser.add_argument("--" + name.replace("_", "-"), metavar=metavar, help=about)
@@ -77,10 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start the agent and wait for it; returns its exit status."""
     agent, program = _find(options.agent)
+    api = api_of(agent.client, options.api)
     with _serving(options) as server:
         endpoint = find_endpoint(server, options.model)
-        home = _state_home() / "run" / options.agent
-        setup = agent.set_up(endpoint, home, server.key)
+        home = _state_home() / "run" / agent.client
+        setup = agent.set_up(endpoint, home, server.key, api)
         _write(home, setup.files)
         key = {endpoint.key_env: server.key} if endpoint.key_env and server.key else {}
         environment = {**os.environ, **setup.environment, **key}
@@ -93,13 +108,12 @@ def _state_home() -> Path:
 
 
 def _find(name: str) -> tuple[RunnableAgent, str]:
-    if name in UNSUPPORTED:
-        raise Misconfigured(f"run: {name} is not supported: {UNSUPPORTED[name]}")
+    name = ALIASES.get(name, name)
     if name not in AGENTS:
         raise Misconfigured(f"run: '{name}' cannot be started; choose from {', '.join(AGENTS)}.")
     program = shutil.which(name)
     if program is None:
-        install = f"npm install -g {AGENTS[name].package}"
+        install = AGENTS[name].install
         raise Misconfigured(f"run: {name} is not installed, or not in PATH. Install it: {install}")
     return AGENTS[name], program
 
@@ -197,7 +211,7 @@ def _started(flags: list[str]) -> Iterator[str]:
 # --- agents ------------------------------------------------------------------------------------------
 
 
-def _codex(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
+def _codex(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
     # Imported here: only Codex's file needs tomlkit.
     from segue_cli.client.codex import SMALL_PROMPT, SMALL_PROMPT_TEXT, codex_block
 
@@ -205,19 +219,19 @@ def _codex(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
     return Setup(files, environment={"CODEX_HOME": str(home)})
 
 
-def _opencode(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
+def _opencode(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
     # Wins over the files of the project and of the person.
-    return Setup(environment={"OPENCODE_CONFIG_CONTENT": _json(opencode(endpoint))})
+    return Setup(environment={"OPENCODE_CONFIG_CONTENT": _json(opencode(endpoint, api))})
 
 
-def _pi(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
+def _pi(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
     words = ("--provider", "segue", "--model", endpoint.model)
     folder = {"PI_CODING_AGENT_DIR": str(home)}
-    return Setup({"models.json": _json(pi(endpoint))}, words, folder)
+    return Setup({"models.json": _json(pi(endpoint, api))}, words, folder)
 
 
-def _cline(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
-    provider = "openai-native"
+def _cline(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
+    provider = CLINE_PROVIDERS[api]
     settings = {
         "provider": provider,
         "apiKey": key or "none",
@@ -230,13 +244,46 @@ def _cline(endpoint: ModelEndpoint, home: Path, key: str | None) -> Setup:
     return Setup(files, ("--config", str(home), "-P", provider, "-m", endpoint.model))
 
 
+def _continue(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
+    settings = snippet("continue", endpoint, api)
+    return Setup({"config.yaml": settings}, ("--config", str(home / "config.yaml")))
+
+
+def _claude(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
+    # A key of the person's own for another server would be sent beside ours.
+    none = {"ANTHROPIC_API_KEY": ""}
+    return Setup(environment=_variables("claude-code", endpoint, key, api) | none)
+
+
+def _qwen(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
+    words = ("--auth-type", qwen_auth(api))
+    return Setup(words=words, environment=_variables("qwen-code", endpoint, key, api))
+
+
+def _aider(endpoint: ModelEndpoint, home: Path, key: str | None, api: str) -> Setup:
+    return Setup(environment=_variables("aider", endpoint, key, api))
+
+
+def _variables(client: str, endpoint: ModelEndpoint, key: str | None, api: str) -> dict[str, str]:
+    make = CLIENTS[client].variables
+    assert make is not None
+    return make(endpoint, api, key or "none")
+
+
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+NPM = "npm install -g"
 AGENTS = {
-    "codex": RunnableAgent("@openai/codex", _codex),
-    "opencode": RunnableAgent("opencode-ai", _opencode),
-    "pi": RunnableAgent("@earendil-works/pi-coding-agent", _pi),
-    "cline": RunnableAgent("cline", _cline),
+    "codex": RunnableAgent(f"{NPM} @openai/codex", _codex, "codex"),
+    "claude": RunnableAgent(f"{NPM} @anthropic-ai/claude-code", _claude, "claude-code"),
+    "opencode": RunnableAgent(f"{NPM} opencode-ai", _opencode, "opencode"),
+    "pi": RunnableAgent(f"{NPM} @earendil-works/pi-coding-agent", _pi, "pi"),
+    "cline": RunnableAgent(f"{NPM} cline", _cline, "cline"),
+    "qwen": RunnableAgent(f"{NPM} @qwen-code/qwen-code", _qwen, "qwen-code"),
+    "cn": RunnableAgent(f"{NPM} @continuedev/cli", _continue, "continue"),
+    "aider": RunnableAgent("python3 -m pip install aider-chat", _aider, "aider"),
 }
+# The name of a client leads to its program as well.
+ALIASES = {agent.client: name for name, agent in AGENTS.items()}

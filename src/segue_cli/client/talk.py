@@ -87,6 +87,11 @@ class ModelEndpoint:
     sees_images: bool | None = None
 
     @property
+    def root_url(self) -> str:
+        """The URL without the version, as Anthropic's clients take it."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
     def is_small(self) -> bool:
         """Whether the usual prompt and tools of an agent leave too little of the context window."""
         return self.context_tokens is not None and self.context_tokens < SMALL_TOKENS
@@ -228,6 +233,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """The flag that says which model, of `segue chat` too."""
     model = "name of the model (default: the first that the server lists)"
     parser.add_argument("--model", help=model)
+
+
+def add_api(parser: argparse.ArgumentParser) -> None:
+    """The flag that says which API a client is set up for."""
+    about = "API that the client uses, where it can use several (default: the first that its page names)"
+    parser.add_argument("--api", choices=("responses", "chat", "messages"), help=about)
 
 
 def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:

@@ -1,0 +1,137 @@
+"""How are messages created and counted by HTTP, and which models are there? The handlers of this API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from segue.aio import off_loop
+from segue.errors import ApiError, InvalidRequest, NotFound, cut_name
+from segue.listener.exchange import Exchange
+from segue.listener.services import Services
+from segue.listener.subscribers import LastSubscriber
+from segue.listener.turns import name_turn, open_stream, receive, stream, wait_for_end
+from segue.messages.answer import answer_of, refused_answer
+from segue.messages.errors import REQUEST_ID
+from segue.messages.models import encode_model, encode_page
+from segue.messages.reading import MessageReading
+from segue.messages.request import AskedTurn, Surroundings
+from segue.messages.stream import INPUT_BLOCKED, MessageEvents
+from segue.messages.threads import enter_thread
+from segue.resent.memo import Memo
+from segue.turn.plan import Arrival, Caller, Receipt
+from segue.wire.codec import LARGE_BYTES, decode_tools, encode
+from segue.wire.effects import NO_EFFECTS
+
+# What clients say of their conversation, in the order in which it is believed. A hint for the routing, no more.
+SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-affinity", b"x-session-id")
+BETA = b"anthropic-beta"
+REPAIRS = b"x-segue-repairs"
+
+
+class MessageRoutes:
+    """The handlers of `/v1/messages`, and of models for clients of this API."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._runner = services.runner
+
+    async def create(self, exchange: Exchange) -> None:
+        """A new message: as a stream of events, or as one object."""
+        reading = self._reading(exchange)
+        arrival = await receive(exchange, self._services, reading.decode)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
+        asked = reading.asked
+        if "web_search" in asked.served:
+            self._check_search(arrival)
+        with _answering(exchange, asked):
+            if asked.create.stream:
+                await self._stream(exchange, asked, arrival)
+            else:
+                await self._answer(exchange, asked, arrival)
+
+    def _reading(self, exchange: Exchange, *, counts: bool = False) -> MessageReading:
+        session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
+        # All APIs share it: the beginning of a key says whose value it has.
+        memo = cast("Memo[object]", self._services.memo)
+        is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts))
+
+    async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
+        events = MessageEvents(asked, exchange.request_id)
+        events.subscriber = open_stream(self._services, events.write)
+        await stream(exchange, self._services, arrival, events.subscriber)
+
+    async def _answer(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
+        subscriber = LastSubscriber()
+        running = await self._runner.begin(arrival, subscriber)
+        exchange.release_body()
+        name_turn(exchange, running)
+        await wait_for_end(exchange, running, subscriber)
+        error, response = running.error, running.response
+        if error is None:
+            body = answer_of(response, asked, running.tally)
+        elif error.code == INPUT_BLOCKED:
+            body = refused_answer(response, asked, error.message)
+        else:
+            raise error
+        await exchange.answer(200, body)
+
+    def _check_search(self, arrival: Arrival) -> None:
+        """A search that the server cannot run is refused: the model would make up what it finds."""
+        hosted = self._runner.resources.hosted
+        tools, _ = decode_tools(arrival.create.tools or b"null", None)
+        if hosted is not None:
+            tools = hosted.load().offer(tools, NO_EFFECTS, None, arrival.caller.may)
+        if not any(offer.builtin == "web_search" for offer in tools.hosted):
+            problem = "the tool 'web_search' is not set up on this server, or not for this key"
+            raise InvalidRequest(f"tools: {problem}", code="unsupported_value", param="tools")
+
+    async def count_tokens(self, exchange: Exchange) -> None:
+        """The length of a prompt. It is no turn, and counts as none: clients ask for many at once."""
+        reading = self._reading(exchange, counts=True)
+        body = await exchange.text(self._services.limits.body_bytes_max)
+        create = await off_loop(len(body) > LARGE_BYTES, reading.decode, body)
+        caller = Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
+        receipt = Receipt(exchange.label + "http", bytes_received=exchange.body_bytes)
+        arrival = Arrival(create, caller, receipt)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
+        with _answering(exchange, reading.asked):
+            count = await self._runner.count_tokens(arrival)
+            await exchange.answer(200, encode({"input_tokens": count}))
+
+    async def list_models(self, exchange: Exchange) -> None:
+        with _answering(exchange):
+            await exchange.answer(200, encode_page(self._runner.models, exchange.query))
+
+    async def model(self, exchange: Exchange) -> None:
+        name = exchange.arguments["id"]
+        model = self._runner.models.get(name)
+        if model is None:
+            raise _not_served(name)
+        with _answering(exchange):
+            await exchange.answer(200, encode_model(name, model))
+
+
+@contextmanager
+def _answering(exchange: Exchange, asked: AskedTurn | None = None) -> Iterator[None]:
+    """An answer has the headers of this API; an error that comes before it brings its own."""
+    usual = exchange.more_headers
+    headers = [*usual, (REQUEST_ID, exchange.request_id.encode())]
+    if asked is not None and asked.repairs:
+        headers.append((REPAIRS, ", ".join(asked.repairs).encode()))
+    exchange.more_headers = headers
+    try:
+        yield
+    except ApiError as error:
+        exchange.more_headers = usual
+        if error.code == "model_not_found" and asked is not None:
+            raise _not_served(asked.create.model or "") from None
+        raise
+
+
+def _not_served(name: str) -> NotFound:
+    return NotFound(f"model: {cut_name(name)}", code="model_not_found", param="model")

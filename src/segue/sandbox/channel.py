@@ -1,0 +1,48 @@
+"""How does the keeper speak with the supervisor inside a sandbox? Frames as `supervisor.py` has them.
+
+What comes from inside is not trusted: a frame that is too long, or of a kind that does not exist, closes the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import NamedTuple
+
+HEADER = struct.Struct("<IcI")
+FRAME_BYTES_MAX = 128 * 1024
+RUN, TERMINATE, KILL = b"r", b"k", b"f"
+READY, STDOUT, STDERR, EXITED = b"+", b"o", b"e", b"x"
+_code = struct.Struct("<i")
+
+
+class BadFrame(Exception):
+    """The other side speaks another language: something inside has taken its place."""
+
+
+class SandboxFrame(NamedTuple):
+    """What the supervisor says: of which command, and what."""
+
+    kind: bytes
+    number: int
+    body: bytes
+
+    @property
+    def exit_code(self) -> int:
+        """How a command has ended."""
+        if len(self.body) != _code.size:
+            raise BadFrame("an exit without a code")
+        return int(_code.unpack(self.body)[0])
+
+
+def pack(kind: bytes, number: int, body: bytes = b"") -> bytes:
+    """A frame for the supervisor."""
+    return HEADER.pack(len(body), kind, number) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> SandboxFrame:
+    """The next frame; `IncompleteReadError` or `OSError` where the sandbox has ended."""
+    size, kind, number = HEADER.unpack(await reader.readexactly(HEADER.size))
+    if size > FRAME_BYTES_MAX or kind not in (READY, STDOUT, STDERR, EXITED):
+        raise BadFrame(f"a frame of kind {kind!r} with {size} bytes")
+    return SandboxFrame(kind, number, await reader.readexactly(size))

@@ -1,0 +1,260 @@
+"""How does a server reach its keeper? Starts it, asks it, and puts its answers into the words of the API.
+
+The keeper is started with an empty environment and ends when this process does. Where it has ended by itself, it is
+started again; the containers that it held are gone then. Workers of one parent share the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from segue.errors import (
+    ApiError,
+    InvalidRequest,
+    Misconfigured,
+    NotFound,
+    Refused,
+    TooMany,
+    Unavailable,
+)
+from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.sandbox.messages import (
+    CommandEnd,
+    Container,
+    ContainerSpec,
+    DeleteContainer,
+    DeleteContainerFile,
+    FileEntry,
+    FilePiece,
+    FindContainer,
+    KeeperAnswer,
+    KeeperFailure,
+    KeeperOrders,
+    KeeperReady,
+    KeeperReply,
+    KeeperRequest,
+    ListContainerFiles,
+    ListContainers,
+    MakeContainer,
+    Printed,
+    ReadContainerFile,
+    RunCommand,
+    WriteContainerFile,
+)
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+# What the keeper may take to end in order.
+CLOSE_S_MAX = 3.0
+_reply: msgspec.msgpack.Decoder[KeeperReply] = msgspec.msgpack.Decoder(KeeperReply)
+_ready: msgspec.json.Decoder[KeeperReady] = msgspec.json.Decoder(KeeperReady)
+
+
+class KeeperProcess:
+    """The keeper of this machine, as a child of this process."""
+
+    def __init__(self, root: str, containers_max: int, *, has_cgroups: bool = True) -> None:
+        # For this user alone.
+        self._folder = Path(tempfile.mkdtemp(prefix="segue-keeper-"))
+        self.socket = str(self._folder / "keeper")
+        folder = Path(tempfile.gettempdir(), f"segue-sandboxes-{os.geteuid()}")
+        self._orders = KeeperOrders(
+            socket=self.socket,
+            folder=str(folder),
+            root=root,
+            containers_max=containers_max,
+            has_cgroups=has_cgroups,
+        )
+        self.ready = KeeperReady()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process, while it runs."""
+        return 0 if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it has tried a sandbox; refused with the reason where none can be made."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        Path(self.socket).unlink(missing_ok=True)
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "segue.sandbox.keeper"],
+            env={},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C is for the server, which then ends it.
+            process_group=0,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        ready = _ready.decode(line) if line else KeeperReady("the keeper ended at its start")
+        if ready.error:
+            self.close()
+            if ready.is_misconfigured:
+                raise Misconfigured(ready.error)
+            raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
+        self.ready = ready
+
+    async def keep_running(self) -> None:
+        """Start it again whenever it has ended."""
+        while True:
+            process = self._process
+            if process is not None:
+                status = await asyncio.to_thread(process.wait)
+                if process is not self._process:
+                    return
+                log.error("the keeper of sandboxes ended with status %d; starting it again", status)
+            try:
+                await asyncio.to_thread(self.start)
+            except Misconfigured as error:
+                log.error("%s; trying again in %g s", error, PAUSE_S)
+                self._process = None
+                await asyncio.sleep(PAUSE_S)
+
+    def close(self) -> None:
+        """End it, and with it all sandboxes."""
+        process, self._process = self._process, None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(CLOSE_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+class KeeperClient:
+    """Asks the keeper."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    async def create(self, owner: str, container_id: str, spec: ContainerSpec) -> Container:
+        return (await self._ask(MakeContainer(owner, container_id, spec))).containers[0]
+
+    async def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Container:
+        return (await self._ask(FindContainer(owner, container_id, refreshes))).containers[0]
+
+    async def list_all(self, owner: str) -> list[Container]:
+        return (await self._ask(ListContainers(owner))).containers
+
+    async def delete(self, owner: str, container_id: str) -> None:
+        await self._ask(DeleteContainer(owner, container_id))
+
+    async def list_files(self, owner: str, container_id: str) -> list[FileEntry]:
+        return (await self._ask(ListContainerFiles(owner, container_id))).files
+
+    async def delete_file(self, owner: str, container_id: str, path: str) -> None:
+        await self._ask(DeleteContainerFile(owner, container_id, path))
+
+    async def run(self, request: RunCommand) -> AsyncGenerator[Printed | CommandEnd, None]:
+        """What a command prints, and last how it has ended. Closing this stops the command."""
+        async with aclosing(self._replies(request)) as replies:
+            async for reply in replies:
+                if isinstance(reply, Printed):
+                    yield reply
+                elif isinstance(reply, KeeperAnswer) and reply.outcome is not None:
+                    yield reply.outcome
+
+    async def read_file(
+        self, owner: str, container_id: str, path: str
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a file."""
+        async with aclosing(self._replies(ReadContainerFile(owner, container_id, path))) as replies:
+            async for reply in replies:
+                if isinstance(reply, FilePiece):
+                    yield reply.data
+
+    async def write_file(
+        self, owner: str, container_id: str, path: str, data: AsyncIterator[bytes]
+    ) -> None:
+        """Put a file there as it arrives."""
+        async with self._connected() as (reader, writer):
+            write_frame(writer, WriteContainerFile(owner, container_id, path))
+            async for piece in data:
+                for start in range(0, len(piece), 1 << 20):
+                    write_frame(writer, FilePiece(piece[start : start + (1 << 20)]))
+                    await writer.drain()
+            write_frame(writer, FilePiece(b""))
+            await writer.drain()
+            _checked(_reply.decode(await read_frame(reader)))
+
+    async def _ask(self, request: KeeperRequest) -> KeeperAnswer:
+        async with self._connected() as (reader, writer):
+            write_frame(writer, request)
+            await writer.drain()
+            reply = _checked(_reply.decode(await read_frame(reader)))
+            assert isinstance(reply, KeeperAnswer)
+            return reply
+
+    async def _replies(self, request: KeeperRequest) -> AsyncGenerator[KeeperReply, None]:
+        async with self._connected() as (reader, writer):
+            write_frame(writer, request)
+            await writer.drain()
+            while True:
+                reply = _checked(_reply.decode(await read_frame(reader)))
+                yield reply
+                if isinstance(reply, KeeperAnswer):
+                    return
+
+    @asynccontextmanager
+    async def _connected(
+        self,
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        writer = None
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket)
+            yield reader, writer
+        except CONNECTION_LOST:
+            message = "The keeper of sandboxes does not answer; it is being started again."
+            raise Unavailable(message, code="container_failed") from None
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def _checked(reply: KeeperReply) -> KeeperReply:
+    if isinstance(reply, KeeperFailure):
+        _raise(reply)
+    return reply
+
+
+def _raise(failure: KeeperFailure) -> NoReturn:
+    """A failure as clients of the API see it."""
+    message, code = failure.message, failure.code
+    error: ApiError
+    match code:
+        case "container_not_found" | "container_file_not_found":
+            error = NotFound(message, code=code)
+        case "container_expired" | "invalid_value":
+            error = InvalidRequest(message, code=code)
+        case "container_full":
+            error = Refused(message, status=413, code=code)
+        case "too_many_containers":
+            error = TooMany(message, code=code, wait_s=60.0)
+        case _:
+            error = Unavailable(message, code=code)
+    raise error

@@ -1,0 +1,364 @@
+"""Who starts sandboxes? A process of its own, without secrets: `python -m segue.sandbox.keeper`.
+
+The server starts it with an empty environment; it has no database, no key and no engine. Its orders come in one line on
+standard input, its first answer on standard output says whether a sandbox can be made here. It serves all workers of a
+machine over one Unix socket. When standard input ends, the server is gone: the keeper ends at once, and the kernel ends
+all sandboxes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from segue.aio import in_background
+from segue.errors import Misconfigured
+from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.sandbox import bwrap
+from segue.sandbox.beneath import list_files, new_file, plain_file, remove_file
+from segue.sandbox.bwrap import SandboxFailed, find_bwrap
+from segue.sandbox.containers import (
+    COMMAND_BYTES_MAX,
+    COMMANDS_MAX,
+    Containers,
+    Held,
+    KeeperFault,
+    LiveSandbox,
+    remove_folder,
+    run_command,
+)
+from segue.sandbox.limits import Cgroups, open_cgroups, remove_cgroups
+from segue.sandbox.messages import (
+    ContainerSpec,
+    DeleteContainer,
+    DeleteContainerFile,
+    FileEntry,
+    FilePiece,
+    FindContainer,
+    KeeperAnswer,
+    KeeperFailure,
+    KeeperOrders,
+    KeeperReady,
+    KeeperRequest,
+    ListContainerFiles,
+    ListContainers,
+    MakeContainer,
+    Printed,
+    ReadContainerFile,
+    RunCommand,
+    WriteContainerFile,
+)
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 5.0
+# After the server has gone: what closing everything in order may take.
+CLOSE_S_MAX = 0.8
+PIECE_BYTES = 256 * 1024
+# Files that a list shows.
+FILES_MAX = 10_000
+# A sandbox that has no way out says so at the start: no capability, a filter, no new privileges, no other process, no
+# environment but its own.
+PROBE = (
+    "grep -q '^CapEff:.*0000000000000000' /proc/self/status && grep -q '^Seccomp:.*2' /proc/self/status && "
+    "grep -q '^NoNewPrivs:.*1' /proc/self/status && test -w /mnt/data && ! test -w /usr && "
+    "! grep -q : /proc/net/route && tail -n +3 /proc/net/dev | grep -qv '[^ lo]:' && echo held"
+)
+
+_request: msgspec.msgpack.Decoder[KeeperRequest] = msgspec.msgpack.Decoder(KeeperRequest)
+
+
+class Keeper:
+    """Answers the requests of servers."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+
+    async def on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One request, until it is answered or its client is gone."""
+        try:
+            request = _request.decode(await read_frame(reader))
+            try:
+                if isinstance(request, RunCommand):
+                    await self._run(request, reader, writer)
+                elif isinstance(request, ReadContainerFile):
+                    await self._read_file(request, writer)
+                elif isinstance(request, WriteContainerFile):
+                    await self._write_file(request, reader)
+                    write_frame(writer, KeeperAnswer())
+                else:
+                    write_frame(writer, await self._answer(request))
+            except KeeperFault as fault:
+                write_frame(writer, fault.failure)
+            await writer.drain()
+        except CONNECTION_LOST:
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(
+        self,
+        request: MakeContainer
+        | FindContainer
+        | ListContainers
+        | DeleteContainer
+        | ListContainerFiles
+        | DeleteContainerFile,
+    ) -> KeeperAnswer:
+        containers = self._containers
+        match request:
+            case MakeContainer():
+                return KeeperAnswer([containers.create(request)])
+            case FindContainer(owner=owner, container_id=name, refreshes=refreshes):
+                held = containers.find(owner, name, refreshes=refreshes)
+                return KeeperAnswer([containers.about(held)])
+            case ListContainers(owner=owner):
+                return KeeperAnswer(containers.list(owner))
+            case DeleteContainer(owner=owner, container_id=name):
+                await containers.delete(owner, name)
+                return KeeperAnswer()
+            case ListContainerFiles(owner=owner, container_id=name):
+                held, place = await containers.place(owner, name)
+                return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
+            case DeleteContainerFile(owner=owner, container_id=name, path=path):
+                _, place = await containers.place(owner, name)
+                with _file_errors(path), _data(place) as folder:
+                    remove_file(folder, path)
+                return KeeperAnswer()
+
+    async def _run(
+        self, request: RunCommand, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        held, place = await self._containers.place(request.owner, request.container_id)
+        if len(place.commands) >= COMMANDS_MAX:
+            message = f"{COMMANDS_MAX} commands run in this container already."
+            raise KeeperFault(KeeperFailure(code="too_many_containers", message=message))
+        if "\0" in request.command or len(request.command.encode()) > COMMAND_BYTES_MAX:
+            message = f"A command has at most {COMMAND_BYTES_MAX} bytes, and none of them is zero."
+            raise KeeperFault(KeeperFailure(code="invalid_value", message=message))
+
+        async def send(printed: Printed) -> None:
+            write_frame(writer, printed)
+            await writer.drain()
+
+        running = asyncio.create_task(run_command(place, request, send))
+        # Nothing follows a request: the end of the connection takes it back.
+        leaving = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                write_frame(writer, KeeperAnswer(outcome=running.result()))
+        finally:
+            for task in (running, leaving):
+                task.cancel()
+            await asyncio.gather(running, leaving, return_exceptions=True)
+            self._containers.refresh(held)
+
+    async def _read_file(self, request: ReadContainerFile, writer: asyncio.StreamWriter) -> None:
+        _, place = await self._containers.place(request.owner, request.container_id)
+        with (
+            _file_errors(request.path),
+            _data(place) as folder,
+            plain_file(folder, request.path) as fd,
+        ):
+            # No more than it has now: it may grow faster than it is read.
+            left = os.fstat(fd).st_size
+            while left > 0 and (
+                data := await asyncio.to_thread(os.read, fd, min(left, PIECE_BYTES))
+            ):
+                left -= len(data)
+                write_frame(writer, FilePiece(data))
+                await writer.drain()
+        write_frame(writer, KeeperAnswer())
+
+    async def _write_file(self, request: WriteContainerFile, reader: asyncio.StreamReader) -> None:
+        held, place = await self._containers.place(request.owner, request.container_id)
+        left = place.limits.disk_bytes
+        with (
+            _file_errors(request.path),
+            _data(place) as folder,
+            new_file(folder, request.path, place.sandbox.uid) as fd,
+        ):
+            while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
+                left -= len(data)
+                if left < 0:
+                    raise KeeperFault(
+                        KeeperFailure(
+                            code="container_full", message="The file is larger than the container."
+                        )
+                    )
+                await asyncio.to_thread(_write, fd, data)
+        held.uploaded.add(request.path)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _listed(held: Held, place: LiveSandbox) -> list[FileEntry]:
+    with _data(place) as folder:
+        found = list_files(folder, FILES_MAX)
+    return [FileEntry(*entry, is_uploaded=entry.path in held.uploaded) for entry in found]
+
+
+class _data:
+    """`/mnt/data` of a sandbox, open while inside."""
+
+    def __init__(self, place: LiveSandbox) -> None:
+        self._path = place.data
+
+    def __enter__(self) -> int:
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._fd
+
+    def __exit__(self, *raised: object) -> None:
+        os.close(self._fd)
+
+
+class _file_errors:
+    """What the system says of a file, in the words of the protocol."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+            message = f"The container has no file '{self._path[:256]}', or it is not a plain file."
+            raise KeeperFault(
+                KeeperFailure(code="container_file_not_found", message=message)
+            ) from None
+
+
+# --- the process --------------------------------------------------------------------------------------
+
+
+def group_name(folder: Path) -> str:
+    """The name of a keeper's cgroups, by its folder."""
+    return f"segue-{folder.name}"
+
+
+def own_folder(base: Path) -> Path:
+    """A folder for this keeper, locked while it lives; those of keepers that are dead are removed."""
+    base.mkdir(mode=0o711, exist_ok=True)
+    if base.stat().st_uid != os.geteuid():
+        raise Misconfigured(f"environment: the folder {base} belongs to another user.")
+    base.chmod(0o711)
+    for other in base.iterdir():
+        with suppress(OSError), open(other / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_cgroups(group_name(other))
+            remove_folder(other)
+    folder = Path(tempfile.mkdtemp(dir=base))
+    folder.chmod(0o711)
+    # Held open, and so locked, until the process ends.
+    lock_fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    return folder
+
+
+@asynccontextmanager
+async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroups]]:
+    """The containers of a keeper, with a sandbox tried."""
+    folder = own_folder(Path(orders.folder))
+    adapter = find_bwrap(folder, orders.root)
+    cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
+    containers = Containers(
+        adapter, cgroups, folder, containers_max=orders.containers_max, idle_s=orders.idle_s
+    )
+    try:
+        await _probe(containers)
+        yield containers, cgroups
+    finally:
+        await containers.close()
+        cgroups.close()
+        remove_folder(folder)
+
+
+async def _probe(containers: Containers) -> None:
+    """Make a sandbox and see that it holds."""
+    containers.create(MakeContainer("", "probe", ContainerSpec()))
+    try:
+        _, place = await containers.place("", "probe", shows_reason=True)
+        seen: list[str] = []
+
+        async def send(printed: Printed) -> None:
+            seen.append(printed.stdout + printed.stderr)
+
+        outcome = await run_command(place, RunCommand("", "probe", PROBE, 10.0, 4096), send)
+        said = "".join(seen) + outcome.stdout + outcome.stderr
+        if said.strip() != "held":
+            raise SandboxFailed(f"the sandbox does not hold what it must: {said.strip()!r}")
+    finally:
+        await containers.delete("", "probe")
+
+
+async def serve(orders: KeeperOrders) -> None:
+    """Keep sandboxes until the server is gone."""
+    try:
+        async with opened(orders) as (containers, cgroups):
+            keeper = Keeper(containers)
+            server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
+            _say(KeeperReady(isolation=bwrap.ISOLATION, held_by=cgroups.held_by))
+            async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
+                await _server_gone()
+    except SandboxFailed as error:
+        _say(KeeperReady(str(error)))
+    except Misconfigured as error:
+        _say(KeeperReady(str(error), is_misconfigured=True))
+
+
+async def _sweep(containers: Containers) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        await containers.sweep()
+
+
+def _say(ready: KeeperReady) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _server_gone() -> None:
+    """Wait until standard input ends: then the server has gone, or wants this process to go."""
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        loop.call_soon_threadsafe(gone.set)
+        # Whatever holds the loop: the kernel ends the sandboxes with this process.
+        time.sleep(CLOSE_S_MAX)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+    await gone.wait()
+
+
+def main() -> None:
+    """Read the orders and follow them."""
+    os.umask(0o022)
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=KeeperOrders)
+    logging.basicConfig(format="sandbox keeper: %(message)s", level=logging.INFO)
+    asyncio.run(serve(orders))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""How much may one sandbox use, and how is that held?
+
+In a cgroup of its own where one may be made below the keeper's own (v2, else v1): memory, processes and CPU are then
+limited by the kernel. Elsewhere a watcher adds up what the processes of the sandbox have resident and what its
+memory-backed folders hold, often enough to kill within 200 ms; processes are limited by a resource limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+MIB = 1024 * 1024
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# How often a watcher looks: a limit is noticed, and the sandbox killed, within 200 ms.
+WATCH_S = 0.1
+# Microseconds of CPU time in a period: one core.
+CPU_QUOTA_US, CPU_PERIOD_US = 100_000, 100_000
+# Shorter than what the kernel takes as a path.
+PATH_CHARS_MAX = 3_500
+# What the kernel needs for a file that is in memory, besides its contents.
+INODE_BYTES = 1024
+
+HeldBy = Literal["cgroup", "watcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use."""
+
+    memory_bytes: int
+    disk_bytes: int = 1024 * MIB
+    files: int = 100_000
+    processes: int = 256
+    open_files: int = 1024
+
+
+@dataclass(slots=True)
+class Group:
+    """The cgroups of one sandbox: folders, of which v1 has one for each controller."""
+
+    folders: tuple[Path, ...] = ()
+
+    def add(self, pid: int) -> None:
+        """Put a process there, with all that it starts from now on."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def close(self) -> None:
+        """Remove it; its processes are gone."""
+        for folder in self.folders:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@dataclass(slots=True)
+class Cgroups:
+    """Where groups can be made: the folder of v2, or one for each controller of v1."""
+
+    parents: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def held_by(self) -> HeldBy:
+        return "cgroup" if "memory" in self.parents or "" in self.parents else "watcher"
+
+    def make(self, name: str, limits: Limits) -> Group:
+        """A group with these limits; without folders where none can be made."""
+        made: list[Path] = []
+        for controller, parent in self.parents.items():
+            folder = parent / name
+            folder.mkdir()
+            made.append(folder)
+            for file, value in _values(controller, limits):
+                (folder / file).write_text(value)
+        return Group(tuple(made))
+
+    def close(self) -> None:
+        """Remove the groups above those of the sandboxes."""
+        Group(tuple(self.parents.values())).close()
+
+
+def _values(controller: str, limits: Limits) -> Iterator[tuple[str, str]]:
+    """The files of a group and what they say; `controller` is empty for v2."""
+    if controller == "":
+        yield "memory.max", str(limits.memory_bytes)
+        yield "memory.oom.group", "1"
+        yield "pids.max", str(limits.processes)
+        yield "cpu.max", f"{CPU_QUOTA_US} {CPU_PERIOD_US}"
+    elif controller == "memory":
+        yield "memory.limit_in_bytes", str(limits.memory_bytes)
+    elif controller == "pids":
+        yield "pids.max", str(limits.processes)
+    elif controller == "cpu":
+        yield "cpu.cfs_period_us", str(CPU_PERIOD_US)
+        yield "cpu.cfs_quota_us", str(CPU_QUOTA_US)
+
+
+def open_cgroups(name: str, own: str | None = None, mounts: str = "/sys/fs/cgroup") -> Cgroups:
+    """Groups below the keeper's own, where they can be made and have what is needed; else none."""
+    lines = Path("/proc/self/cgroup").read_text() if own is None else own
+    places = _places(name, lines, mounts)
+    if "" in places:
+        return _open_v2(places[""])
+    made: dict[str, Path] = {}
+    for controller, folder in places.items():
+        with suppress(OSError):
+            folder.mkdir()
+            made[controller] = folder
+    if "memory" not in made:
+        Cgroups(made).close()
+        return Cgroups()
+    return Cgroups(made)
+
+
+def _places(name: str, lines: str, mounts: str) -> dict[str, Path]:
+    """Where the groups of a keeper are, by controller; by an empty name where all controllers have one folder."""
+    paths = dict(line.split(":", 2)[1:] for line in lines.splitlines() if line.count(":") >= 2)
+    wanted = ("memory", "pids", "cpu")
+    found = {
+        each: Path(f"{mounts}/{controllers}{path}") / name
+        for controllers, path in paths.items()
+        for each in controllers.split(",")
+        if each in wanted
+    }
+    return found or {"": Path(mounts + paths.get("", "/")) / name}
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove the groups of a keeper that is dead."""
+    lines = Path("/proc/self/cgroup").read_text()
+    for folder in _places(name, lines, "/sys/fs/cgroup").values():
+        if folder.is_dir():
+            Group((*(each for each in folder.iterdir() if each.is_dir()), folder)).close()
+
+
+def _open_v2(folder: Path) -> Cgroups:
+    try:
+        folder.mkdir()
+        # Fails where the keeper's own group does not hand these on, or holds processes itself.
+        (folder / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+    except OSError:
+        Cgroups({"": folder}).close()
+        return Cgroups()
+    return Cgroups({"": folder})
+
+
+# --- the watcher ------------------------------------------------------------------------------------
+
+
+def processes_of(first: int) -> list[int]:
+    """The first process of a sandbox and all that it has: orphans belong to it too."""
+    found, todo = [], [first]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        try:
+            tasks = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for task in tasks:
+            with suppress(OSError):
+                children = Path(f"/proc/{pid}/task/{task}/children").read_text()
+                todo += map(int, children.split())
+    return found
+
+
+def memory_of(first: int, folders: tuple[str, ...]) -> int:
+    """What the processes of a sandbox have resident, and what its memory-backed folders hold."""
+    size = 0
+    for pid in processes_of(first):
+        with suppress(OSError, IndexError):
+            size += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    for folder in folders:
+        with suppress(OSError):
+            there = os.statvfs(f"/proc/{first}/root{folder}")
+            size += (there.f_blocks - there.f_bfree) * there.f_frsize
+            size += (there.f_files - there.f_ffree) * INODE_BYTES
+    return size
+
+
+def cpu_seconds_of(first: int) -> float:
+    """CPU time of the living processes of a sandbox and of those that ended and were waited for."""
+    ticks = 0
+    for pid in processes_of(first):
+        with suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def disk_use(folder: str, files_max: int) -> tuple[int, int]:
+    """The bytes and the files below a folder; stops counting shortly after the limit of files. Folders that are too
+    deep to be looked into count as too many files."""
+    size = count = 0
+    todo = [folder]
+    while todo and count <= files_max:
+        place = todo.pop()
+        if len(place) > PATH_CHARS_MAX:
+            return size, files_max + 1
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    count += 1
+                    with suppress(OSError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+                    if count > files_max:
+                        break
+        except OSError:
+            continue
+    return size, count

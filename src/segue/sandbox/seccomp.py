@@ -1,0 +1,55 @@
+"""Which system calls may a program in a sandbox not make?
+
+The rules are here; the filters made of them are files beside this one, one for each architecture, so that no server
+needs libseccomp. `python -m tests.sandbox.make_filters` makes them again, and a test compares. A call that is not named
+is allowed: the kernel's own checks hold for it. A call by another ABI (i386, x32) kills the process.
+"""
+
+from __future__ import annotations
+
+import platform
+from errno import EAFNOSUPPORT, ENOSYS, EPERM
+from pathlib import Path
+
+from segue.errors import Misconfigured
+
+# New namespaces and mounts; other processes; the kernel's large and young surfaces; the clock and the machine.
+DENIED = (
+    *("unshare", "setns", "mount", "umount", "umount2", "pivot_root", "chroot", "move_mount"),
+    *("open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+    *("open_by_handle_at", "name_to_handle_at"),
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "process_madvise", "kcmp"),
+    *("bpf", "perf_event_open", "userfaultfd", "add_key", "request_key", "keyctl"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_secret", "lookup_dcookie"),
+    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
+    *("create_module", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog"),
+    *("settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname"),
+    *("iopl", "ioperm", "modify_ldt", "vhangup", "nfsservctl", "uselib", "personality", "ustat"),
+    *("sysfs", "_sysctl", "fanotify_init", "move_pages", "migrate_pages", "mbind", "set_mempolicy"),
+    *("memfd_create", "vmsplice"),
+)
+# As if the kernel did not have it: the C library then uses `clone`, whose flags a filter can see.
+ABSENT = ("clone3",)
+CLONE_NEWUSER = 0x10000000
+# Unix, IPv4 and IPv6; all others, netlink and packets among them, do not exist.
+FAMILIES = (1, 2, 10)
+# Typing into the terminal of somebody else.
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+
+ERRORS = {"denied": EPERM, "absent": ENOSYS, "family": EAFNOSUPPORT}
+ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def filter_path(architecture: str) -> Path:
+    """The filter of an architecture."""
+    return Path(__file__).with_name(f"seccomp_{architecture}.bpf")
+
+
+def load_filter() -> bytes:
+    """The filter for this machine, as bubblewrap takes it."""
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
+        known = ", ".join(sorted(set(ARCHITECTURES.values())))
+        message = f"environment: there is no seccomp filter for '{machine}', only for {known}."
+        raise Misconfigured(message)
+    return filter_path(ARCHITECTURES[machine]).read_bytes()

@@ -1,0 +1,56 @@
+"""Where a machine forbids namespaces, no sandbox can be made: the suite says so at the end of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from segue.sandbox.bwrap import NO_NAMESPACES, SandboxFailed
+from tests.escapes.places import ADAPTERS, containers_with
+
+FORBIDDEN = "escapes: this machine forbids namespaces, and nothing was tried"
+
+
+@cache
+def forbidden() -> str:
+    """Why no sandbox can be made on this machine: it forbids namespaces. Any other reason is a failure."""
+
+    async def attempt() -> str:
+        with TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            async with containers_with(Path(folder, "own"), ADAPTERS[1]) as containers:
+                try:
+                    place = await containers._start("1g", is_volatile=True)
+                except SandboxFailed as error:
+                    return str(error)
+                await place.close()
+                return ""
+
+    return asyncio.run(attempt())
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder of the host that every user may look into: nothing but the sandbox hides it."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sandboxes_can_be_made() -> None:
+    if NO_NAMESPACES in forbidden():
+        pytest.skip(f"{FORBIDDEN}: {forbidden()}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("skipped", ()):
+        if FORBIDDEN in str(report.longrepr):
+            terminalreporter.write_line(f"{FORBIDDEN}.", red=True)
+            return

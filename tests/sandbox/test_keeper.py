@@ -1,0 +1,203 @@
+"""The keeper as a process of its own: without secrets, gone with its server, its containers apart by owner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from segue.errors import ApiError, Misconfigured
+from segue.ids import new_id
+from segue.sandbox.client import KeeperClient, KeeperProcess
+from segue.sandbox.keeper import own_folder
+from segue.sandbox.limits import processes_of
+from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
+from tests.support import until
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[KeeperProcess]:
+    process = KeeperProcess("", 8)
+    process.start()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def client(keeper: KeeperProcess) -> KeeperClient:
+    return KeeperClient(keeper.socket)
+
+
+async def container(client: KeeperClient, owner: str = "me", **spec: object) -> str:
+    made = await client.create(owner, new_id("cntr"), ContainerSpec(**spec))  # type: ignore[arg-type]
+    return made.id
+
+
+async def run(
+    client: KeeperClient, name: str, command: str, s_max: float = 20
+) -> tuple[str, CommandEnd]:
+    said, outcome = "", None
+    async for piece in client.run(RunCommand("me", name, command, s_max, 10_000)):
+        if isinstance(piece, Printed):
+            said += piece.stdout + piece.stderr
+        else:
+            outcome = piece
+    assert outcome is not None
+    return said + outcome.stdout + outcome.stderr, outcome
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for each in data:
+        yield each
+
+
+async def test_commands_and_files(client: KeeperClient) -> None:
+    name = await container(client, name="first")
+    await client.write_file("me", name, "in/a.csv", pieces(b"1,", b"2\n"))
+    said, outcome = await run(client, name, "cat in/a.csv; echo err >&2; echo out > b.txt; exit 3")
+    assert (sorted(said.split()), outcome.exit_code) == (["1,2", "err"], 3)
+    found = {entry.path: entry.is_uploaded for entry in await client.list_files("me", name)}
+    assert found == {"b.txt": False, "in/a.csv": True}
+    assert b"".join([data async for data in client.read_file("me", name, "b.txt")]) == b"out\n"
+    await client.delete_file("me", name, "b.txt")
+    assert len(await client.list_files("me", name)) == 1
+    about = await client.find("me", name)
+    assert (about.status, about.name, about.isolation) == ("active", "first", "kernel-shared")
+    await client.delete("me", name)
+    with pytest.raises(ApiError) as gone:
+        await run(client, name, "true")
+    assert (gone.value.status, gone.value.code) == (404, "container_not_found")
+
+
+async def test_output_comes_while_the_command_runs(client: KeeperClient) -> None:
+    name = await container(client)
+    running = client.run(RunCommand("me", name, "echo first; read x < fifo; echo $x", 20, 1_000))
+    await run(client, name, "mkfifo fifo")
+    assert await anext(running) == Printed("first\n")
+    await run(client, name, "echo second > fifo")
+    assert "".join([piece.stdout async for piece in running]) == "second\n"
+    await client.delete("me", name)
+
+
+async def test_client_that_leaves_stops_its_command(client: KeeperClient) -> None:
+    name = await container(client)
+    running = client.run(RunCommand("me", name, "echo begun; sleep 60; touch late", 60, 1_000))
+    await anext(running)
+    await running.aclose()
+
+    async def alone() -> bool:
+        return (await run(client, name, "ps ax | grep -c '[s]leep 60'"))[0] == "0\n"
+
+    async with asyncio.timeout(5):
+        while not await alone():
+            pass
+    await client.delete("me", name)
+
+
+async def test_owners_do_not_see_each_other(client: KeeperClient) -> None:
+    name = await container(client, "you")
+    assert name not in [each.id for each in await client.list_all("me")]
+    words = []
+    for wrong in (name, new_id("cntr")):
+        with pytest.raises(ApiError) as refused:
+            await client.find("me", wrong)
+        words.append(refused.value.message.replace(wrong, ""))
+    assert words[0] == words[1]
+    await client.delete("you", name)
+
+
+async def test_owner_has_so_many_containers(client: KeeperClient) -> None:
+    names = [await container(client) for _ in range(4)]
+    with pytest.raises(ApiError) as refused:
+        await container(client)
+    assert (refused.value.status, refused.value.code) == (429, "too_many_containers")
+    for name in names:
+        await client.delete("me", name)
+
+
+async def test_unstored_container_touches_no_disk(
+    client: KeeperClient, keeper: KeeperProcess
+) -> None:
+    name = await container(client, is_volatile=True)
+    await run(client, name, "echo canary-in-memory > /mnt/data/x; df /mnt/data | grep tmpfs")
+    folder = Path("/tmp", f"segue-sandboxes-{os.geteuid()}")
+    assert not _contains(folder, "canary-in-memory")
+    data = [data async for data in client.read_file("me", name, "x")]
+    assert b"".join(data) == b"canary-in-memory\n"
+    await client.delete("me", name)
+
+
+def test_keeper_has_no_environment(keeper: KeeperProcess) -> None:
+    # Python itself sets the locale.
+    names = Path(f"/proc/{keeper.pid}/environ").read_bytes()
+    assert names.replace(b"LC_CTYPE=C.UTF-8", b"").strip(b"\0") == b""
+
+
+SERVER = """
+import asyncio, sys
+from segue.sandbox.client import KeeperClient, KeeperProcess
+from segue.sandbox.messages import RunCommand, ContainerSpec
+async def main():
+    keeper = KeeperProcess("", 4)
+    keeper.start()
+    client = KeeperClient(keeper.socket)
+    await client.create("me", "cntr_1", ContainerSpec())
+    async for piece in client.run(RunCommand("me", "cntr_1", "setsid sleep 61 & echo here; exec sleep 60", 60, 100)):
+        print(keeper.pid, flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("killed", ["server", "keeper"])
+async def test_nothing_runs_a_second_after_a_kill(killed: str) -> None:
+    server = _started(SERVER)
+    assert server.stdout is not None
+    keeper = int(server.stdout.readline())
+    processes = processes_of(keeper)
+    assert len(processes) >= 4
+    os.kill(server.pid if killed == "server" else keeper, signal.SIGKILL)
+    async with asyncio.timeout(1.0):
+        await until(lambda: not any(map(_is_alive, processes)))
+    server.kill()
+    server.wait()
+    server.stdout.close()
+
+
+def test_folders_of_dead_keepers_are_gone_at_the_next_start(tmp_path: Path) -> None:
+    program = "import sys; from pathlib import Path; from segue.sandbox.keeper import own_folder\n"
+    program += "print(own_folder(Path(sys.argv[1])))"
+    words = [sys.executable, "-c", program, tmp_path]
+    dead = Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
+    (dead / "1/data").mkdir(parents=True)
+    alive = own_folder(tmp_path)
+    assert not dead.exists()
+    assert own_folder(tmp_path) != alive
+    assert alive.exists()
+
+
+def _started(program: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+
+
+def _contains(folder: Path, text: str) -> bool:
+    return subprocess.run(["grep", "-rq", text, folder]).returncode == 0
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_keeper_that_cannot_make_a_sandbox_says_why(tmp_path: Path) -> None:
+    empty = KeeperProcess(str(tmp_path), 4)
+    with pytest.raises(Misconfigured, match="has no python3"):
+        empty.start()
