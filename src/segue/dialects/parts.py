@@ -89,7 +89,7 @@ def blocks_of(
 
 
 def in_call_order(given: Sequence[Item], before: Sequence[Item]) -> Sequence[Item]:
-    """These items, with neighbouring outputs in the order of their calls, for families that tell them apart by nothing
+    """These items, with neighbouring outputs in the order of their calls, for families that know them by nothing
     else. `before`: what the model wrote right before them."""
     if sum(is_output(item.value) for item in given) < 2:
         return given

@@ -26,13 +26,13 @@ from segue.dialects.chatml import (
 )
 from segue.dialects.parts import Part, Show, blocks_of, dumps, in_call_order, parts_of
 from segue.dialects.roles import RoleRule, place
-from segue.dialects.shield import Shield
 from segue.errors import InvalidRequest
 from segue.readers.call_json import is_object
 from segue.readers.offers import definition_of
 from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
+from segue.vocabularies.shield import Shield
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of
 from segue.wire.requests import Effort
@@ -91,7 +91,7 @@ class TemplateMessages:
     def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
         self._shield = shield
         self._has_tools = "tools" in template
-        # Outputs are told apart by the ids of their calls; otherwise by their order.
+        # Outputs are known by the ids of their calls; otherwise by their order.
         self._names_ids = "tool_call_id" in template
         # Mistral's models want ids of nine letters, which they invent; Kimi's models count their calls.
         self.has_short_ids = NINE_LETTERS.search(template) is not None
