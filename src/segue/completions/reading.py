@@ -48,6 +48,10 @@ class _CallIds(Struct, frozen=True):
 _read_ids = msgspec.json.Decoder(_CallIds).decode
 
 
+class CustomCalls(tuple[Raw, ...]):
+    """The items of a message with custom calls."""
+
+
 class ChatReading:
     """Reads one request."""
 
@@ -63,28 +67,35 @@ class ChatReading:
     def decode(self, body: bytes | bytearray) -> Create:
         """The turn that a body asks for."""
         self.request = request = decode_chat(body)
-        items = self._items(request.messages, has_custom=b'"custom' in body)
+        items = self._items(request.messages)
         return to_create(request, items, self._tools(request), self._session)
 
-    def _items(self, messages: list[Raw], *, has_custom: bool) -> list[Raw]:
+    def _items(self, messages: list[Raw]) -> list[Raw]:
         """The items of all messages. What a tool has answered depends on the kind of call that it answers."""
         items: list[Raw] = []
         custom_ids: set[object] = set()
         last = len(messages) - 1
-        for index, message in enumerate(messages):
-            data = bytes(message)
-            is_custom = bool(custom_ids) and _answers(data, custom_ids)
-            key = (CUSTOM_OUTPUT if is_custom else MESSAGE) + data
-            translated = self._memo.find(self._owner, key)
+        sent = [MESSAGE + bytes(message) for message in messages]
+        for index, translated in enumerate(self._memo.find_all(self._owner, sent)):
+            key = sent[index]
+            is_custom = bool(custom_ids) and _answers(bytes(messages[index]), custom_ids)
+            if is_custom:
+                key = CUSTOM_OUTPUT + bytes(messages[index])
+            if is_custom or translated is None:
+                # The same message may have stood earlier in this request.
+                translated = self._memo.find(self._owner, key)
             if translated is None:
-                translated, is_lasting = translate(
-                    data, f"messages[{index}]", is_newest=index == last, is_custom=is_custom
+                path = f"messages[{index}]"
+                read, is_lasting = translate(
+                    messages[index], path, is_newest=index == last, is_custom=is_custom
                 )
+                has_custom = any(map(_custom_id, read))
+                translated = CustomCalls(read) if has_custom else read
                 if is_lasting:
                     self._memo.put(self._owner, key, translated, sum(map(len, translated)))
             items += translated
             self._ends.append(len(items))
-            if has_custom:
+            if isinstance(translated, CustomCalls):
                 custom_ids.update(map(_custom_id, translated))
         return items
 

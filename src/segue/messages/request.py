@@ -7,7 +7,7 @@ became of those (`history`, `tools`). Unknown fields are ignored; what would be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -268,6 +268,8 @@ class _History:
     def add(self, message: TranslatedMessage) -> None:
         for piece in message.pieces:
             match piece:
+                case Raw():
+                    self.items.append(piece)
                 case Loaded(names=names):
                     self._load(names)
                 case Defined(definition=raw):
@@ -276,7 +278,7 @@ class _History:
                 case Removed(name=name):
                     self._removed[name] = None
                 case _:
-                    self.items.append(piece)
+                    assert_never(piece)
 
     def _load(self, names: Iterable[str]) -> None:
         for name in names:
