@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
-from segue.messages.history import System, TranslatedMessage, translate, translate_system
+from segue.messages.history import System, TranslatedMessage, Unseal, translate, translate_system
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
@@ -39,9 +39,12 @@ class MessageReading:
     body: MessagesBody
     asked: AskedTurn
 
-    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
+    def __init__(
+        self, memo: Memo[object], owner: Owner, unseal: Unseal, around: Surroundings
+    ) -> None:
         self._memo = memo
         self._owner = owner
+        self._unseal = unseal
         self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
@@ -58,7 +61,9 @@ class MessageReading:
         return self.asked.create
 
     def _message(self, raw: Raw, index: int) -> TranslatedMessage:
-        return self._recall(MESSAGE, raw, TranslatedMessage, partial(translate, index=index))
+        return self._recall(
+            MESSAGE, raw, TranslatedMessage, partial(translate, index=index, unseal=self._unseal)
+        )
 
     def _system(self, body: MessagesBody) -> System:
         if body.system is UNSET:
