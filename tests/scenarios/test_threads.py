@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.accounts.hashes import issue_key
 from segue.cluster.hub import Hub
 from segue.cluster.threads import FETCH_S
 from segue.ids import tag_of
+from segue.server.aliases import NamedModels
 from segue.server.app import WorkerPlace
 from segue.stores.threads import UNUSED_S_MAX
 from tests.canaries import WORD
@@ -94,9 +95,9 @@ def check_lost(answer: Answer, message_id: str) -> None:
 def record(served: Served) -> RecordingEngine:
     """From now on every prompt of this server is kept."""
     models = served.app.runner.models
-    assert isinstance(models, dict)
+    assert isinstance(models, NamedModels)
     engine = RecordingEngine(models[MODEL].engine)
-    models[MODEL] = replace(models[MODEL], engine=engine)
+    models.add(MODEL, replace(models[MODEL], engine=engine))
     return engine
 
 
@@ -342,6 +343,59 @@ async def test_tokens_of_a_thread_are_counted_with_its_history(tmp_path: Path) -
         assert counted.json["input_tokens"] == second.json["usage"]["input_tokens"]
 
 
+# --- why the cache had less ---
+
+
+async def reason(
+    served: Served, previous: str, *messages: Body, system: str = "Be short.", **fields: Any
+) -> Body | None:
+    """What the answer says of the prompt, compared with that of this message."""
+    asked = {"system": system, "tools": [WEATHER], **fields}
+    compared = {"previous_message_id": previous}
+    answer = await post(served, *messages, diagnostics=compared, **asked)
+    assert answer.status == 200, answer.body
+    found: Body | None = answer.json["diagnostics"]
+    return found and found["cache_miss_reason"]
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+async def test_answer_says_what_of_the_prompt_has_changed(is_thread: bool, tmp_path: Path) -> None:
+    config = tmp_path / "segue.toml"
+    models = [f"[[models]]\nname = '{name}'\nengine = 'scripted'" for name in (MODEL, "other")]
+    config.write_text("\n".join(models))
+    long = "Tell me more about the weather. " * 40
+    async with serving(config=str(config)) as served:
+        more = {"thread": CREATE} if is_thread else {}
+        first = user(long)
+        before = await post(served, first, system="Be short.", tools=[WEATHER], **more)
+        assert before.json["diagnostics"] is None
+        name = before.json["id"]
+        said = {"role": "assistant", "content": before.json["content"]}
+        if is_thread:
+            more = {"thread": after(before)}
+        new = user(results(before))
+        messages = [new] if is_thread else [first, said, new]
+        assert await reason(served, name, *messages, **more) is None
+        changed = {
+            "model_changed": {"model": "other"},
+            "system_changed": {"system": "Be long."},
+            "tools_changed": {"tools": [WEATHER, {**WEATHER, "name": "more"}]},
+        }
+        for kind, fields in changed.items():
+            found = await reason(served, name, *messages, **more, **fields)
+            assert found is not None
+            assert found["type"] == kind
+            assert found["cache_missed_input_tokens"] > 100
+        if not is_thread:
+            other = [user(long.replace("more", "less")), said, new]
+            found = await reason(served, name, *other)
+            assert found is not None
+            assert found["type"] == "messages_changed"
+            assert found["cache_missed_input_tokens"] > 100
+        unknown = await reason(served, "msg_" + "0" * 32, *messages, **more)
+        assert unknown == {"type": "previous_message_not_found"}
+
+
 # --- a thread is its history ----------------------------------------------------------------------
 
 
@@ -349,7 +403,8 @@ class House:
     """A server that all examples talk to, with all its prompts. Nothing is known again of a history that is resent."""
 
     def __init__(self, folder: Path) -> None:
-        self.runner, self.stack = asyncio.Runner(), AsyncExitStack()
+        self.runner = asyncio.Runner()
+        self.stack = AsyncExitStack()
         opened = serving(script=script(folder), render_cache_bytes_max=0)
         self.served = self.runner.run(self.stack.enter_async_context(opened))
         self.engine = record(self.served)
@@ -357,13 +412,6 @@ class House:
     def close(self) -> None:
         self.runner.run(self.stack.aclose())
         self.runner.close()
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House(tmp_path_factory.mktemp("threads"))
-    yield house
-    house.close()
 
 
 moves = st.lists(
@@ -382,14 +430,18 @@ moves = st.lists(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(moves)
-def test_continued_thread_gives_the_engine_what_the_whole_history_gives(
-    house: House, moves: list[Body]
-) -> None:
-    house.runner.run(_compare(house.served, house.engine, moves))
+def test_continued_thread_gives_the_engine_what_the_whole_history_gives(tmp_path: Path) -> None:
+    house = House(tmp_path)
+
+    @settings(max_examples=25, deadline=None)
+    @given(moves)
+    def compare(moves: list[Body]) -> None:
+        house.runner.run(_compare(house.served, house.engine, moves))
+
+    try:
+        compare()
+    finally:
+        house.close()
 
 
 async def _compare(served: Served, engine: RecordingEngine, moves: list[Body]) -> None:

@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.messages.history import MCP_CALL, SERVER_CALL, TEXT_KEY, message_id_of, tool_use_id_of
 from segue.messages.request import AskedTurn
+from segue.turn.plan import Tally
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.codec import encode
 from segue.wire.response import NO_USAGE, Response, Usage
@@ -29,10 +30,17 @@ SEARCH_FAILED = {"type": "web_search_tool_result_error", "error_code": "unavaila
 # The model itself calls, not a program that it has written.
 DIRECT = {"type": "direct"}
 EMPTY_OBJECT = Raw(b"{}")
+# What the API calls a change of this part of a prompt.
+CHANGED_PARTS = {
+    "model": "model_changed",
+    "instructions": "system_changed",
+    "tools": "tools_changed",
+    "input": "messages_changed",
+}
 
 Block = dict[str, object]
 # Makes an opaque text that only we can open, for the same owner.
-Seal = Callable[[bytes], str]
+SealText = Callable[[bytes], str]
 
 
 # --- what is read of a response ---------------------------------------------------------------------
@@ -106,7 +114,7 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 # --- blocks -----------------------------------------------------------------------------------------
 
 
-def blocks_of(item: OutputItem, seal: Seal, *, hides_thinking: bool) -> list[Block]:
+def blocks_of(item: OutputItem, seal: SealText, *, hides_thinking: bool) -> list[Block]:
     """The blocks of an item that is done. What clients may not read is sealed for them."""
     match item.type:
         case "reasoning":
@@ -211,7 +219,7 @@ def _served(item: OutputItem, name: str, given: object) -> Block:
     return {**call, "caller": DIRECT}
 
 
-def server_result(item: OutputItem, seal: Seal) -> list[Block]:
+def server_result(item: OutputItem, seal: SealText) -> list[Block]:
     """The block with what one of our own tools has returned, to be sent back as it is."""
     action = item.action
     answers = {"tool_use_id": SERVER_CALL + item.id, "caller": DIRECT}
@@ -350,20 +358,17 @@ DELTA_USAGE = (
 )
 
 
-def diagnostics_of(found: MaybeDiagnostics) -> Block | None:
-    """Why less of the prompt was in the cache than of the prompt before; nothing where all of it was."""
-    if found is UNSET or found.type == "cache_hit":
+def diagnostics_of(found: MaybeDiagnostics, parted: tuple[str, int] | None) -> Block | None:
+    """Why less of the prompt was in the cache than of the prompt before; nothing where all of it was. `parted`: which
+    part of the prompt has changed, and what that cost."""
+    reason: Block = {"type": "unavailable"}
+    if found is not UNSET and found.type == "comparison_response_not_found":
+        reason = {"type": "previous_message_not_found"}
+    elif parted is not None and parted[0] in CHANGED_PARTS:
+        reason = {"type": CHANGED_PARTS[parted[0]], "cache_missed_input_tokens": parted[1]}
+    elif found is UNSET or (parted is None and found.type != "unavailable"):
         return None
-    if found.type == "comparison_response_not_found":
-        return {"cache_miss_reason": {"type": "previous_message_not_found"}}
-    names = {"input_changed": "messages_changed"} | {
-        name: name for name in ("model_changed", "tools_changed")
-    }
-    name = names.get(found.reason or "")
-    if found.type == "unavailable" or name is None:
-        return {"cache_miss_reason": {"type": "unavailable"}}
-    missed = found.cache_missed_tokens or 0
-    return {"cache_miss_reason": {"type": name, "cache_missed_input_tokens": missed}}
+    return {"cache_miss_reason": reason}
 
 
 # --- the message ------------------------------------------------------------------------------------
@@ -375,6 +380,7 @@ def message_of(
     content: list[Block],
     ending: Ending | None,
     usage: Block,
+    parted: tuple[str, int] | None = None,
 ) -> Block:
     """The message; before its end it has no reason to have stopped."""
     beta: Block = {"context_management": None} if asked.is_beta else {}
@@ -388,20 +394,20 @@ def message_of(
         "stop_sequence": ending and ending.stop_sequence,
         "stop_details": ending and ending.stop_details,
         "container": None,
-        "diagnostics": diagnostics_of(response.prompt_cache_diagnostics),
+        "diagnostics": diagnostics_of(response.prompt_cache_diagnostics, parted),
         "usage": usage,
         **beta,
     }
 
 
-def answer_of(response: Response, asked: AskedTurn, seal: Seal, stop_string: str | None) -> bytes:
+def answer_of(response: Response, asked: AskedTurn, seal: SealText, tally: Tally) -> bytes:
     """A turn that has ended, as one JSON object."""
     items = [read_item(raw) for raw in response.output]
     hides = asked.hides_thinking
     content = [block for item in items for block in blocks_of(item, seal, hides_thinking=hides)]
-    ending = ending_of(response, items, stop_string, asked.tokens_max)
+    ending = ending_of(response, items, tally.stop_string, asked.tokens_max)
     usage = usage_of(response.usage or NO_USAGE, asked, response.service_tier, items)
-    return encode(message_of(response, asked, content, ending, usage))
+    return encode(message_of(response, asked, content, ending, usage, tally.parted))
 
 
 def refused_answer(response: Response, asked: AskedTurn, explanation: str) -> bytes:

@@ -234,14 +234,14 @@ class Removed(Struct, frozen=True):
     name: str
 
 
-class Found(Struct, frozen=True):
+class FoundTools(Struct, frozen=True):
     """Tools that a search of ours has found, by their names."""
 
     letters: str
     names: tuple[str, ...]
 
 
-MessagePiece = Raw | Loaded | Defined | Removed | Found
+MessagePiece = Raw | Loaded | Defined | Removed | FoundTools
 # Opens what we have sealed for the client; None where it is not ours.
 Unseal = Callable[[str], bytes | None]
 
@@ -446,7 +446,7 @@ class _Translation:
         if use is not None:
             self._add(_server_item(kind, use, result, self._unseal))
             if kind.startswith(TOOL_SEARCH) and isinstance(result, ServerResult):
-                self._pieces.append(Found(_letters(use.id), _found_tools(result)))
+                self._pieces.append(FoundTools(_letters(use.id), _found_tools(result)))
 
     def _change(self, tool: ChangedTool, kind: str, place: str) -> None:
         self._end_parts()
@@ -767,7 +767,7 @@ def check_pairs(messages: Sequence[TranslatedMessage], *, is_continued: bool = F
             called_at = index
         for result in message.results:
             if result in answered:
-                place = f"messages.{index}: each tool_use must have a single result. Found multiple"
+                place = f"messages.{index}: each tool_use must have a single result. FoundTools multiple"
                 raise _unpaired(f"{place} `tool_result` blocks with id", result)
             if result not in open_calls and not is_continued:
                 raise _unpaired(

@@ -7,7 +7,7 @@ became of those (`history`, `tools`). Unknown fields are ignored; what would be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -17,7 +17,7 @@ from segue.messages.history import (
     EFFORTS,
     CacheControl,
     Defined,
-    Found,
+    FoundTools,
     Loaded,
     Removed,
     System,
@@ -273,6 +273,8 @@ class _History:
     def add(self, message: TranslatedMessage) -> None:
         for piece in message.pieces:
             match piece:
+                case Raw():
+                    self.items.append(piece)
                 case Loaded(names=names):
                     self._load(names)
                 case Defined(definition=raw):
@@ -280,10 +282,10 @@ class _History:
                     self._join({name: definition})
                 case Removed(name=name):
                     self._removed[name] = None
-                case Found(letters=letters, names=names):
+                case FoundTools(letters=letters, names=names):
                     self._find(letters, names)
                 case _:
-                    self.items.append(piece)
+                    assert_never(piece)
 
     def _load(self, names: Iterable[str]) -> None:
         for name in names:

@@ -12,8 +12,8 @@ from segue.errors import ApiError, InvalidRequest, NotFound, cut_name
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
-from segue.listener.turns import open_stream, receive, stream, wait_for_end
-from segue.messages.answer import Seal, answer_of, refused_answer
+from segue.listener.turns import name_turn, open_stream, receive, stream, wait_for_end
+from segue.messages.answer import SealText, answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
@@ -59,7 +59,7 @@ class MessageRoutes:
         memo = cast("Memo[object]", self._services.memo)
         unseal = partial(self._runner.resources.seals.open, exchange.owner)
         is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
-        return MessageReading(memo, exchange.owner, unseal, Surroundings(session, is_beta, counts))
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts), unseal)
 
     async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
         events = MessageEvents(asked, self._seal(exchange), exchange.request_id)
@@ -70,18 +70,18 @@ class MessageRoutes:
         subscriber = LastSubscriber()
         running = await self._runner.begin(arrival, subscriber)
         exchange.release_body()
-        exchange.response_id = running.id
+        name_turn(exchange, running)
         await wait_for_end(exchange, running, subscriber)
         error, response = running.error, running.response
         if error is None:
-            body = answer_of(response, asked, self._seal(exchange), running.tally.stop_string)
+            body = answer_of(response, asked, self._seal(exchange), running.tally)
         elif error.code == INPUT_BLOCKED:
             body = refused_answer(response, asked, error.message)
         else:
             raise error
         await exchange.answer(200, body)
 
-    def _seal(self, exchange: Exchange) -> Seal:
+    def _seal(self, exchange: Exchange) -> SealText:
         return partial(self._runner.resources.seals.seal, exchange.owner)
 
     def _check_served(self, arrival: Arrival) -> None:

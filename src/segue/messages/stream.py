@@ -27,7 +27,7 @@ from segue.messages.answer import (
     Block,
     Ending,
     OutputItem,
-    Seal,
+    SealText,
     arguments_of,
     citation,
     ending_of,
@@ -86,7 +86,7 @@ class MessageEvents:
     # Who reads them, and knows the turn.
     subscriber: SseSubscriber
 
-    def __init__(self, asked: AskedTurn, seal: Seal, request_id: str) -> None:
+    def __init__(self, asked: AskedTurn, seal: SealText, request_id: str) -> None:
         self._asked = asked
         self._seal = seal
         self._request_id = request_id

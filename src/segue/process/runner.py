@@ -294,6 +294,7 @@ class Runner:
             tally=plan.tally,
             check=partial(_check_later, plan.model, conversation is not None),
             input_bytes=held,
+            transport=plan.arrival.receipt.transport,
         )
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
