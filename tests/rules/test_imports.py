@@ -82,7 +82,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"guards", "listener", "mcp", "memory", "messages", "observe", "openapi", "process"}
+    | {
+        "guards",
+        "listener",
+        "mcp",
+        "memory",
+        "messages",
+        "observe",
+        "openapi",
+        "process",
+        "sandbox",
+    }
     | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
     | {"turn", "vocabularies", "web"},
     # How do several processes serve one port?

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -61,6 +61,9 @@ PAUSE_S = 1.0
 CLOSE_S_MAX = 3.0
 _reply: msgspec.msgpack.Decoder[KeeperReply] = msgspec.msgpack.Decoder(KeeperReply)
 _ready: msgspec.json.Decoder[KeeperReady] = msgspec.json.Decoder(KeeperReady)
+
+
+NoteCommand = Callable[[str, str, int | None, int, float], None]
 
 
 class KeeperProcess:
@@ -150,7 +153,10 @@ class KeeperClient:
     """Asks the keeper."""
 
     def __init__(self, socket: str) -> None:
-        self._socket = socket
+        self.socket = socket
+        # Called after each command with its owner, its container, its exit code, how much it printed and how long it
+        # took; not with its text.
+        self.note_command: NoteCommand = lambda owner, container_id, code, size, took_s: None
 
     async def create(self, owner: str, container_id: str, spec: ContainerSpec) -> Container:
         return (await self._ask(MakeContainer(owner, container_id, spec))).containers[0]
@@ -226,7 +232,7 @@ class KeeperClient:
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         writer = None
         try:
-            reader, writer = await asyncio.open_unix_connection(self._socket)
+            reader, writer = await asyncio.open_unix_connection(self.socket)
             yield reader, writer
         except CONNECTION_LOST:
             message = "The keeper of sandboxes does not answer; it is being started again."
