@@ -35,7 +35,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
-from segue.server.environment import open_environment
+from segue.server.environment import environment_apis, open_environment
 from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
@@ -114,7 +114,7 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        every = (*rows.values(), files_api(files.load))
+        every = (*rows.values(), files_api(files.load), *environment_apis(environment, files.read))
         async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 

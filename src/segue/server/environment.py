@@ -11,7 +11,9 @@ from segue.aio import in_background
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
+    from segue.listener.api import Api
     from segue.sandbox.client import KeeperClient
+    from segue.tools.inputs import ReadFile
 
 
 @asynccontextmanager
@@ -34,3 +36,12 @@ async def open_environment(
             yield KeeperClient(process.socket)
     finally:
         process.close()
+
+
+def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> list[Api]:
+    """The APIs that there are only with sandboxes."""
+    if client is None:
+        return []
+    from segue.containers.api import containers_api
+
+    return [containers_api(client, read_file)]

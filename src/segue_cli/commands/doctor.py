@@ -171,6 +171,8 @@ async def examine(
     yield Check("APIs", True, ", ".join(on))
     yield await check_store(settings)
     yield check_files(settings)
+    if settings.environment != "off":
+        yield await asyncio.to_thread(check_sandbox, settings)
     try:
         settings = await with_engine_name(settings)
     except Misconfigured as error:
@@ -316,6 +318,22 @@ def _shown(model: ServedModel) -> str:
 
 
 # --- the store ---------------------------------------------------------------------------------------
+
+
+def check_sandbox(settings: Settings) -> Check:
+    """Whether a sandbox can be made, and how strong it is: one is made and tried."""
+    from segue.sandbox.client import KeeperProcess
+
+    keeper = KeeperProcess(settings.environment_root, settings.environments_max)
+    try:
+        keeper.start()
+    except Misconfigured as error:
+        advice = "see docs/how-to/sandbox.md, or leave --environment off"
+        return Check("sandbox", False, str(error), advice)
+    finally:
+        ready = keeper.ready
+        keeper.close()
+    return Check("sandbox", True, f"bwrap: {ready.isolation}, limits by {ready.held_by}")
 
 
 def check_files(settings: Settings) -> Check:
