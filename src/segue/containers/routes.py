@@ -92,7 +92,7 @@ class ContainerFileObject(Struct, frozen=True, kw_only=True):
     source: Literal["user", "assistant"]
 
 
-class Deleted(Struct, frozen=True, kw_only=True):
+class DeletedContainer(Struct, frozen=True, kw_only=True):
     id: str
     object: str
     deleted: bool = True
@@ -161,7 +161,7 @@ class ContainerRoutes:
         """Delete a container; its processes and files are gone when this is answered."""
         name = exchange.arguments["id"]
         await self._client.delete(exchange.owner, name)
-        answer = Deleted(id=name, object="container.deleted")
+        answer = DeletedContainer(id=name, object="container.deleted")
         await exchange.answer(200, msgspec.json.encode(answer))
 
     # --- files ---
@@ -212,7 +212,7 @@ class ContainerRoutes:
         """Delete a file."""
         entry = await self._find_file(exchange, exchange.arguments["file_id"])
         await self._client.delete_file(exchange.owner, exchange.arguments["id"], entry.path)
-        answer = Deleted(id=exchange.arguments["file_id"], object="container.file.deleted")
+        answer = DeletedContainer(id=exchange.arguments["file_id"], object="container.file.deleted")
         await exchange.answer(200, msgspec.json.encode(answer))
 
     async def content(self, exchange: Exchange) -> None:

@@ -45,3 +45,15 @@ def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> list[A
     from segue.containers.api import containers_api
 
     return [containers_api(client, read_file)]
+
+
+def try_environment(settings: Settings) -> str:
+    """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
+    from segue.sandbox.client import KeeperProcess
+
+    process = KeeperProcess(settings.environment_root, settings.environments_max)
+    try:
+        process.start()
+        return f"bwrap: isolation {process.ready.isolation}, limits by {process.ready.held_by}"
+    finally:
+        process.close()

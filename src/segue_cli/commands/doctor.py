@@ -34,6 +34,7 @@ from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
 from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
+from segue.server.environment import try_environment
 from segue.server.files import NO_PLACE, has_place
 from segue.server.models import (
     NO_TOOLS,
@@ -322,18 +323,11 @@ def _shown(model: ServedModel) -> str:
 
 def check_sandbox(settings: Settings) -> Check:
     """Whether a sandbox can be made, and how strong it is: one is made and tried."""
-    from segue.sandbox.client import KeeperProcess
-
-    keeper = KeeperProcess(settings.environment_root, settings.environments_max)
     try:
-        keeper.start()
+        return Check("sandbox", True, try_environment(settings))
     except Misconfigured as error:
         advice = "see docs/how-to/sandbox.md, or leave --environment off"
         return Check("sandbox", False, str(error), advice)
-    finally:
-        ready = keeper.ready
-        keeper.close()
-    return Check("sandbox", True, f"bwrap: {ready.isolation}, limits by {ready.held_by}")
 
 
 def check_files(settings: Settings) -> Check:
