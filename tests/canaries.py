@@ -36,6 +36,7 @@ async def leave_traces(served: ServedProcess, secret: str, turns: int) -> None:
             for body in http_turns(done):
                 await fetch(served, "POST", "/v1/responses", body, headers)
                 done += 1
+            done += await thread(served, headers, done)
             await go_wrong(served, socket, headers)
 
 
@@ -75,6 +76,21 @@ def http_turns(number: int) -> Iterator[dict[str, Any]]:
     hello = {"role": "user", "content": "Hello"}
     yield {"model": MODEL, "input": "Hello", "background": True, "tools": [secret]}
     yield {"model": MODEL, "input": [added, hello], "background": True}
+
+
+async def thread(served: ServedProcess, headers: dict[str, str], number: int) -> int:
+    """A thread of two turns, and one that is lost."""
+    text = message(number)
+    words = {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": text}]}
+    tool = {"name": "f", "description": text, "input_schema": {"type": "object"}}
+    create = {**words, "system": text, "tools": [tool], "tool_choice": {"type": "none"}}
+    body = {**create, "thread": {"type": "create"}}
+    first = await fetch(served, "POST", "/v1/messages", body, headers)
+    for name in (first.json["id"], f"msg_{WORD}"):
+        body = {**words, "thread": {"type": "continue", "previous_message_id": name}}
+        answer = await fetch(served, "POST", "/v1/messages", body, headers)
+        assert answer.status == (404 if WORD in name else 200)
+    return 3
 
 
 async def go_wrong(served: ServedProcess, socket: Any, headers: dict[str, str]) -> None:

@@ -141,7 +141,17 @@ ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *("vocabularies", "schemas", "readers", "dialects", "engines", "stores"),
-    *("listener", "responses", "messages", "completions", "files", "server", "observe", "reports"),
+    *(
+        "listener",
+        "responses",
+        "messages",
+        "completions",
+        "passthrough",
+        "files",
+        "server",
+        "observe",
+        "reports",
+    ),
 }
 SERVE = "serve --engine scripted --store memory"
 # The words of a command -> what is refused, the package that is missing, and what brings it.

@@ -1,6 +1,7 @@
 """`python -m bench.gpu COMMAND`: the agent loop in front of a real vLLM, on the GPU machine. README.md says how.
 
 all      make the models, then every stage: start its engines, measure its cases, stop them
+agents   the same with Claude Code's recorded loop alone, through vLLM's own APIs and through Segue on both
 models   only make the models
 start    start engines by name, and wait for them
 measure  the cases of engines that run; a case that is measured already is left out
@@ -28,9 +29,19 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from bench.gpu.cases import CASE_S_MAX, WAYS, Case, Choice, in_words, measure, stages
+from bench.gpu.cases import (
+    CASE_S_MAX,
+    WAYS,
+    Case,
+    Choice,
+    Stage,
+    agent_cases,
+    in_words,
+    measure,
+    stages,
+)
 from bench.gpu.report import report, results
-from bench.gpu.servers import ENGINES, GATEWAYS, Servers
+from bench.gpu.servers import ENGINES, GATEWAYS, RECORDINGS, Servers
 
 RESULTS = "results.jsonl"
 
@@ -117,6 +128,7 @@ def dry(options: argparse.Namespace, until: float) -> bool:
 
     engines = options.engines or ["plain"]
     with hollow_servers(options.flags.split()) as servers:
+        servers.recordings = options.recordings
         try:
             ready = start(servers, engines)
             whole = run(servers, cases_of(options, ready), until) and ready == engines
@@ -133,7 +145,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = ("all", "models", "start", "measure", "stop", "report", "dry")
+    commands = ("all", "agents", "models", "start", "measure", "stop", "report", "dry")
     parser.add_argument("command", choices=commands)
     engines = f"by name: {', '.join(ENGINES)}; measure and stop: all that run; dry: plain"
     parser.add_argument("engines", nargs="*", metavar="engine", help=engines)
@@ -152,6 +164,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=_count, nargs="+", metavar="N", help=words)
     parser.add_argument("--turns", type=_count, metavar="N", help="of a conversation (default: 10)")
     parser.add_argument("--rounds", type=_count, metavar="N", help="of all cases (default: 3)")
+    recordings = "sessions of clients, for the ways cc-… (default: those of the tests)"
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help=recordings)
     parser.add_argument("--results", type=Path, nargs="*", help="of each machine, for the report")
     parser.add_argument("--json", type=Path, help="of the report")
     parser.add_argument("--svg", type=Path, help="of the report")
@@ -176,6 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "dry":
         return 0 if dry(options, until) else 1
     servers = Servers(options.folder, options.flags.split())
+    servers.recordings = options.recordings
     named = options.engines or list(ENGINES)
     match options.command:
         case "models":
@@ -191,16 +206,20 @@ def main(arguments: Sequence[str]) -> int:
             servers.stop(named)
         case "report":
             report(options.results or [servers.folder / RESULTS], options.json, options.svg)
+        case "agents":
+            return every(servers, options, until, [Stage(("plain", "rust"), agent_cases())])
         case _:
-            return every(servers, options, until)
+            return every(servers, options, until, stages())
     return 0
 
 
-def every(servers: Servers, options: argparse.Namespace, until: float) -> int:
-    """All of it; 1 if a case failed or was left out."""
+def every(
+    servers: Servers, options: argparse.Namespace, until: float, wanted: Sequence[Stage]
+) -> int:
+    """All of these stages; 1 if a case failed or was left out."""
     make_models(options.folder)
     whole = True
-    for stage in stages():
+    for stage in wanted:
         try:
             ready = start(servers, stage.engines)
             whole &= run(servers, [case for case in stage.cases if case.engine in ready], until)

@@ -106,6 +106,8 @@ def _benchmark(folder: Path) -> None:
     unwanted = shutil.ignore_patterns("__pycache__", "results*")
     for source in (ROOT / "bench", ROOT / "src" / "segue", ROOT / "src" / "segue_bench"):
         shutil.copytree(source, folder / source.name, ignore=unwanted)
+    wires = Path("tests", "golden", "wires")
+    shutil.copytree(ROOT / wires, folder / wires)
 
 
 def _tokenizer(work: Path, target: Path) -> None:

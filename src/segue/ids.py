@@ -23,6 +23,9 @@ TAG_CHARS = 8
 # the tasks that it starts.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
+# A turn has one number, and a prefix for each API. By the first word of a transport, such as "messages_sse".
+TURN_PREFIXES = {"messages": "msg_", "chat": "chatcmpl-"}
+_TURN = re.compile(r"(?:resp_|msg_|chatcmpl-)(?P<number>[0-9a-f]{32})\Z")
 _OF_TURN = re.compile(r"[a-z]+_(?P<turn>[0-9a-f]{32})_?[0-9a-f]+\Z")
 
 
@@ -34,6 +37,18 @@ def new_id(prefix: str) -> str:
 def new_turn_id(home: str = "") -> str:
     """A fresh id for a turn; `home`: the tag of this worker, where there are others."""
     return f"resp_{home}{int(time.time()):08x}{token_hex(12 - len(home) // 2)}"
+
+
+def turn_id_of(any_id: str) -> str:
+    """The id of a turn, whichever API has spelled it; what is no id of a turn stays as it is."""
+    match = _TURN.match(any_id)
+    return f"resp_{match['number']}" if match else any_id
+
+
+def shown_id(turn_id: str, transport: str) -> str:
+    """The id of a turn as clients of this transport read it."""
+    prefix = TURN_PREFIXES.get(transport.partition("_")[0])
+    return turn_id if prefix is None else prefix + turn_id.removeprefix("resp_")
 
 
 def tag_of(any_id: str) -> str:

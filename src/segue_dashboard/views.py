@@ -13,6 +13,7 @@ from heapq import nlargest
 
 from msgspec import Struct
 
+from segue.ids import shown_id
 from segue.listener.api import SessionStatus
 from segue.process.afterwards import MARKS as TIMELINE
 from segue.process.afterwards import EndedTurn
@@ -193,8 +194,8 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
 
     return TurnView(
         number=number,
-        id=entry.turn_id,
-        parent=turn.parent_id,
+        id=turn.shown_id,
+        parent=turn.shown_parent,
         connection=name_connection(connection, salt),
         lane=lane,
         model=entry.model,
@@ -230,11 +231,18 @@ def running_rows(runnings: Iterable[Running], viewer: Viewer) -> tuple[int, list
     """The number of running turns, and the oldest of the viewer's own."""
     seen = [running for running in runnings if viewer.is_operator or running.owner == viewer.owner]
     own = [running for running in seen if running.owner == viewer.owner][:RUNNING_LISTED_MAX]
-    responses = [running.response for running in own]
-    return len(seen), [
-        RunningRow(response.id, response.previous_response_id, response.model, response.created_at)
-        for response in responses
-    ]
+    return len(seen), list(map(_running_row, own))
+
+
+def _running_row(running: Running) -> RunningRow:
+    response, transport = running.response, running.transport
+    parent = response.previous_response_id
+    return RunningRow(
+        shown_id(response.id, transport),
+        parent and shown_id(parent, transport),
+        response.model,
+        response.created_at,
+    )
 
 
 def load_of(connection: SessionStatus | ConnectionRow) -> tuple[int, int]:

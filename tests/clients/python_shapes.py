@@ -96,7 +96,7 @@ def main() -> None:
     extra: set[str] = set()
     for kind, value in shapes:
         try:
-            found = adapter(kind).validate_python(value, strict=True)
+            found = adapter(kind).validate_json(json.dumps(value), strict=True)
         except pydantic.ValidationError as error:
             # Every member of a union complains; those that were meant say something other than a wrong type.
             said = [one for one in error.errors() if one["type"] != "literal_error"]

@@ -73,7 +73,7 @@ def test_what_a_start_would_miss_is_a_problem(capsys: Printed) -> None:
     )
     assert main(["config", "check"]) == 1
     assert capsys.readouterr().out.splitlines()[:3] == [
-        "segue.toml, line 2: models: 2 models are called 'b'.",
+        "segue.toml, line 2: models: two models are called 'b'.",
         "engine_url: engine 'vllm' of a needs a URL.",
         "segue.toml, line 1: script: there is no file or folder absent.json.",
     ]

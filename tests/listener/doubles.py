@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from segue.accounts.account import LOCAL, Account, Accounts
+from segue.engines.forwarded import forwarded
 from segue.limits import Key
 from segue.listener.auth import origin_policy
 from segue.listener.services import Services
 from segue.listener.table import routes_of
+from segue.passthrough.api import passthrough_api
 from segue.process.runner import Runner
 from segue.seams.history import Turn
 from segue.server.apis import APIS
@@ -198,5 +200,5 @@ async def ticks(count: int = 5) -> None:
 def described_routes() -> tuple[tuple[str, str], ...]:
     """What the OpenAPI document is made from: the routes of all APIs and of the server itself."""
     stage = Stage()
-    routes = routes_of(tuple(APIS.values()), stage.services)
+    routes = routes_of((*APIS.values(), passthrough_api(forwarded)), stage.services)
     return ServerPages(stage.services, stage.is_ready, stage.write_metrics, routes).described

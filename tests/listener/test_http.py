@@ -16,7 +16,7 @@ from segue.listener.exchange import text_header
 from segue.listener.http import HttpApp
 from segue.listener.table import RouteTable, routes_of
 from segue.observe.logs import TextFormatter
-from segue.server.apis import APIS, HINTS
+from segue.server.apis import APIS
 from segue.server.pages import ServerPages
 from segue.settings.values import Settings
 from tests.contracts.turns import make_turn
@@ -88,7 +88,7 @@ class Server:
         services = stage.services
         routes = routes_of(tuple(APIS.values()), services)
         pages = ServerPages(services, stage.is_ready, stage.write_metrics, routes)
-        self.app = HttpApp(services, RouteTable([*routes, *pages.routes], hints=HINTS))
+        self.app = HttpApp(services, RouteTable([*routes, *pages.routes]))
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Client:
         return await Client(self.app).ask(method, path, body, **headers)
@@ -132,12 +132,6 @@ async def test_path_and_method_find_their_route(
     answer = await server.ask(method, path)
     assert (answer.status, answer.code, answer.headers.get("allow")) == (status, code, allow)
     assert server.stage.refusals == [("http", code)]
-
-
-async def test_client_of_another_api_is_told_which_one_is_served(server: Server) -> None:
-    answer = await server.ask("POST", "/v1/completions", body=b"{}")
-    assert (answer.status, answer.code) == (404, "unknown_url")
-    assert "POST /v1/responses" in answer.json["error"]["message"]
 
 
 async def test_response_is_one_object_without_a_stream(server: Server) -> None:

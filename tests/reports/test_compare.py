@@ -62,7 +62,7 @@ def known(
     prompt += "".join(map(said, items))
     ids = NO_TOKENS.plus(id_array([ord(one) for one in prompt]))
     given: dict[str, Any] = {"prompt": ids, "tokens": ids.length, "fingerprint": "f", **fields}
-    return KnownPrompt(response, "default", items, **given)
+    return KnownPrompt(response, model, "default", items, **given)
 
 
 def test_prompt_that_goes_on_has_not_parted() -> None:
@@ -234,15 +234,15 @@ def test_a_request_goes_on_from_what_it_has_the_end_of() -> None:
 def test_diagnostics_report_the_first_reason() -> None:
     old = known(QUESTION)
     new = known(QUESTION, MORE)
-    assert diagnose(old, new, None) is HIT
-    assert diagnose(old, new, old.tokens) is HIT
+    assert diagnose(old, new, None)[0] is HIT
+    assert diagnose(old, new, old.tokens)[0] is HIT
     keyed = known(QUESTION, MORE)
     object.__setattr__(keyed, "response", structs.replace(keyed.response, prompt_cache_key="k"))
-    missed = diagnose(old, keyed, None)
+    missed = diagnose(old, keyed, None)[0]
     assert (missed.reason, missed.cache_missed_tokens) == ("prompt_cache_key_changed", 0)
-    assert diagnose(old, keyed, 0).cache_missed_tokens == old.tokens
+    assert diagnose(old, keyed, 0)[0].cache_missed_tokens == old.tokens
     long = known(spoken("x" * 1_000))
-    assert diagnose(long, known(*long.items, MORE), 0) is UNAVAILABLE
+    assert diagnose(long, known(*long.items, MORE), 0)[0] is UNAVAILABLE
 
 
 @pytest.mark.parametrize(

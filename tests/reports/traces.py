@@ -91,7 +91,7 @@ class Writer:
         prompt = NO_TOKENS.plus(ids)
         given = tuple(self.items.setdefault(name, _block(name)) for name in request.blocks)
         response = structs.replace(response, prompt_cache_key=None)
-        return KnownPrompt(response, "default", given, prompt, "f", prompt.length)
+        return KnownPrompt(response, response.model, "default", given, prompt, "f", prompt.length)
 
     def _id(self, text: str) -> int:
         return self.ids.setdefault(text, len(self.ids))

@@ -45,6 +45,7 @@ ROOMS = {
     "containers": "4d: how do clients make, see and delete containers and their files?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",
     "completions": "4d: how do clients of Chat Completions ask for turns, and how do they read them?",
+    "passthrough": "4d: which requests go to the engine as they came?",
     "responses": "4d: how does the Responses API become turns, and their events bytes?",
     "messages": "4d: how does the Messages API become turns, and their events its own? Loaded by its first request.",
     "openapi": "4d: what does the API look like to a machine?",

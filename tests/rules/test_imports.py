@@ -76,23 +76,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
+    "passthrough": INNER | {"listener", "turn", "process", "memory", "accounts", "completions"},
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
     "exports": INNER | {"turn", "process", "listener", "observe"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
-    | {
-        "accounts",
-        "cluster",
-        "completions",
-        "dialects",
-        "documents",
-        "engines",
-        "exports",
-        "files",
-        "containers",
-    }
+    | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
+    | {"containers", "sandbox"}
     | {
         "guards",
         "listener",
@@ -101,8 +93,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "observe",
         "openapi",
+        "passthrough",
         "process",
-        "sandbox",
     }
     | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
     | {"turn", "vocabularies", "web"},
@@ -123,6 +115,7 @@ PURE = {
     "completions.request",
     "completions.stream",
     "completions.tools",
+    "passthrough.body",
     "seams.history",
     "seams.prompt",
     "turn.checks",

@@ -30,6 +30,7 @@ from segue.errors import EngineFailed
 from segue.seams.history import Round, Turn
 from segue.seams.model import Ids, ItemClosed, Scene, TurnClosed
 from segue.seams.prompt import Head, IdArray, Tokens, id_array
+from segue.server.aliases import NamedModels
 from segue.turn.resolve import count_model_turns
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import Vocabulary
@@ -204,10 +205,10 @@ class House:
             )
         )
         models = self.served.app.runner.models
-        assert isinstance(models, dict)
+        assert isinstance(models, NamedModels)
         self.engine = RecordingEngine(models[MODEL].engine)
         for name in (MODEL, "alias"):
-            models[name] = replace(models[name], engine=self.engine)
+            models.add(name, replace(models[name], engine=self.engine))
 
     async def restart(self) -> None:
         await self.stack.aclose()

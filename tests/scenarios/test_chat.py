@@ -22,6 +22,7 @@ from tests.chat import (
     script,
     without_ids,
 )
+from tests.scenarios.test_web_search import ANSWER, SEARCH, URL, searching
 from tests.support import MODEL, Served, fetch, metric, serving, until
 
 PIXEL = (
@@ -342,3 +343,21 @@ async def test_client_that_leaves_has_cancelled_its_turn(tmp_path: Path) -> None
         writer.close()
         await writer.wait_closed()
         await until(lambda: not served.app.runner.running_count)
+
+
+async def test_web_search_that_is_not_set_up_is_refused() -> None:
+    async with serving() as served:
+        answer = await ask(served, tools=[BASH], web_search_options={})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "web_search_options")
+
+
+async def test_text_that_cites_pages_has_its_annotations_at_the_end(tmp_path: Path) -> None:
+    async with searching(tmp_path, SEARCH, ANSWER) as served:
+        choice = await both(served, web_search_options={"search_context_size": "low"})
+    message = choice["message"]
+    cited = [one["url_citation"] for one in message["annotations"]]
+    marks = [message["content"][one["start_index"] : one["end_index"]] for one in cited]
+    assert marks == ["[1]", f"{URL}/rain.md"]
+    assert {one["type"] for one in message["annotations"]} == {"url_citation"}
+    assert "tool_calls" not in message
+    assert choice["finish_reason"] == "stop"

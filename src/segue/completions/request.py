@@ -144,6 +144,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
+    def wants_search(self) -> bool:
+        """Whether the model may search the web."""
+        return given(self.web_search_options) is not None
+
+    @property
     def is_old(self) -> bool:
         """Whether it offers `functions`, and so expects a `function_call` instead of tool calls."""
         return given(self.functions) is not None and given(self.tools) is None

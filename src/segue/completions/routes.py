@@ -8,7 +8,7 @@ from __future__ import annotations
 from segue.completions.answer import encode_completion
 from segue.completions.reading import ChatReading
 from segue.completions.stream import ChunkWriter
-from segue.errors import ApiError
+from segue.errors import ApiError, InvalidRequest
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.turns import open_stream, receive, run_to_end, stream
@@ -29,6 +29,8 @@ class ChatRoutes:
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         reading = ChatReading(self._services.memo, exchange.owner, session)
         arrival = await receive(exchange, self._services, reading.decode)
+        if reading.request.wants_search:
+            self._check_search(exchange)
         try:
             if arrival.create.stream:
                 await self._stream(exchange, arrival, reading)
@@ -36,6 +38,12 @@ class ChatRoutes:
                 await self._answer(exchange, arrival, reading)
         except ApiError as error:
             raise reading.in_clients_words(error) from None
+
+    def _check_search(self, exchange: Exchange) -> None:
+        """A search that the server cannot run is refused: the model would make up what it finds."""
+        if "web_search" not in self._services.set_up_tools(exchange.account.scopes):
+            message = "'web_search_options': web search is not set up on this server, or not for this key."
+            raise InvalidRequest(message, code="unsupported_value", param="web_search_options")
 
     async def _stream(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
         request = reading.request

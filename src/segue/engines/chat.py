@@ -22,6 +22,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.engines.client import HttpResponse
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
 from segue.engines.upstream import (
@@ -282,6 +283,9 @@ class ChatEngine(Generic[F]):
         except ApiError:
             return False
         return status in ANSWERED
+
+    async def forward(self, path: str, body_for: Callable[[str], bytes]) -> HttpResponse:
+        return await self._upstream.forward(path, body_for(self._model))
 
     async def _facts(self, listed: bytes) -> EngineFacts:
         """What the list of models says; where it says too little, other pages are asked, and then the model's name."""

@@ -196,7 +196,7 @@ class QueuedEngine:
                         yield piece
                 return
             except ApiError as error:
-                self._note_error(error)
+                self.note_error(error)
                 if isinstance(error, NotServed):
                     raise not_served(self.name, self._model, self.engine.facts.models) from error
                 if has_pieces or not may_wait or not isinstance(error, Unavailable):
@@ -284,7 +284,7 @@ class QueuedEngine:
 
     # --- health ---
 
-    def _note_error(self, error: ApiError) -> None:
+    def note_error(self, error: ApiError) -> None:
         """What an error means for the health of the server."""
         now = asyncio.get_running_loop().time()
         # The first sentence; the others are for the client.

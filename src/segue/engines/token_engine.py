@@ -28,6 +28,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.engines.client import HttpResponse
 from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.upstream import (
@@ -234,6 +235,9 @@ class TokenEngine(Generic[S, E]):
         elif not self._has_facts:
             await self._fetch_facts()
         return is_up
+
+    async def forward(self, path: str, body_for: Callable[[str], bytes]) -> HttpResponse:
+        return await self._upstream.forward(path, body_for(self._model))
 
     async def _fetch_facts(self) -> None:
         """Fetch what the server says of itself; a server that does not answer now is asked before the next job."""

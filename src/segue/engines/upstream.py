@@ -129,7 +129,23 @@ class Upstream:
     async def stream(
         self, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> EventStream:
-        """Send a job, and return when its answer begins; a refusal is raised. `headers` are those of this job alone.
+        """Send a job, and return when its answer begins; a refusal is raised. `headers` are those of this job alone."""
+        response = await self._post(path, body, headers)
+        if response.status == 200 and response.content_type == "text/event-stream":
+            return EventStream(response, self._timeouts)
+        raise await self._read_refusal(response)
+
+    async def forward(self, path: str, body: bytes) -> HttpResponse:
+        """Pass a request on, and return when its answer begins; a refusal is raised."""
+        response = await self._post(path, body)
+        if response.status == 200:
+            return response
+        raise await self._read_refusal(response)
+
+    async def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> HttpResponse:
+        """The response of the engine, when it begins.
 
         A kept connection that the engine has closed in the meantime fails at once, which does not mean that the engine
         is down: the job is sent once more. A job changes nothing in an engine, so sending it twice is safe.
@@ -140,17 +156,13 @@ class Upstream:
         while True:
             try:
                 async with asyncio.timeout(self._timeouts.first_s):
-                    response = await self._send("POST", path, body, lines.encode("latin-1"))
-                break
+                    return await self._send("POST", path, body, lines.encode("latin-1"))
             except ConnectionBroken as error:
                 if loop.time() > retry_until:
                     raise EngineLost("The engine broke off before its answer.") from error
                 retry_until = 0.0
             except OSError as error:
                 raise self._unreachable(error) from error
-        if response.status == 200 and response.content_type == "text/event-stream":
-            return EventStream(response, self._timeouts)
-        raise await self._read_refusal(response)
 
     async def _read_refusal(self, response: HttpResponse) -> ApiError:
         body = b""
@@ -364,7 +376,8 @@ def error_for_status(
         return refused
     if status in (401, 403):
         return EngineFailed("The engine does not accept the server's key.")
-    if status == 404:
+    # llama.cpp's server answers 501 where it was not started for a kind of request.
+    if status in (404, 405, 501):
         return NotServed("The engine does not know this model or this kind of request.")
     if status == 429:
         words = message or "The engine takes no more requests of this server now."

@@ -100,7 +100,7 @@ def _attributes(turn: EndedTurn) -> list[object]:
     values: dict[str, str | int | None] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": entry.model,
-        "gen_ai.response.id": entry.turn_id,
+        "gen_ai.response.id": turn.shown_id,
         "segue.request_id": turn.receipt.request_id,
         "segue.transport": turn.receipt.transport,
         "segue.outcome": turn.outcome,

@@ -7,7 +7,7 @@ An API that lacks a part, a route that needs no key and two routes for the same 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from segue.accounts.scopes import SCOPES
@@ -45,16 +45,10 @@ def _check_scope(api: Api, what: str, scope: str | None) -> None:
 class RouteTable:
     """All routes of a server."""
 
-    def __init__(
-        self,
-        routes: Sequence[Route],
-        off: Sequence[Api] = (),
-        hints: Mapping[str, str] | None = None,
-    ) -> None:
-        """`off`: APIs that are switched off. `hints`: a sentence for unknown paths, by how they end."""
+    def __init__(self, routes: Sequence[Route], off: Sequence[Api] = ()) -> None:
+        """`off`: APIs that are switched off."""
         self.routes = routes
         self._off = off
-        self._hints = hints or {}
         self._apis = [*dict.fromkeys(route.api for route in routes if route.api), *off]
         # The routes of each path: a plain one by itself, those with parameters in the order of the table.
         self._plain: dict[str, list[Route]] = {}
@@ -89,10 +83,7 @@ class RouteTable:
                 message = f"The method {verb} is not allowed for this URL."
                 allowed = ", ".join(sorted({route.verb for route in fitting}))
                 raise Refused(message, status=405, code="method_not_allowed", allow=allowed)
-        error = unknown_url(verb, path, self._off)
-        for ending, hint in self._hints.items():
-            error.message += f" {hint}" * path.endswith(ending)
-        raise error
+        raise unknown_url(verb, path, self._off)
 
     def _matches(self, path: str) -> Iterator[tuple[list[Route], dict[str, str]]]:
         """The routes of each path of the table that this one fits, and what it has in place of the braces."""

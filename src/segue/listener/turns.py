@@ -13,6 +13,7 @@ from contextlib import closing
 from msgspec import structs
 
 from segue.aio import off_loop
+from segue.ids import shown_id
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
 from segue.listener.services import Services
@@ -58,7 +59,7 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     subscriber = LastSubscriber()
     running = await services.runner.begin(arrival, subscriber)
     exchange.release_body()
-    _name_turn(exchange, running)
+    name_turn(exchange, running)
     if running.is_background:
         running.detach(subscriber)
     else:
@@ -68,9 +69,9 @@ async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -
     return running
 
 
-def _name_turn(exchange: Exchange, running: Running) -> None:
+def name_turn(exchange: Exchange, running: Running) -> None:
     """The exchange has become this turn; its headers say what was left out of it."""
-    exchange.response_id = running.id
+    exchange.response_id = shown_id(running.id, exchange.label)
     if kinds := running.tally.unserved_tools:
         sentences = " ".join(NOT_OFFERED % kind for kind in kinds)
         exchange.more_headers = (*exchange.more_headers, text_header(WARNINGS, sentences))
@@ -94,7 +95,7 @@ async def stream(
     receipt = structs.replace(arrival.receipt, transport=exchange.label + "sse", is_streamed=True)
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
     exchange.release_body()
-    _name_turn(exchange, running)
+    name_turn(exchange, running)
     async with subscribed(exchange, running, subscriber):
         await write_stream(exchange, services, subscriber)
     if running.error is not None:

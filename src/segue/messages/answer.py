@@ -8,8 +8,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.messages.history import MCP_CALL, SERVER_CALL, Ttl, message_id_of, tool_use_id_of
+from segue.messages.history import MCP_CALL, SERVER_CALL, message_id_of, tool_use_id_of
 from segue.messages.request import AskedTurn
+from segue.turn.plan import Tally
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.codec import encode
 from segue.wire.response import NO_USAGE, Response, Usage
@@ -26,7 +27,16 @@ StopReason = Literal[
 INVALID_JSON = "INVALID_JSON"
 GUARDED = "A guard of this server has stopped the response."
 SEARCH_FAILED = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+# The model itself calls, not a program that it has written.
+DIRECT = {"type": "direct"}
 EMPTY_OBJECT = Raw(b"{}")
+# What the API calls a change of this part of a prompt.
+CHANGED_PARTS = {
+    "model": "model_changed",
+    "instructions": "system_changed",
+    "tools": "tools_changed",
+    "input": "messages_changed",
+}
 
 Block = dict[str, object]
 
@@ -112,11 +122,17 @@ def blocks_of(item: OutputItem, *, hides_thinking: bool) -> list[Block]:
                 if (text := part.text or part.refusal)
             ]
         case "function_call":
-            use = {"type": "tool_use", "id": tool_use_id_of(item.call_id or ""), "name": item.name}
-            return [{**use, "input": input_of(arguments_of(item))}]
+            return [tool_use(item, input_of(arguments_of(item)))]
         case _:
             begun = server_call(item)
             return [] if begun is None else [begun, *server_result(item)]
+
+
+def tool_use(item: OutputItem, given: object) -> Block:
+    """A call of a tool of the client."""
+    use_id = tool_use_id_of(item.call_id or "")
+    call = {"type": "tool_use", "id": use_id, "name": item.name, "input": given}
+    return {**call, "caller": DIRECT}
 
 
 def thinking_block(item: OutputItem, *, hides: bool) -> list[Block]:
@@ -195,23 +211,23 @@ def server_call(item: OutputItem) -> Block | None:
 
 
 def _served(item: OutputItem, name: str, given: object) -> Block:
-    return {"type": "server_tool_use", "id": SERVER_CALL + item.id, "name": name, "input": given}
+    call = {"type": "server_tool_use", "id": SERVER_CALL + item.id, "name": name, "input": given}
+    return {**call, "caller": DIRECT}
 
 
 def server_result(item: OutputItem, sealed: str = "") -> list[Block]:
     """The block with what one of our own tools has returned. `sealed`: all that the model has read of it."""
-    use_id, action = SERVER_CALL + item.id, item.action
+    action = item.action
+    answers = {"tool_use_id": SERVER_CALL + item.id, "caller": DIRECT}
     match item.type:
         case "web_search_call" if action is not None and item.is_search:
             pages = [
                 _page(page, sealed if not at else "") for at, page in enumerate(action.sources)
             ]
             content: object = pages if item.status == "completed" else SEARCH_FAILED
-            return [{"type": "web_search_tool_result", "tool_use_id": use_id, "content": content}]
+            return [{"type": "web_search_tool_result", **answers, "content": content}]
         case "web_search_call" if action is not None:
-            return [
-                {"type": "web_fetch_tool_result", "tool_use_id": use_id, **_fetched(item, action)}
-            ]
+            return [{"type": "web_fetch_tool_result", **answers, **_fetched(item, action)}]
         case "tool_search_output":
             # It belongs to the call with the same letters.
             call_id = SERVER_CALL + item.id.replace("tso_", "tsc_", 1)
@@ -295,13 +311,15 @@ def refusal(explanation: str) -> Ending:
     return Ending("refusal", None, details)
 
 
-def usage_of(usage: Usage, ttl: Ttl, tier: str, items: Sequence[OutputItem] = ()) -> Block:
+def usage_of(usage: Usage, asked: AskedTurn, tier: str, items: Sequence[OutputItem] = ()) -> Block:
     """What the turn has cost: what was read from the cache, what was written to it, and the rest are the prompt. Only
     a client that has marked something is said what was written."""
     searches = sum(item.is_search for item in items)
     fetches = sum(item.type == "web_search_call" and not item.is_search for item in items)
     read = usage.input_tokens_details.cached_tokens
+    ttl = asked.ttl
     written = usage.input_tokens_details.cache_write_tokens if ttl else 0
+    beta: Block = {"iterations": None, "fallback_credit": None} if asked.is_beta else {}
     return {
         "input_tokens": usage.input_tokens - read - written,
         "cache_creation_input_tokens": written,
@@ -316,6 +334,9 @@ def usage_of(usage: Usage, ttl: Ttl, tier: str, items: Sequence[OutputItem] = ()
         if searches or fetches
         else None,
         "service_tier": "priority" if tier == "priority" else "standard",
+        "speed": "fast" if tier == "priority" else "standard",
+        "inference_geo": None,
+        **beta,
     }
 
 
@@ -327,32 +348,37 @@ DELTA_USAGE = (
     "output_tokens",
     "output_tokens_details",
     "server_tool_use",
+    "iterations",
+    "fallback_credit",
 )
 
 
-def diagnostics_of(found: MaybeDiagnostics) -> Block | None:
-    """Why less of the prompt was in the cache than of the prompt before; nothing where all of it was."""
-    if found is UNSET or found.type == "cache_hit":
+def diagnostics_of(found: MaybeDiagnostics, parted: tuple[str, int] | None) -> Block | None:
+    """Why less of the prompt was in the cache than of the prompt before; nothing where all of it was. `parted`: which
+    part of the prompt has changed, and what that cost."""
+    reason: Block = {"type": "unavailable"}
+    if found is not UNSET and found.type == "comparison_response_not_found":
+        reason = {"type": "previous_message_not_found"}
+    elif parted is not None and parted[0] in CHANGED_PARTS:
+        reason = {"type": CHANGED_PARTS[parted[0]], "cache_missed_input_tokens": parted[1]}
+    elif found is UNSET or (parted is None and found.type != "unavailable"):
         return None
-    if found.type == "comparison_response_not_found":
-        return {"cache_miss_reason": {"type": "previous_message_not_found"}}
-    names = {"input_changed": "messages_changed"} | {
-        name: name for name in ("model_changed", "tools_changed")
-    }
-    name = names.get(found.reason or "")
-    if found.type == "unavailable" or name is None:
-        return {"cache_miss_reason": {"type": "unavailable"}}
-    missed = found.cache_missed_tokens or 0
-    return {"cache_miss_reason": {"type": name, "cache_missed_input_tokens": missed}}
+    return {"cache_miss_reason": reason}
 
 
 # --- the message ------------------------------------------------------------------------------------
 
 
 def message_of(
-    response: Response, content: list[Block], ending: Ending | None, usage: Block
+    response: Response,
+    asked: AskedTurn,
+    content: list[Block],
+    ending: Ending | None,
+    usage: Block,
+    parted: tuple[str, int] | None = None,
 ) -> Block:
     """The message; before its end it has no reason to have stopped."""
+    beta: Block = {"context_management": None} if asked.is_beta else {}
     return {
         "id": message_id_of(response.id),
         "type": "message",
@@ -363,22 +389,23 @@ def message_of(
         "stop_sequence": ending and ending.stop_sequence,
         "stop_details": ending and ending.stop_details,
         "container": None,
-        "diagnostics": diagnostics_of(response.prompt_cache_diagnostics),
+        "diagnostics": diagnostics_of(response.prompt_cache_diagnostics, parted),
         "usage": usage,
+        **beta,
     }
 
 
-def answer_of(response: Response, asked: AskedTurn, stop_string: str | None) -> bytes:
+def answer_of(response: Response, asked: AskedTurn, tally: Tally) -> bytes:
     """A turn that has ended, as one JSON object."""
     items = [read_item(raw) for raw in response.output]
     hides = asked.hides_thinking
     content = [block for item in items for block in blocks_of(item, hides_thinking=hides)]
-    ending = ending_of(response, items, stop_string, asked.tokens_max)
-    usage = usage_of(response.usage or NO_USAGE, asked.ttl, response.service_tier, items)
-    return encode(message_of(response, content, ending, usage))
+    ending = ending_of(response, items, tally.stop_string, asked.tokens_max)
+    usage = usage_of(response.usage or NO_USAGE, asked, response.service_tier, items)
+    return encode(message_of(response, asked, content, ending, usage, tally.parted))
 
 
 def refused_answer(response: Response, asked: AskedTurn, explanation: str) -> bytes:
     """A guard has stopped the request itself: a message without content."""
-    usage = usage_of(response.usage or NO_USAGE, asked.ttl, response.service_tier)
-    return encode(message_of(response, [], refusal(explanation), usage))
+    usage = usage_of(response.usage or NO_USAGE, asked, response.service_tier)
+    return encode(message_of(response, asked, [], refusal(explanation), usage))

@@ -53,6 +53,10 @@ def _card(name: str, model: Model) -> dict[str, object]:
         "display_name": name,
         "created_at": created_at,
         "lifecycle": "active",
+        "line": None,
+        "capabilities": None,
+        "deprecated_at": None,
+        "retires_at": None,
         "max_input_tokens": model.context_tokens,
         "max_tokens": model.output_tokens_max or model.context_tokens,
     }

@@ -7,13 +7,20 @@ became, so that a history that is sent again costs a look at its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
 from segue.messages.history import System, TranslatedMessage, translate, translate_system
-from segue.messages.request import AskedTurn, MessagesBody, compile_request, read_body
+from segue.messages.request import (
+    NONE_SHOWN,
+    AskedTurn,
+    MessagesBody,
+    ShownTools,
+    Surroundings,
+    compile_request,
+    read_body,
+)
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.resent.memo import Memo
 from segue.seams.history import Owner
@@ -28,33 +35,36 @@ MESSAGE, SYSTEM, TOOLS = b"messages:", b"messages.system:", b"messages.tools:"
 class MessageReading:
     """Reads the body of one request."""
 
+    body: MessagesBody
     asked: AskedTurn
 
-    def __init__(
-        self, memo: Memo[object], owner: Owner, session: str | None, *, counts: bool = False
-    ) -> None:
-        """`session`: what the headers say of the conversation. `counts`: only the tokens are counted."""
+    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
         self._memo = memo
         self._owner = owner
-        self._session = session
-        self._counts = counts
+        self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
-        """The request of a turn. Slow work if the body is large."""
-        body = read_body(data)
-        messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
-        self.asked = compile_request(
-            body,
-            messages,
-            self._system(body),
-            self._tools(body),
-            session=self._session,
-            counts=self._counts,
-        )
+        """The request of a turn; that of a thread is read later, with what the thread has said before. Slow work if the
+        body is large."""
+        self.body = read_body(data)
+        return Create() if self.body.thread is not None else self.compile(self.body)
+
+    def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
+        """The request of a turn. `before`: what earlier turns of its thread have shown."""
+        messages = self._messages(body.messages)
+        system, tooling = self._system(body), self._tools(body)
+        self.asked = compile_request(body, messages, system, tooling, self._around, before)
         return self.asked.create
 
-    def _message(self, raw: Raw, index: int) -> TranslatedMessage:
-        return self._recall(MESSAGE, raw, TranslatedMessage, partial(translate, index=index))
+    def _messages(self, raws: list[Raw]) -> list[TranslatedMessage]:
+        keys = [MESSAGE + bytes(raw) for raw in raws]
+        found = self._memo.find_all(self._owner, keys)
+        return [
+            known
+            if isinstance(known, TranslatedMessage)
+            else self._keep(keys[index], translate(raws[index], index))
+            for index, known in enumerate(found)
+        ]
 
     def _system(self, body: MessagesBody) -> System:
         if body.system is UNSET:
@@ -73,7 +83,9 @@ class MessageReading:
         known = self._memo.find(self._owner, key)
         if isinstance(known, kind):
             return known
-        value = translated(raw)
+        return self._keep(key, translated(raw))
+
+    def _keep(self, key: bytes, value: T) -> T:
         # What became of the bytes is about as long, and there are some small objects.
         self._memo.put(self._owner, key, value, 2 * len(key) + 1_000)
         return value

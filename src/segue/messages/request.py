@@ -7,7 +7,7 @@ became of those (`history`, `tools`). Unknown fields are ignored; what would be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -121,6 +121,34 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
         """Whether it continues a thread: its messages are only the new ones."""
         return self.thread is not None and self.thread.type == "continue"
 
+    @property
+    def parent_id(self) -> str | None:
+        """The turn that it continues."""
+        thread = self.thread
+        if thread is None or not self.is_continued or thread.previous_message_id is None:
+            return None
+        return turn_id_of(thread.previous_message_id)
+
+
+class ShownTools(Struct, frozen=True, omit_defaults=True):
+    """Tools that messages have brought, and those that they took away again, by name."""
+
+    joined: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+NONE_SHOWN = ShownTools()
+
+
+class Surroundings(Struct, frozen=True):
+    """What is known of a request beside its body."""
+
+    # What its headers say of the conversation.
+    session: str | None = None
+    is_beta: bool = False
+    # Only the tokens are counted, so that the messages may end with an answer.
+    counts: bool = False
+
 
 class AskedTurn(Struct, frozen=True):
     """What a request asks for: a turn, and how it is to be answered."""
@@ -132,11 +160,13 @@ class AskedTurn(Struct, frozen=True):
     ttl: Ttl = ""
     # The client's own limit of the answer.
     tokens_max: int | None = None
-    thread: Thread | None = None
+    shown: ShownTools = NONE_SHOWN
     # Whether the answer is to say what the cache did not have.
     wants_diagnostics: bool = False
     # What was left out of the request, for the header `x-segue-repairs`.
     repairs: tuple[str, ...] = ()
+    # Whether it asks for something that is not for everybody yet: then some fields are there that others do not know.
+    is_beta: bool = False
     # Tools of the server that it asks for.
     served: frozenset[str] = frozenset()
 
@@ -164,16 +194,14 @@ def compile_request(
     messages: Sequence[TranslatedMessage],
     system: System,
     tooling: Tooling,
-    *,
-    session: str | None = None,
-    counts: bool = False,
+    around: Surroundings,
+    before: ShownTools = NONE_SHOWN,
 ) -> AskedTurn:
-    """The request of a turn. `session`: what the headers say of the conversation. `counts`: only its tokens are
-    counted, so that it may end with an answer."""
-    if not counts:
+    """The request of a turn. `before`: what earlier turns of its thread have shown."""
+    if not around.counts:
         _check_newest(body, messages)
     check_pairs(messages, is_continued=body.is_continued)
-    history = _History(tooling)
+    history = _History(tooling, before)
     for message in messages:
         history.add(message)
     ttl = _ttl(body, messages, system, tooling)
@@ -184,7 +212,7 @@ def compile_request(
             model=body.model,
             input=history.items,
             instructions=system.instructions,
-            previous_response_id=_parent(body.thread),
+            previous_response_id=body.parent_id,
             store=False,
             stream=body.stream,
             generate=False if body.max_tokens == 0 else None,
@@ -201,14 +229,15 @@ def compile_request(
             include=INCLUDE,
             service_tier="fast" if body.speed == "fast" else None,
             prompt_cache_options=_compared(body.diagnostics),
-            prompt_cache_key=session or session_of(body.metadata),
+            prompt_cache_key=around.session or session_of(body.metadata),
         ),
         hides_thinking=hides,
         ttl=ttl,
         tokens_max=body.max_tokens,
-        thread=body.thread,
+        shown=history.shown,
         wants_diagnostics=body.diagnostics is not None,
         repairs=("billing_header",) if system.is_cut else (),
+        is_beta=around.is_beta,
         served=tooling.served,
     )
 
@@ -216,16 +245,21 @@ def compile_request(
 class _History:
     """The items of all messages, in order, with the tools that join on the way."""
 
-    def __init__(self, tooling: Tooling) -> None:
+    def __init__(self, tooling: Tooling, before: ShownTools) -> None:
         self._tooling = tooling
         self.items: list[Raw] = []
         # What can be called, by name, and what was taken away again.
-        self._names = dict.fromkeys(tooling.names)
-        self._removed: dict[str, None] = {}
+        self._names = dict.fromkeys((*tooling.names, *before.joined))
+        self._removed = dict.fromkeys(before.removed)
 
     @property
     def callable(self) -> list[str]:
         return [name for name in self._names if name not in self._removed]
+
+    @property
+    def shown(self) -> ShownTools:
+        joined = (name for name in self._names if name not in self._tooling.names)
+        return ShownTools(tuple(joined), tuple(self._removed))
 
     @property
     def removed(self) -> frozenset[str]:
@@ -234,6 +268,8 @@ class _History:
     def add(self, message: TranslatedMessage) -> None:
         for piece in message.pieces:
             match piece:
+                case Raw():
+                    self.items.append(piece)
                 case Loaded(names=names):
                     self._load(names)
                 case Defined(definition=raw):
@@ -242,7 +278,7 @@ class _History:
                 case Removed(name=name):
                     self._removed[name] = None
                 case _:
-                    self.items.append(piece)
+                    assert_never(piece)
 
     def _load(self, names: Iterable[str]) -> None:
         for name in names:
@@ -285,12 +321,6 @@ def _ttl(
     if body.cache_control is not None:
         marks.add(longer("", body.cache_control))
     return "1h" if "1h" in marks else "5m" if "5m" in marks else ""
-
-
-def _parent(thread: Thread | None) -> str | None:
-    if thread is None or thread.previous_message_id is None:
-        return None
-    return turn_id_of(thread.previous_message_id)
 
 
 def _compared(asked: DiagnosticsAsked | None) -> CacheOptions | None:

@@ -11,13 +11,14 @@ from segue.errors import ApiError, InvalidRequest, NotFound, cut_name
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
-from segue.listener.turns import open_stream, receive, stream, wait_for_end
+from segue.listener.turns import name_turn, open_stream, receive, stream, wait_for_end
 from segue.messages.answer import answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
-from segue.messages.request import AskedTurn
+from segue.messages.request import AskedTurn, Surroundings
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
+from segue.messages.threads import enter_thread
 from segue.resent.memo import Memo
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.wire.codec import LARGE_BYTES, decode_tools, encode
@@ -25,6 +26,7 @@ from segue.wire.effects import NO_EFFECTS
 
 # What clients say of their conversation, in the order in which it is believed. A hint for the routing, no more.
 SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-affinity", b"x-session-id")
+BETA = b"anthropic-beta"
 REPAIRS = b"x-segue-repairs"
 
 
@@ -39,6 +41,8 @@ class MessageRoutes:
         """A new message: as a stream of events, or as one object."""
         reading = self._reading(exchange)
         arrival = await receive(exchange, self._services, reading.decode)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         asked = reading.asked
         if "web_search" in asked.served:
             self._check_search(arrival)
@@ -52,7 +56,8 @@ class MessageRoutes:
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         # All APIs share it: the beginning of a key says whose value it has.
         memo = cast("Memo[object]", self._services.memo)
-        return MessageReading(memo, exchange.owner, session, counts=counts)
+        is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts))
 
     async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
         events = MessageEvents(asked, exchange.request_id)
@@ -63,11 +68,11 @@ class MessageRoutes:
         subscriber = LastSubscriber()
         running = await self._runner.begin(arrival, subscriber)
         exchange.release_body()
-        exchange.response_id = running.id
+        name_turn(exchange, running)
         await wait_for_end(exchange, running, subscriber)
         error, response = running.error, running.response
         if error is None:
-            body = answer_of(response, asked, running.tally.stop_string)
+            body = answer_of(response, asked, running.tally)
         elif error.code == INPUT_BLOCKED:
             body = refused_answer(response, asked, error.message)
         else:
@@ -91,8 +96,11 @@ class MessageRoutes:
         create = await off_loop(len(body) > LARGE_BYTES, reading.decode, body)
         caller = Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
         receipt = Receipt(exchange.label + "http", bytes_received=exchange.body_bytes)
+        arrival = Arrival(create, caller, receipt)
+        if reading.body.thread is not None:
+            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         with _answering(exchange, reading.asked):
-            count = await self._runner.count_tokens(Arrival(create, caller, receipt))
+            count = await self._runner.count_tokens(arrival)
             await exchange.answer(200, encode({"input_tokens": count}))
 
     async def list_models(self, exchange: Exchange) -> None:

@@ -35,10 +35,10 @@ from segue.messages.answer import (
     server_call,
     server_result,
     thought_of,
+    tool_use,
     usage_of,
 )
 from segue.messages.errors import error_body
-from segue.messages.history import tool_use_id_of
 from segue.messages.request import AskedTurn
 from segue.turn.running import Running
 from segue.wire.codec import encode
@@ -137,8 +137,8 @@ class MessageEvents:
             return
         self._has_started = True
         response, asked = self._running.response, self._asked
-        usage = usage_of(self._usage_so_far(), asked.ttl, response.service_tier)
-        message = message_of(response, [], None, usage)
+        usage = usage_of(self._usage_so_far(), asked, response.service_tier)
+        message = message_of(response, asked, [], None, usage)
         written.append(_event("message_start", message=message))
 
     def _usage_so_far(self) -> Usage:
@@ -174,8 +174,8 @@ class MessageEvents:
             if error is not None
             else ending_of(response, items, running.tally.stop_string, asked.tokens_max)
         )
-        usage = usage_of(response.usage or NO_USAGE, asked.ttl, response.service_tier, items)
-        written.append(_last_delta(ending, usage))
+        usage = usage_of(response.usage or NO_USAGE, asked, response.service_tier, items)
+        written.append(_last_delta(ending, usage, asked))
         written.append(STOP)
 
     # --- blocks ---
@@ -186,8 +186,7 @@ class MessageEvents:
         self._close(written)
         self._item = item
         if item.is_clients_call:
-            use = {"type": "tool_use", "id": tool_use_id_of(item.call_id or ""), "name": item.name}
-            self._open_block({**use, "input": {}}, written)
+            self._open_block(tool_use(item, {}), written)
         elif (call := server_call(item)) is not None:
             asked = call["input"]
             self._open_block({**call, "input": {}}, written)
@@ -262,11 +261,13 @@ def _event(kind: str, **fields: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
-def _last_delta(ending: Ending, usage: Block) -> bytes:
+def _last_delta(ending: Ending, usage: Block, asked: AskedTurn) -> bytes:
     delta = {
         "stop_reason": ending.stop_reason,
         "stop_sequence": ending.stop_sequence,
         "stop_details": ending.stop_details,
         "container": None,
     }
-    return _event("message_delta", delta=delta, usage={name: usage[name] for name in DELTA_USAGE})
+    last = {name: usage[name] for name in DELTA_USAGE if name in usage}
+    beta: Block = {"context_management": None} if asked.is_beta else {}
+    return _event("message_delta", delta=delta, usage=last, **beta)

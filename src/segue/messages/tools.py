@@ -20,8 +20,8 @@ from segue.wire.codec import TOOLS_MAX, encode
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import FUNCTION_NAME, described, parameters_of
 
-# The dates of a tool's versions: `bash_20250124`.
-DATED = re.compile(r"(?P<name>[a-z_0-9]+?)_\d{8}\Z")
+# The date of a tool's version: `bash_20250124`.
+DATE = re.compile(r"_\d{8}\Z")
 
 
 class Location(Struct, frozen=True):
@@ -154,8 +154,7 @@ def _kind(tool: GivenTool) -> str:
     """What the type of a tool says without its date; a plain function has none."""
     if tool.type is None or tool.type == "custom":
         return ""
-    found = DATED.match(tool.type)
-    return found["name"] if found else tool.type
+    return DATE.sub("", tool.type)
 
 
 def _function(tool: GivenTool, kind: str, place: str) -> dict[str, object]:

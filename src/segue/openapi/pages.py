@@ -96,6 +96,10 @@ OPERATIONS: dict[str, RouteDoc] = {
     "POST /v1/chat/completions": RouteDoc("Create a chat completion; with `stream` its chunks."),
     "GET /v1/chat/completions": RouteDoc("No completion is stored: always 404."),
     "GET /v1/chat/completions/{id}": RouteDoc("No completion is stored: always 404."),
+    "POST /v1/completions": RouteDoc(
+        "Passed on to the engine of the model; with `stream` its chunks."
+    ),
+    "POST /v1/embeddings": RouteDoc("Passed on to the engine of the model."),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),

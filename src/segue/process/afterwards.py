@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from segue.ids import shown_id
 from segue.seams.history import UsageEntry
 from segue.seams.store import Ledger
 from segue.turn.plan import Receipt, Span, Tally
@@ -58,6 +59,16 @@ class EndedTurn:
     is_callers_fault: bool = False
     # The name of its chain: the same at every worker and machine.
     chain: str = ""
+
+    @property
+    def shown_id(self) -> str:
+        """Its id as its client has read it."""
+        return shown_id(self.entry.turn_id, self.receipt.transport)
+
+    @property
+    def shown_parent(self) -> str | None:
+        """The id of its parent, spelled in the same way."""
+        return self.parent_id and shown_id(self.parent_id, self.receipt.transport)
 
     @property
     def outcome(self) -> str:

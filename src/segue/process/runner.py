@@ -294,6 +294,7 @@ class Runner:
             tally=plan.tally,
             check=partial(_check_later, plan.model, conversation is not None),
             input_bytes=held,
+            transport=plan.arrival.receipt.transport,
         )
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)
@@ -513,7 +514,8 @@ def _ended(plan: Plan, running: Running, sent_at: float) -> EndedTurn:
     response = running.assembler.response
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
-        entry = entry_of(plan.owner, response, is_hosted=plan.resolved.is_hosted)
+        is_hosted, model = plan.resolved.is_hosted, plan.model.name
+        entry = entry_of(plan.owner, response, model, is_hosted=is_hosted)
     assert entry is not None, "a turn is settled once it has ended"
     error = running.error
     # A turn that failed is not always saved, but continues its parent's chain.

@@ -63,7 +63,7 @@ class Parting(Struct, frozen=True):
 
 def part(old: KnownPrompt, new: KnownPrompt) -> Parting | None:
     """Where the new prompt stops to be like the earlier one."""
-    if old.response.model != new.response.model:
+    if old.model != new.model:
         return _parted(old, new, "model_changed", 0)
     setting = changed_setting(old.response, new.response)
     leading = _leading_items(old.items, new.items)

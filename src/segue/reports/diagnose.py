@@ -6,7 +6,7 @@ contract, though here it does not change the prompt: how many tokens were missed
 
 from __future__ import annotations
 
-from segue.reports.compare import CONTRACT, part
+from segue.reports.compare import CONTRACT, Parting, part
 from segue.reports.prompts import KnownPrompt
 from segue.reports.report import is_lost
 from segue.wire.cache import CacheDiagnostics, CacheMissReason
@@ -16,9 +16,18 @@ NOT_FOUND = CacheDiagnostics("comparison_response_not_found")
 UNAVAILABLE = CacheDiagnostics("unavailable")
 
 
-def diagnose(old: KnownPrompt, new: KnownPrompt, cached: int | None) -> CacheDiagnostics:
-    """How the new prompt compares with the old one, of which the engine had so many tokens cached."""
+def diagnose(
+    old: KnownPrompt, new: KnownPrompt, cached: int | None
+) -> tuple[CacheDiagnostics, Parting | None]:
+    """How the new prompt compares with the old one, of which the engine had so many tokens cached; and where they
+    part."""
     parting = part(old, new)
+    return _diagnosed(old, new, cached, parting), parting
+
+
+def _diagnosed(
+    old: KnownPrompt, new: KnownPrompt, cached: int | None, parting: Parting | None
+) -> CacheDiagnostics:
     missed = 0 if cached is None else max(0, old.tokens - cached)
     if parting is not None:
         missed = parting.missed

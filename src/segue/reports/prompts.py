@@ -33,6 +33,8 @@ class KnownPrompt:
 
     # Echoes the settings of the request.
     response: Response
+    # As it is served: the response may have an alias of it.
+    model: str
     # The tier that was requested: the response does not say it.
     tier: str
     items: tuple[Item, ...]
@@ -89,6 +91,7 @@ def of_plan(
     items = resolved.given if is_whole else tuple(chain(items_of(rounds), scene.given))
     return KnownPrompt(
         response=plan.response,
+        model=plan.model.name,
         tier=tier_of(resolved.create.service_tier),
         items=items,
         prompt=prompt,
@@ -116,6 +119,7 @@ def of_turn(turn: Turn, tier: str) -> KnownPrompt:
     rounds = since_fresh([one for link in ancestors(turn) for one in link.rounds])
     return KnownPrompt(
         response=turn.response,
+        model=turn.usage.model if turn.usage else turn.response.model,
         tier=tier,
         items=tuple(items_of(rounds)),
         prompt=prompt,

@@ -139,7 +139,11 @@ class ReuseWatch:
                 return NOT_FOUND
             new = _known_now(prompt)
             is_long = old.size + new.size > LARGE_BYTES
-            return await off_loop(is_long, diagnose, old, new, prompt.read.cached_tokens)
+            cached = prompt.read.cached_tokens
+            found, parting = await off_loop(is_long, diagnose, old, new, cached)
+            if parting is not None:
+                prompt.plan.tally.parted = (parting.place.part, parting.missed)
+            return found
         except Exception:
             log.exception("could not compare the prompt of turn %s", prompt.plan.id)
             return UNAVAILABLE

@@ -13,7 +13,7 @@ from msgspec import UNSET, structs
 
 from segue.aio import off_loop
 from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
-from segue.ids import given_id, new_id
+from segue.ids import given_id, new_id, turn_id_of
 from segue.listener.exchange import Exchange, listening
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
@@ -167,12 +167,12 @@ class ResponseRoutes:
 
     async def explain(self, exchange: Exchange) -> None:
         """What of the prompt of a response was reused, and what was not; also of one that is not stored."""
-        turn_id = exchange.arguments["id"]
-        report = await self._services.find_report(exchange.owner, turn_id)
+        asked_id = exchange.arguments["id"]
+        report = await self._services.find_report(exchange.owner, turn_id_of(asked_id))
         if report is None:
-            message = f"No cache report is kept for response '{cut_name(turn_id)}'."
+            message = f"No cache report is kept for response '{cut_name(asked_id)}'."
             raise NotFound(message, param="response_id")
-        await exchange.answer(200, encode(report))
+        await exchange.answer(200, encode(structs.replace(report, response_id=asked_id)))
 
     # --- ending ---
 

@@ -10,9 +10,6 @@ from segue.settings.values import API_NAMES, Settings
 
 APIS: dict[str, Api] = {"responses": RESPONSES, "messages": MESSAGES, "chat": CHAT}
 
-# Sentences for the paths of APIs that clients try and Segue does not have, by how the paths end.
-HINTS = {"/completions": "Segue serves the Responses API: POST /v1/responses."}
-
 
 def is_on(api: Api, settings: Settings) -> bool:
     """Whether an API is served: the setting `apis` names it, or cannot name it, because it is not ours."""

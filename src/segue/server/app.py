@@ -16,6 +16,7 @@ from msgspec import structs
 
 from segue.accounts.account import Account
 from segue.aio import GiveUp, in_background
+from segue.engines.forwarded import forwarded
 from segue.files.api import files_api
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
@@ -25,12 +26,13 @@ from segue.listener.services import Services
 from segue.listener.table import RouteTable, routes_of
 from segue.listener.upgrades import Upgrades
 from segue.memory.budget import memory_for, resident_bytes
+from segue.passthrough.api import passthrough_api
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
-from segue.server.apis import APIS, HINTS, is_on
+from segue.server.apis import APIS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
@@ -114,7 +116,8 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        every = (*rows.values(), files_api(files.load), *environment_apis(environment, files.read))
+        every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
+        every += environment_apis(environment, files.read)
         async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
@@ -152,7 +155,7 @@ async def _open_server(
             # Imported here: it may be left out of an installation.
             from segue_dashboard.pages import dashboard_routes
 
-            routes += dashboard_routes(state, services, observers, health, upgrades)
+            routes += dashboard_routes(state, services, observers, health, upgrades, pages)
         else:
             routes.append(pages.welcome)
         routes += reports.routes
@@ -177,7 +180,7 @@ async def _open_server(
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
         ):
-            http = HttpApp(services, RouteTable(routes, off, HINTS))
+            http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)
 
 

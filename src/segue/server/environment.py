@@ -38,13 +38,13 @@ async def open_environment(
         process.close()
 
 
-def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> list[Api]:
+def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[Api, ...]:
     """The APIs that there are only with sandboxes."""
     if client is None:
-        return []
+        return ()
     from segue.containers.api import containers_api
 
-    return [containers_api(client, read_file)]
+    return (containers_api(client, read_file),)
 
 
 def try_environment(settings: Settings) -> str:

@@ -36,6 +36,7 @@ from segue.printable import shown_address
 from segue.seams.history import Owner, Turn
 from segue.seams.model import Dialect, Engine, Sampling, Scene
 from segue.seams.store import Turns
+from segue.server.aliases import NamedModels, alias_problems
 from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings
@@ -124,7 +125,7 @@ def _file_stamps(settings: ModelSettings) -> list[tuple[int, int] | None]:
 class ServedModels:
     """The models by name and alias, and what closes them."""
 
-    models: dict[str, Model] = field(default_factory=dict)
+    models: NamedModels = field(default_factory=NamedModels)
     # Without aliases; and the settings that are in force.
     built: dict[str, Built] = field(default_factory=dict)
     settings: dict[str, ModelSettings] = field(default_factory=dict)
@@ -219,7 +220,10 @@ def build_models(
     if guards is None or not guards.is_fit(settings):
         guards = GuardSet(settings)
     served.guards = guards
-    for wanted in served_models(settings):
+    wanted_models = served_models(settings)
+    for problem in alias_problems(wanted_models):
+        raise Misconfigured(f"models: {problem}")
+    for wanted in wanted_models:
         built = before.built.get(wanted.name)
         if built is None or not built.is_fit(wanted):
             if running is not None and shared and wanted.engine == "embedded":
@@ -238,9 +242,7 @@ def build_models(
             guards=guards.named(wanted.guard),
         )
         for name in (wanted.name, *wanted.aliases):
-            if name in served.models:
-                raise Misconfigured(f"models: two models are called '{name}'.")
-            served.models[name] = model
+            served.models.add(name, model)
     served.owners = {owner: guards.named(names) for owner, names in settings.guard_owners.items()}
     if running is None:
         served.drain({})

@@ -126,7 +126,7 @@ def log_failure(turn: EndedTurn) -> None:
     refused request."""
     if turn.error is not None:
         level = logging.DEBUG if turn.is_callers_fault else logging.INFO
-        what = (turn.entry.turn_id, turn.outcome, turn.error_status, turn.error)
+        what = (turn.shown_id, turn.outcome, turn.error_status, turn.error)
         extra = {"request_id": turn.receipt.request_id}
         log.log(level, "turn %s %s: %d %s", *what, extra=extra)
 

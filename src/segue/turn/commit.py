@@ -58,7 +58,7 @@ def commit(
         head_sent=head_sent,
         bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized)
         + (0 if is_shared else sum(map(len, head_sent))),
-        usage=entry_of(plan.owner, response, is_hosted=resolved.is_hosted),
+        usage=entry_of(plan.owner, response, plan.model.name, is_hosted=resolved.is_hosted),
     )
 
 
@@ -95,15 +95,18 @@ def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: in
     return NODE_BYTES + text + 4 * ids
 
 
-def entry_of(owner: Owner, response: Response, *, is_hosted: bool = True) -> UsageEntry | None:
-    """The usage row of a turn; None while it runs. Without hosted tools no output item has to be looked at."""
+def entry_of(
+    owner: Owner, response: Response, model: str = "", *, is_hosted: bool = True
+) -> UsageEntry | None:
+    """The usage row of a turn; None while it runs. `model`: as it is served, whatever alias the response has. Without
+    hosted tools no output item has to be looked at."""
     if response.status not in ENDED:
         return None
     usage = response.usage or NO_USAGE
     return UsageEntry(
         turn_id=response.id,
         owner=owner,
-        model=response.model,
+        model=model or response.model,
         status=response.status,
         input_tokens=usage.input_tokens,
         cached_tokens=usage.input_tokens_details.cached_tokens,

@@ -224,6 +224,9 @@ class Tally:
     started: JobStarted = field(default_factory=JobStarted)
     # Which of the client's stop strings has ended the answer.
     stop_string: str | None = None
+    # Where the client compares the prompt with an earlier one: the part in which they differ, and the tokens of the
+    # earlier one that were not reused.
+    parted: tuple[str, int] | None = None
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.

@@ -85,6 +85,7 @@ class Running:
         input_bytes: int = 0,
         turn: Turn | None = None,
         tally: Tally | None = None,
+        transport: str = "",
     ) -> None:
         """`turn`: as it was saved before; `input_bytes`: what its request holds in memory."""
         self.id = assembler.response.id
@@ -94,6 +95,7 @@ class Running:
         self.is_rollout = is_rollout
         self.can_be_steered = can_be_steered
         self.tally = tally or Tally()
+        self.transport = transport
         self.is_ended = False
         self.check = check
         # The saved turn.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from segue.printable import without_password
+from segue.server.aliases import alias_problems
 from segue.server.served import served_models
 from segue.settings.checks import problems_of, settings_of
 from segue.settings.help import FLAGS
@@ -77,10 +77,8 @@ def _check(sources: SettingSources, is_json: bool) -> int:
 
 def _missing(settings: Settings) -> Iterator[Misfit]:
     """What a server would find missing at its start."""
-    names = Counter(name for one in served_models(settings) for name in (one.name, *one.aliases))
-    for name, number in names.items():
-        if number > 1:
-            yield Misfit(("models",), f"{number} models are called '{name}'.")
+    for problem in alias_problems(served_models(settings)):
+        yield Misfit(("models",), problem)
     for one in served_models(settings):
         if one.engine not in INSIDE and not one.engine_url:
             yield Misfit(("engine_url",), f"engine '{one.engine}' of {one.name} needs a URL.")

@@ -32,6 +32,7 @@ from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
 from segue.printable import printable, shown_address
 from segue.seams.model import EngineFacts
+from segue.server.aliases import alias_problems
 from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
 from segue.server.environment import try_environment
@@ -179,6 +180,10 @@ async def examine(
     except Misconfigured as error:
         yield Check("model", False, str(error), "name the model to serve: --model NAME")
         return
+    for problem in alias_problems(served_models(settings)):
+        yield Check(
+            "aliases", False, problem, "change `aliases` of one of them in the settings file"
+        )
     for model in served_models(settings):
         async with aclosing(check_model(settings, model)) as checks:
             async for check in checks:

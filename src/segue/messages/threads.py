@@ -1,0 +1,85 @@
+"""Which turn does a request of a thread continue, and what does it take from it?
+
+`create` keeps the turn for an hour, `continue` has it as its parent, exactly as `previous_response_id` has: only new
+messages are translated, rendered and sent to the engine. A request that leaves `system` or `tools` out has those of the
+turn that it continues, as they were written then. One that repeats them is read as any other: where they mean the same,
+the prompt goes on; where they differ, they are its new head. A turn may be continued more than once.
+
+A thread is never ignored: it is continued, or refused with the code by which clients send everything again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from msgspec import UNSET, Raw, structs
+
+from segue.accounts.account import Account
+from segue.aio import off_loop
+from segue.errors import ID_CHARS_MAX, InvalidRequest
+from segue.listener.services import Services
+from segue.messages.errors import ThreadRefused
+from segue.messages.reading import MessageReading
+from segue.messages.request import NONE_SHOWN, ShownTools, Thread
+from segue.seams.history import Owner, Turn
+from segue.seams.store import Turns
+from segue.turn.plan import Arrival
+from segue.turn.resolve import is_continuable
+from segue.wire.codec import LARGE_BYTES, encode
+
+_shown = msgspec.json.Decoder(ShownTools)
+
+
+async def enter_thread(
+    reading: MessageReading, arrival: Arrival, account: Account, services: Services
+) -> Arrival:
+    """The next turn of the thread that the request names; refused where the thread is not there."""
+    body, thread = reading.body, reading.body.thread
+    assert thread is not None, "only a request of a thread comes here"
+    if thread.type not in ("create", "continue"):
+        raise _invalid("type", "Input should be 'create' or 'continue'")
+    if thread.type == "continue" and thread.previous_message_id is None:
+        raise _invalid("previous_message_id", "Field required")
+    if services.open_threads is None:
+        message = "Threads are switched off here (--no-threads). Send the whole conversation without 'thread'."
+        raise ThreadRefused(message, "thread_unsupported_request", unsupported=[])
+    turns = services.open_threads(account)
+    parent = (
+        None
+        if body.parent_id is None
+        else await _find(turns, account.owner, body.parent_id, thread)
+    )
+    inherited = parent.head_sent if parent is not None else ()
+    system, tools, shown = inherited or (b"", b"", b"")
+    if body.system is UNSET and system:
+        body = structs.replace(body, system=Raw(system))
+    if body.tools is UNSET and tools:
+        body = structs.replace(body, tools=Raw(tools))
+    before = _shown.decode(shown) if shown else NONE_SHOWN
+    is_large = arrival.receipt.bytes_received > LARGE_BYTES
+    create = await off_loop(is_large, reading.compile, body, before)
+    head_sent = (
+        b"" if body.system is UNSET else bytes(body.system),
+        b"" if body.tools is UNSET else bytes(body.tools),
+        encode(reading.asked.shown) if reading.asked.shown != NONE_SHOWN else b"",
+    )
+    if head_sent == inherited:
+        # Then it is in memory once for the whole thread.
+        head_sent = inherited
+    caller = replace(arrival.caller, turns=turns, known=parent, head_sent=head_sent)
+    return structs.replace(arrival, create=create, caller=caller)
+
+
+async def _find(turns: Turns, owner: Owner, turn_id: str, thread: Thread) -> Turn:
+    turn = await turns.find(owner, turn_id)
+    if turn is None or not is_continuable(turn):
+        # The same for one that is unknown, expired, dropped, another owner's, or lost with its process.
+        name = (thread.previous_message_id or "")[:ID_CHARS_MAX]
+        message = f"No usable thread state was found for {name}."
+        raise ThreadRefused(message, "thread_not_found", status=404)
+    return turn
+
+
+def _invalid(field: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"thread.{field}: {problem}", param=f"thread.{field}")
