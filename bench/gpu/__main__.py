@@ -128,7 +128,7 @@ def dry(options: argparse.Namespace, until: float) -> bool:
 
     engines = options.engines or ["plain"]
     with hollow_servers(options.flags.split()) as servers:
-            try:
+        try:
             ready = start(servers, engines)
             whole = run(servers, cases_of(options, ready), until) and ready == engines
         finally:
