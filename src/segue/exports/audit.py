@@ -62,7 +62,7 @@ class Audit:
             model=entry.model,
             request_id=turn.receipt.request_id or None,
             response_id=turn.shown_id,
-            previous_response_id=turn.parent_id,
+            previous_response_id=turn.shown_parent,
             input_tokens=entry.input_tokens,
             cached_tokens=entry.cached_tokens,
             output_tokens=entry.output_tokens,

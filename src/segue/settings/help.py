@@ -91,7 +91,7 @@ HELP = {
     "memory": {
         "memory_bytes_max": "bytes of memory for histories, caches and requests; 0: half of the machine or container",
         "connection_state_bytes_max": "memory for the history of one WebSocket connection in bytes",
-        "connections_state_bytes_max": "memory for the history of all WebSocket connections in bytes",
+        "connections_state_bytes_max": "memory for the history of all WebSocket connections and threads in bytes",
         "process_state_bytes_max": "memory cache of stored responses in bytes",
         "render_cache_bytes_max": "memory cache of prompts in bytes, for clients that resend all; 0: off",
         "reuse_bytes_max": "memory for cache reports and the prompts that they compare, in bytes; 0: off",

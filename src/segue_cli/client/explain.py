@@ -33,7 +33,9 @@ COMPARED = {"parent": "its parent", "nearest": "the nearest earlier prompt"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("response", metavar="RESPONSE_ID", help="id of the response (resp_…)")
+    parser.add_argument(
+        "response", metavar="RESPONSE_ID", help="id of the response (resp_…, msg_… or chatcmpl-…)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_server(parser)
 
