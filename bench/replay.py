@@ -1,11 +1,10 @@
 """How is a recorded session of a client played again, so that it hears this server's answers and sends them back?
 
-A recording is a folder of requests as the client sent them, in order. The model's part is in it, because clients resend
-it: the answer to a request is the assistant message with which a later request goes on. Those answers become the
-scripts of the scripted engine. When a request is played, what this server really answered stands in the place of the
-recorded answers, in the client's own spelling: ids of calls, signatures and thoughts are the server's; the order of
-keys, the spelling of arguments, what was left out and all the rest is the client's. Requests that a recording lacks (an
-answer is there, but not the request for it) are put in.
+A recording (`tests/golden/wires`) has the requests as the client sent them, in order. The model's part is in it,
+because clients resend it: the answer to a request is the assistant message with which a later request goes on. Those
+answers become the scripts of the scripted engine. When a request is played, what this server really answered stands in
+the place of the recorded answers, in the client's own spelling: ids of calls, signatures and thoughts are the server's;
+the order of keys, the spelling of arguments, what was left out and all the rest is the client's.
 """
 
 from __future__ import annotations
@@ -13,23 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.exchange import Body, Reply
+from tests.clients.recordings import read_recording
 
 TURN_PATHS = ("/v1/messages", "/v1/chat/completions")
 LAST_ANSWER = {"text": "That is all."}
-# What another server or client says of itself, or what is written anew for each request.
-HEADERS_LEFT_OUT = (
-    "host",
-    "content-length",
-    "connection",
-    "authorization",
-    "x-api-key",
-    "accept-encoding",
-    "content-type",
-)
 
 
 @dataclass(eq=False)
@@ -84,33 +73,15 @@ class Recording:
         ]
 
 
-def load(folder: Path) -> Recording:
-    """Read a recording: a file for each request, with path, headers and body."""
-    found = Recording(folder.name)
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_bytes())
-        body, where = record.get("body"), str(record["path"]).partition("?")[0]
-        if where in TURN_PATHS and isinstance(body, dict) and "thread" not in body:
-            headers = {
-                name: value
-                for name, value in record["headers"].items()
-                if name.lower() not in HEADERS_LEFT_OUT
-            }
-            _add(found, Recorded(where, headers, body))
+def load(name: str) -> Recording:
+    """The recording of this name; turns of threads are left out: they send no history."""
+    found = Recording(name)
+    for sent in read_recording(name):
+        where = sent.path.partition("?")[0]
+        if where in TURN_PATHS and "thread" not in sent.body:
+            request = Recorded(where, sent.headers, sent.body)
+            _link(found, request, _parent(found.requests, request))
     return found
-
-
-def _add(recording: Recording, request: Recorded) -> None:
-    """Put a request after the one that it goes on from, and before it those that are missing."""
-    parent = _parent(recording.requests, request)
-    known = len(parent.messages) if parent else 0
-    for place in range(known + 1, len(request.messages)):
-        before, after = request.messages[place - 1], request.messages[place]
-        if after["role"] == "assistant" != before["role"]:
-            body = {**request.body, "messages": request.messages[:place]}
-            _link(recording, Recorded(request.path, request.headers, body), parent)
-            parent = recording.requests[-1]
-    _link(recording, request, parent)
 
 
 def _link(recording: Recording, request: Recorded, parent: Recorded | None) -> None:

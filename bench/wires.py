@@ -1,13 +1,13 @@
 """How much of a resent history is known again? Recorded sessions of real clients, played with this server's answers.
 
-    python -m bench wires [--recordings FOLDER] [--only NAME …] [--engine scripted|llamacpp|hollow]
+    python -m bench wires [--only NAME …] [--engine scripted|llamacpp|hollow]
 
-Each folder below FOLDER (default: tests/golden/wires) is a session as a client sent it (`bench/replay.py`). Everything
-after the first turn of a conversation is counted: what was new to the prompt, what was computed for it, and how much
-of what had been there before was taken over. With the scripted engine these are Segue's own counters; in front of a
-real llama.cpp (SmolLM2) or a real vLLM without a model (`bench/hollow`) they are what the engine itself says of its
-cache. Those write what they like, so there the client's calls are the recorded ones after the engine's own words.
-The exit status is 1 if a bar is missed.
+Each file of tests/golden/wires is a session as a client sent it (`bench/replay.py`). Everything after the first turn of
+a conversation is counted: what was new to the prompt, what was computed for it, and how much of what had been there
+before was taken over. With the scripted engine these are Segue's own counters; in front of a real llama.cpp (SmolLM2)
+or a real vLLM without a model (`bench/hollow`) they are what the engine itself says of its cache. Those say what they
+like: their words go back as they are, and the outputs of tools as the user's text. The exit status is 1 if a bar is
+missed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -37,9 +38,9 @@ from segue_bench.server import (
     serve_in,
 )
 from segue_embedded.weights import find_weights
+from tests.clients.recordings import recordings
 from tests.engines.llama_listener import KEY, llama_server
 
-RECORDINGS = Path(__file__).parents[1] / "tests" / "golden" / "wires"
 # Per new token, and per new item; what is taken over of what was there.
 COMPUTED_MAX, ITEMS_MAX, REUSED_MIN = 1.01, 1.05, 0.99
 CHAT = TURN_PATHS[1]
@@ -47,7 +48,7 @@ CHAT = TURN_PATHS[1]
 # computed, and vLLM shares whole blocks.
 SLACK_TOKENS = {"scripted": 0, "llamacpp": 2, "hollow": 129}
 # What a free engine may say in a turn, and the context that a llama.cpp of ours has.
-FREE_TOKENS = 24
+FREE, FREE_TOKENS = "free", 24
 CONTEXT_TOKENS = 65_536
 
 
@@ -96,19 +97,21 @@ class Session:
         return computed <= COMPUTED_MAX and items <= ITEMS_MAX and self.reused_share >= REUSED_MIN
 
 
-def model_of(conversation: int) -> str:
-    return f"model-{conversation}"
+def model_of(request: Recorded, recording: Recording) -> str:
+    """A name for each conversation of each recording: each has a script of its own."""
+    return f"{recording.name}-{request.conversation}"
 
 
 @contextmanager
-def scripted_server(recording: Recording, *flags: str) -> Iterator[ServerProcess]:
-    """A server whose models answer as the recording says, one for each of its conversations."""
+def scripted_server(found: Sequence[Recording]) -> Iterator[ServerProcess]:
+    """A server whose models answer as the recordings say."""
     models = [
-        ScriptedModel(model_of(number), msgspec.json.encode(script), 0)
+        ScriptedModel(f"{recording.name}-{number}", msgspec.json.encode(script), 0)
+        for recording in found
         for number, script in enumerate(recording.scripts())
     ]
     with tempfile.TemporaryDirectory(prefix="segue-wires-") as name:
-        options = ServerOptions(models, ("--context-tokens", "1000000", *flags))
+        options = ServerOptions(models, ("--context-tokens", "1000000"))
         with serve_in(Path(name), options) as process:
             yield process
 
@@ -122,7 +125,7 @@ def play(recording: Recording, process: ServerProcess, *, is_free: bool = False)
     connection = ClientConnection(address)
     played = []
     for number, request in enumerate(recording.requests):
-        body = json.dumps(_fields(request, is_free=is_free)).encode()
+        body = json.dumps(_fields(recording, request, is_free=is_free)).encode()
         before = read_counters(address)
         try:
             request.reply = exchange(connection, request.path, body, request.headers)
@@ -141,9 +144,9 @@ def play(recording: Recording, process: ServerProcess, *, is_free: bool = False)
     return played
 
 
-def _fields(request: Recorded, *, is_free: bool) -> Body:
-    model = model_of(request.conversation)
-    fields = free_body_for(request, model, FREE_TOKENS) if is_free else body_for(request, model)
+def _fields(recording: Recording, request: Recorded, *, is_free: bool) -> Body:
+    scripted = partial(body_for, request, model_of(request, recording))
+    fields = free_body_for(request, FREE, FREE_TOKENS) if is_free else scripted()
     if request.path == CHAT and fields.get("stream"):
         # Not every client asks for the count of tokens, which we need.
         fields["stream_options"] = {"include_usage": True}
@@ -230,21 +233,16 @@ def summed(recording: Recording, played: Sequence[Played], engine: str = "script
     )
 
 
-def recordings(folder: Path, only: Sequence[str] = ()) -> list[Recording]:
-    """Those that have a turn after the first, by name."""
-    found = [load(path) for path in sorted(folder.iterdir()) if path.is_dir()]
-    return [
-        recording
-        for recording in found
-        if any(request.parent for request in recording.requests)
-        and (not only or any(word in recording.name for word in only))
-    ]
+def sessions_of(only: Sequence[str] = ()) -> list[Recording]:
+    """Those that have a turn after the first, by parts of their names."""
+    names = [name for name in recordings() if not only or any(word in name for word in only)]
+    found = [load(name) for name in names]
+    return [one for one in found if any(request.parent for request in one.requests)]
 
 
 @contextmanager
-def free_server(engine: str, conversations: int) -> Iterator[ServerProcess]:
-    """A server in front of a real engine, with a name for each conversation."""
-    names = [flag for n in range(conversations) for flag in ("--model", model_of(n))]
+def free_server(engine: str) -> Iterator[ServerProcess]:
+    """A server in front of a real engine."""
     with ExitStack() as stack:
         if engine == "hollow":
             vllm = stack.enter_context(hollow_vllm())
@@ -255,7 +253,7 @@ def free_server(engine: str, conversations: int) -> Iterator[ServerProcess]:
             llama = stack.enter_context(llama_server(1, context_tokens=CONTEXT_TOKENS))
             flags = ["--engine", "llamacpp", "--engine-url", llama.url, "--engine-key", KEY]
             flags += ["--tokenizer", str(find_weights("smollm2"))]
-        yield stack.enter_context(server(None, *flags, *names, is_pinned=False))
+        yield stack.enter_context(server(None, *flags, "--model", FREE, is_pinned=False))
 
 
 COLUMNS = (
@@ -286,40 +284,22 @@ def print_sessions(sessions: Sequence[Session]) -> None:
     )
 
 
-def played_free(
-    engine: str, found: Sequence[Recording]
-) -> Iterator[tuple[Recording, list[Played]]]:
-    """All of them in front of one engine."""
-    count = 1 + max(request.conversation for one in found for request in one.requests)
-    with free_server(engine, count) as process:
-        for recording in found:
-            yield recording, play(recording, process, is_free=True)
-
-
-def played_scripted(found: Sequence[Recording]) -> Iterator[tuple[Recording, list[Played]]]:
-    """Each in front of its own script."""
-    for recording in found:
-        with scripted_server(recording) as process:
-            yield recording, play(recording, process)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Play all recordings; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench wires", description=__doc__)
-    parser.add_argument("--recordings", type=Path, default=RECORDINGS, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="parts of names")
     parser.add_argument("--engine", choices=("scripted", "llamacpp", "hollow"), default="scripted")
     parser.add_argument("--each", action="store_true", help="print each request too")
     options = parser.parse_args(arguments)
-    found = recordings(options.recordings, options.only)
-    if not found:
-        parser.error(f"--recordings: there is none in {options.recordings}")
-    is_scripted = options.engine == "scripted"
-    results = played_scripted(found) if is_scripted else played_free(options.engine, found)
+    if not (found := sessions_of(options.only)):
+        parser.error(f"--only: no recording has {' or '.join(options.only)} in its name")
+    is_free = options.engine != "scripted"
     sessions = []
-    for recording, played in results:
-        if options.each:
-            print(*played, sep="\n", flush=True)
-        sessions.append(summed(recording, played, options.engine))
+    with free_server(options.engine) if is_free else scripted_server(found) as process:
+        for recording in found:
+            played = play(recording, process, is_free=is_free)
+            if options.each:
+                print(*played, sep="\n", flush=True)
+            sessions.append(summed(recording, played, options.engine))
     print_sessions(sessions)
     return int(any(not one.is_held for one in sessions))

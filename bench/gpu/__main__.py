@@ -41,7 +41,7 @@ from bench.gpu.cases import (
     stages,
 )
 from bench.gpu.report import report, results
-from bench.gpu.servers import ENGINES, GATEWAYS, RECORDINGS, Servers
+from bench.gpu.servers import ENGINES, GATEWAYS, Servers
 
 RESULTS = "results.jsonl"
 
@@ -128,7 +128,6 @@ def dry(options: argparse.Namespace, until: float) -> bool:
 
     engines = options.engines or ["plain"]
     with hollow_servers(options.flags.split()) as servers:
-        servers.recordings = options.recordings
         try:
             ready = start(servers, engines)
             whole = run(servers, cases_of(options, ready), until) and ready == engines
@@ -164,8 +163,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=_count, nargs="+", metavar="N", help=words)
     parser.add_argument("--turns", type=_count, metavar="N", help="of a conversation (default: 10)")
     parser.add_argument("--rounds", type=_count, metavar="N", help="of all cases (default: 3)")
-    recordings = "sessions of clients, for the ways cc-… (default: those of the tests)"
-    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help=recordings)
     parser.add_argument("--results", type=Path, nargs="*", help="of each machine, for the report")
     parser.add_argument("--json", type=Path, help="of the report")
     parser.add_argument("--svg", type=Path, help="of the report")
@@ -190,7 +187,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.command == "dry":
         return 0 if dry(options, until) else 1
     servers = Servers(options.folder, options.flags.split())
-    servers.recordings = options.recordings
     named = options.engines or list(ENGINES)
     match options.command:
         case "models":

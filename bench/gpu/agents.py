@@ -10,7 +10,6 @@ deferred are in the list from then on. On Chat the same is said in Chat's words.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,20 +18,12 @@ from bench.exchange import Body, exchange
 from bench.gpu.talk import Place, Talk, Turn
 from bench.replay import load
 
-RECORDED = "claude-code-*loop"
+RECORDED = "claude-code"
 KINDS = ("plain", "reminder", "search")
 REMINDER = "<total_tokens>{} tokens left</total_tokens>"
 TOKENS = 5_000_000
 SEARCH_EVERY = 3
 DEFERRED = 24
-
-
-def recorded_head(recordings: Path) -> Body:
-    """The body of the first request of the recorded loop."""
-    folders = sorted(recordings.glob(RECORDED))
-    if not folders:
-        raise SystemExit(f"bench: there is no recording {RECORDED} in {recordings}")
-    return load(folders[-1]).requests[0].body
 
 
 def deferred_tool(number: int) -> Body:
@@ -50,7 +41,7 @@ class AgentTalk(Talk):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        head = recorded_head(place.recordings)
+        head = load(RECORDED).requests[0].body
         self._system, self._tools = head["system"], list(head["tools"])
         self._first, *self._others = head["messages"]
         self._grown: list[str] = []

@@ -108,6 +108,9 @@ def _benchmark(folder: Path) -> None:
         shutil.copytree(source, folder / source.name, ignore=unwanted)
     wires = Path("tests", "golden", "wires")
     shutil.copytree(ROOT / wires, folder / wires)
+    reader = Path("tests", "clients", "recordings.py")
+    (folder / reader).parent.mkdir()
+    shutil.copy(ROOT / reader, folder / reader)
 
 
 def _tokenizer(work: Path, target: Path) -> None:

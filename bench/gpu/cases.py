@@ -187,7 +187,6 @@ def measure(case: Case, servers: Servers, seconds: float = CASE_S_MAX) -> Figure
         SHAPE.output_tokens,
         # Real weights are sampled; the written model always says the same.
         0.7 if servers.model(case.engine).name == "real" else 0.0,
-        servers.recordings,
     )
     if talk is IdsTalk:
         tokenizer(place.tokenizer)

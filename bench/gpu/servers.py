@@ -20,7 +20,6 @@ from urllib.request import urlopen
 
 from segue_bench.server import ServerProcess
 
-RECORDINGS = Path(__file__).parents[2] / "tests" / "golden" / "wires"
 START_S_MAX = 300.0
 CONTEXT_TOKENS = 131_072
 PARALLEL = 64
@@ -69,8 +68,6 @@ class Servers:
     def __init__(self, folder: Path, more_flags: Sequence[str] = ()) -> None:
         self.folder = folder
         self.more_flags = more_flags
-        # Of clients, for the ways that play one.
-        self.recordings = RECORDINGS
         (folder / "run").mkdir(parents=True, exist_ok=True)
 
     def model(self, engine: str) -> Path:

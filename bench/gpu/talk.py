@@ -43,8 +43,6 @@ class Place:
     tokenizer: Path
     output_tokens: int
     temperature: float
-    # Of clients, for the ways that play one.
-    recordings: Path
 
 
 class Turn(Struct, frozen=True):

@@ -103,6 +103,7 @@ OPERATIONS: dict[str, RouteDoc] = {
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),
+    "GET /api/hello": RouteDoc("The same, where Claude Code looks first."),
     "GET /ready": RouteDoc("Whether engine and store answer.", also=(503,)),
     "GET /metrics": RouteDoc("Counters, in Prometheus' format.", is_text=True),
     "GET /openapi.json": RouteDoc("This document."),
