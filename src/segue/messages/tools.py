@@ -135,7 +135,7 @@ def translate_tools(raw: Raw) -> Tooling:
         name = tool.name or ""
         if name in deferred or name in names:
             raise InvalidRequest(
-                f"tools: GivenTool names must be unique: {cut_name(name)}", param=place
+                f"tools: Tool names must be unique: {cut_name(name)}", param=place
             )
         if tool.defer_loading:
             deferred[name] = definition
