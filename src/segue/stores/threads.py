@@ -100,11 +100,17 @@ class Threads:
                 return turn
         return None
 
+    def holds(self, owner: Owner, key_id: str) -> bool:
+        """Whether this key has turns here."""
+        cache = self._caches.get(owner, {}).get(key_id)
+        return cache is not None and bool(cache.bytes)
+
     def drop(self, owner: Owner, key_id: str) -> None:
         """The key was revoked: what it holds goes."""
         cache = self._caches.get(owner, {}).pop(key_id, None)
         if cache is not None:
             cache.close()
+            del self._limits[key_id]
         if not self._caches.get(owner):
             self._caches.pop(owner, None)
 
