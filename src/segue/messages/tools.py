@@ -134,9 +134,7 @@ def translate_tools(raw: Raw) -> Tooling:
         definition = Raw(encode(function))
         name = tool.name or ""
         if name in deferred or name in names:
-            raise InvalidRequest(
-                f"tools: GivenTool names must be unique: {cut_name(name)}", param=place
-            )
+            raise InvalidRequest(f"tools: Tool names must be unique: {cut_name(name)}", param=place)
         if tool.defer_loading:
             deferred[name] = definition
             findable.append(Raw(encode({**function, "defer_loading": True})))
