@@ -33,7 +33,8 @@ from segue.sandbox.seccomp import load_filter
 ISOLATION = "kernel-shared"
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
-IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, "/home/user": 16}
+HOME = "/home/user"
+IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, HOME: 16}
 FOLDER_BYTES_MIN = 16 * MIB
 START_S_MAX, CLOSE_S_MAX = 20.0, 1.0
 # A group can be removed when its last process is gone.
@@ -44,7 +45,7 @@ SUPERVISOR = "/run/supervisor.py"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
     "PATH": PATH,
-    "HOME": "/home/user",
+    "HOME": HOME,
     "USER": "user",
     "LANG": "C.UTF-8",
     "TMPDIR": "/tmp",

@@ -126,6 +126,11 @@ class LiveSandbox:
         return str(self.folder / "data")
 
     @property
+    def home(self) -> str:
+        """The home of the sandbox, which is in memory, as the keeper sees it."""
+        return f"/proc/{self.sandbox.pid}/root{bwrap.HOME}"
+
+    @property
     def is_busy(self) -> bool:
         return bool(self.commands)
 
@@ -243,6 +248,8 @@ class Held:
     starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
+    # Folders of skills.
+    skills: set[str] = field(default_factory=set)
     ended_at: float | None = None
     reason: str = ""
 
@@ -403,6 +410,7 @@ class Containers:
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
             cpu_s=0.0 if held.place is None else held.place.cpu_s,
+            skills=sorted(held.skills),
         )
 
     # --- ending ---
