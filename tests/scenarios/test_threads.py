@@ -272,6 +272,23 @@ async def test_threads_go_with_their_key() -> None:
         assert app.state.budget.bytes_of(key.id) == 0
 
 
+async def test_threads_of_a_key_that_is_long_unused_go_with_it_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys that are not used leave the cache of this process; not while they hold something."""
+    async with serving(auth="keys") as served:
+        app = served.app
+        keys, accounts, threads = app.state.store.keys, app.state.accounts, app.state.threads
+        key, secret = await issue_key(keys, app.state.hashes, "k", "ada")
+        await create(served, headers={"x-api-key": secret})
+        monkeypatch.setattr("segue.accounts.account.IDLE_S", -1.0)
+        assert await accounts.confirm() == []
+        assert threads.bytes > 0
+        await keys.revoke(key.id)
+        app.state.accounts.confirm_soon()
+        await until(lambda: not threads.bytes)
+
+
 async def test_memory_of_threads_is_counted_and_bounded(tmp_path: Path) -> None:
     async with serving(script=script(tmp_path), connections_state_bytes_max=200_000) as served:
         first = await create(served, "x" * 20_000)
@@ -613,8 +630,10 @@ async def test_nothing_of_a_thread_that_moves_can_be_read_on_the_way(
             await publish(topic, body)
 
         monkeypatch.setattr(bus, "publish", listen)
-    first = await create(here, WORD, system=WORD, tools=[{**WEATHER, "description": WORD}])
+    # So long that it travels in many parts.
+    texts = [WORD, *(f"{number:x}" * 40 for number in range(5_000))]
+    first = await create(here, " ".join(texts), system=WORD)
     moved = await post(there, user(results(first, WORD)), thread=after(first))
     assert moved.status == 200
-    assert sum(map(len, seen)) > 500
+    assert max(map(len, seen)) > 10_000
     assert not any(WORD.encode() in body for body in seen)

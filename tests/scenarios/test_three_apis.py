@@ -25,6 +25,7 @@ from tests.support import (
     Served,
     ServedProcess,
     fetch,
+    loaded_modules,
     metric,
     served_process,
     serving,
@@ -294,6 +295,22 @@ def test_two_workers_serve_all_apis_and_explain_each_others_turns(tmp_path: Path
     with served_process("--workers", "2", cwd=tmp_path) as served:
         assert f"  APIs       {', '.join(ASKING)}\n" in served.printed
         asyncio.run(story(served))
+
+
+ROOMS = {"messages": "segue.messages", "chat": "segue.completions"}
+
+
+@apis
+def test_api_is_loaded_by_its_first_request(asking: Asking, tmp_path: Path) -> None:
+    profiled = {"PYTHONPROFILEIMPORTTIME": "1"}
+    with served_process("--store", "memory", cwd=tmp_path, environment=profiled) as served:
+        assert asyncio.run(asking.ask(served)).status == 200
+        assert served.stop() == 0
+    loaded = loaded_modules(served)
+    for name, room in ROOMS.items():
+        assert f"{room}.api" in loaded
+        assert (f"{room}.routes" in loaded) is (asking is ASKING[name])
+        assert (f"{room}.request" in loaded) is (asking is ASKING[name])
 
 
 # How clients of each API name a session: headers, and fields of the request.

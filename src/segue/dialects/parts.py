@@ -98,16 +98,18 @@ def in_call_order(given: Sequence[Item], before: Sequence[Item]) -> Sequence[Ite
     places: dict[str, int] = {}
     was_model = False
     for item in (*before, *given):
-        is_model = is_model_written(item.value)
-        if is_model and not was_model:
-            places = {}
-        was_model = is_model
         if is_output(item.value):
             outputs.append(item)
+            was_model = False
             continue
         ordered += _by_place(outputs, places)
         outputs = []
         ordered.append(item)
+        is_model = is_model_written(item.value)
+        if is_model and not was_model:
+            # Of each model turn the calls count anew.
+            places = {}
+        was_model = is_model
         if is_call(item.value):
             places[call_id_of(item.value)] = len(places)
     return [*ordered, *_by_place(outputs, places)][len(before) :]

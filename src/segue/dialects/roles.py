@@ -37,7 +37,7 @@ class RoleRule(Struct, frozen=True):
     @property
     def is_local(self) -> bool:
         """Whether a message never depends on those before and after it, once the conversation has begun."""
-        return not self.alternates and not self.needs_user
+        return not (self.alternates or self.needs_user or self.is_forgetful)
 
 
 def place(

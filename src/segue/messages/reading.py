@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
-from segue.messages.history import System, TranslatedMessage, translate, translate_system
+from segue.messages.history import System, TranslatedMessage, Unseal, translate, translate_system
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
@@ -38,9 +38,16 @@ class MessageReading:
     body: MessagesBody
     asked: AskedTurn
 
-    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
+    def __init__(
+        self,
+        memo: Memo[object],
+        owner: Owner,
+        around: Surroundings,
+        unseal: Unseal = lambda sealed: None,
+    ) -> None:
         self._memo = memo
         self._owner = owner
+        self._unseal = unseal
         self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
@@ -62,7 +69,7 @@ class MessageReading:
         return [
             known
             if isinstance(known, TranslatedMessage)
-            else self._keep(keys[index], translate(raws[index], index))
+            else self._keep(keys[index], translate(raws[index], index, self._unseal))
             for index, known in enumerate(found)
         ]
 

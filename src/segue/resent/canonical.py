@@ -86,7 +86,7 @@ def canonical(item: Item) -> object:
 
 def arguments_of(text: str) -> object:
     """What the arguments of a call mean; those of a call without any are an empty object."""
-    return _as_json(text) if text.strip() else {}
+    return _as_json(text if text.strip() else "{}")
 
 
 def _as_json(text: str | bytes) -> object:

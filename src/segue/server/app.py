@@ -319,6 +319,7 @@ def watch_gauges(
 async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> AsyncIterator[None]:
     """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
     accounts = state.accounts
+    accounts.holds_state = lambda account: state.threads.holds(account.owner, account.key_id)
 
     def on_revoked(account: Account) -> None:
         upgrades.dismiss(account)

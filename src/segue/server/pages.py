@@ -41,6 +41,8 @@ class ServerPages:
         self._write_metrics = write_metrics
         self.routes = (
             Route("GET", "/health", self._health, None),
+            # Claude Code looks here first.
+            Route("GET", "/api/hello", self._health, None),
             Route("GET", "/ready", self._ready, None),
             Route("GET", "/metrics", self._metrics, "metrics"),
             Route("GET", "/v1/models", self._models, "models"),
