@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.sandbox.client import KeeperClient
+from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
 from tests.events import check_turn, told_alike
 from tests.sandbox.test_skills import packed
+from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, until, wire
 
@@ -364,3 +368,60 @@ async def test_bad_skill_is_refused_and_no_container_is_made(
         refused = await fetch(served, "POST", "/v1/responses", body)
         assert (refused.status, refused.json["error"]["code"]) == (status, code)
         assert await keeper_of(served).list_all(LOCAL) == []
+
+
+# --- keys, and what ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scopes, tool, status",
+    [
+        ((), AUTO, 403),
+        (("shell",), AUTO, 200),
+        (("shell",), shell_with(inline()), 403),
+        (("shell", "skills"), shell_with(inline()), 200),
+    ],
+)
+async def test_key_needs_the_scope(
+    scopes: tuple[str, ...], tool: Body, status: int, tmp_path: Path
+) -> None:
+    async with scripted(tmp_path, run("true"), DONE, auth="keys", **FLAGS) as served:
+        headers = await key_for(served, *scopes)
+        body = {"model": MODEL, "input": "Go", "tools": [tool]}
+        answer = await fetch(served, "POST", "/v1/responses", body, headers=headers)
+        assert answer.status == status, answer.body
+        listed = await fetch(served, "GET", "/v1/containers", headers=headers)
+        assert listed.status == (200 if "shell" in scopes else 403)
+
+
+async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:
+    turns = [run("echo begun; sleep 62"), DONE, run("echo again"), DONE]
+    async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:
+        await socket.create(input="Go", tools=[AUTO])
+        events = [await socket.next()]
+        while not events[-1]["type"].endswith("output_content.delta"):
+            events.append(await socket.next())
+        (keeper,) = [pid for pid in processes_of(os.getpid()) if is_keeper(pid)]
+        os.kill(keeper, signal.SIGKILL)
+        events += await socket.events()
+        response = check_turn(events)
+        # It ends once, and the model reads why.
+        assert response["status"] == "completed"
+        output = response["output"][1]["output"][0]
+        assert (output["stdout"], output["outcome"]["type"]) == ("begun\n", "exit")
+        assert "does not answer" in output["stderr"]
+        async with asyncio.timeout(10):
+            while True:
+                more = {"previous_response_id": response["id"]}
+                event = await socket.turn(input="On", tools=[AUTO], **more)
+                if event["type"] == "response.completed":
+                    break
+                assert event["error"]["code"] == "container_failed"
+        assert event["response"]["output"][1]["output"][0]["stdout"] == "again\n"
+
+
+def is_keeper(pid: int) -> bool:
+    try:
+        return b"segue.sandbox.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

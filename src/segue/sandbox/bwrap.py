@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -262,9 +263,8 @@ async def _start(
     words = arguments(bwrap, data, limits, [*given, info_in, block_out])
     given.append(_readable("\0".join(words).encode() + b"\0"))
     passed = (*given, info_in, block_out, far.fileno())
-    # A user id of its own counts its processes alone.
-    processes = limits.processes if uid is not None or not group.folders else 0
-    limited = [limits.open_files, processes if uid is not None else 0, limits.disk_bytes]
+    processes = limits.processes if uid is not None or _counts_by_namespace() else 0
+    limited = [limits.open_files, processes, limits.disk_bytes]
     program = [bwrap.python, "-I", "-S", "-B", SUPERVISOR, str(far.fileno()), *map(str, limited)]
     process, writer = None, None
     try:
@@ -307,6 +307,13 @@ async def _start(
         for fd in (block, *passed[:-1]) if process is None else (block,):
             with suppress(OSError):
                 os.close(fd)
+
+
+def _counts_by_namespace() -> bool:
+    """Whether the kernel counts the processes of a user in each user namespace, and not those of the server with them
+    (Linux 5.14)."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= (5, 14)
 
 
 async def _pid_of(info: int) -> int | None:

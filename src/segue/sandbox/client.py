@@ -126,6 +126,7 @@ class KeeperProcess:
                 status = await asyncio.to_thread(process.wait)
                 if process is not self._process:
                     return
+                _release(process)
                 log.error("the keeper of sandboxes ended with status %d; starting it again", status)
             try:
                 await asyncio.to_thread(self.start)
@@ -140,16 +141,20 @@ class KeeperProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
         if process is None:
             return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(OSError):
-            process.stdin.close()
+        _release(process)
         try:
             process.wait(CLOSE_S_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes to a keeper; it ends when it notices."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 class KeeperClient:

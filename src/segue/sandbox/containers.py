@@ -433,8 +433,8 @@ class Containers:
             is_busy = held.place is not None and held.place.is_busy
             is_idle = now - held.last_active_at > self._idle(held) and not is_busy
             if self._is_alive(held) and (is_idle or now - held.created_at > LIFE_S_MAX):
-                held.ended_at = now
-                await _close(held.starting, "It was not used for too long.")
+                held.ended_at, held.reason = now, "It was not used for too long."
+                await _close(held.starting, held.reason)
         ended = [held for held in self._held.values() if held.ended_at is not None]
         for held in ended:
             is_old = now - (held.ended_at or now) > ENDED_S
