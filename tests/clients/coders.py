@@ -47,6 +47,8 @@ class Coder(Agent):
     api: str = "chat"
     # Whether each turn names the one before instead of resending it.
     has_threads: bool = False
+    # A window that its first request fits into, and a long file does not.
+    context_tokens: int = 4_000
 
     @property
     def path(self) -> str:

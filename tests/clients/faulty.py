@@ -25,11 +25,21 @@ class FaultyChat(FakeChat):
     broken: frozenset[int] = frozenset()
     # Requests before whose answer nothing is said for so many seconds.
     silent_s: dict[int, float] = field(default_factory=dict)
+    # A longer request is refused, in the words of vLLM.
+    body_bytes_max: int | None = None
     asked: int = 0
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self.body_of(request)
         self.asked += 1
+        size = len(json.dumps(body))
+        if self.body_bytes_max is not None and size > self.body_bytes_max:
+            most = self.body_bytes_max // 4
+            return self.refusal(
+                400,
+                f"This model's maximum context length is {most} tokens. However, your request has {size // 4} input "
+                "tokens. Please reduce the length of the input messages.",
+            )
         number = self.asked
         response = await self.begin(request)
         await asyncio.sleep(self.silent_s.get(number, 0))
