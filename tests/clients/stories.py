@@ -15,7 +15,6 @@ from tests.clients.agents import Agent, Ran
 from tests.clients.faulty import FaultyChat
 from tests.clients.proxy import Proxy
 from tests.clients.stage import Stage, scripted, staged
-from tests.clients.task import Turns, call
 from tests.support import served_process
 
 # Fast enough for a suite, slow enough for something to happen in the middle of a run.
@@ -67,8 +66,8 @@ async def age_limit(agent: Agent, folder: Path) -> Told:
 
 
 async def drop(agent: Agent, folder: Path) -> Told:
-    """The connection breaks in the middle of the third response."""
-    cut_at = frozenset({3})
+    """The connection breaks in the middle of the third response, or of the only one."""
+    cut_at = frozenset({min(3, len(agent.turns()))})
     async with staged(folder, *scripted(folder, agent.turns()), cut_at=cut_at) as stage:
         return await _told(stage, agent)
 
@@ -77,8 +76,9 @@ async def restart(agent: Agent, folder: Path) -> Told:
     """The server is asked to stop while the third response runs; another one follows on the same store."""
     flags = (*scripted(folder, agent.turns()), "--tps", SLOW_TPS)
     is_asked = asyncio.Event()
+    third = min(3, len(agent.turns()))
     async with staged(folder, *flags) as stage:
-        stage.proxy.on_created = lambda number: is_asked.set() if number == 3 else None
+        stage.proxy.on_created = lambda number: is_asked.set() if number == third else None
         playing = asyncio.create_task(stage.play(agent))
         asking = asyncio.create_task(is_asked.wait())
         await asyncio.wait([playing, asking], return_when=asyncio.FIRST_COMPLETED)
@@ -106,17 +106,11 @@ async def engine_error(agent: Agent, folder: Path) -> Told:
 
 async def overflow(agent: Agent, folder: Path) -> Told:
     """The agent reads a file that is larger than the model's context."""
-    context = "7000" if agent.name.startswith("Codex") else "4000"
-    flags = (*scripted(folder, big_read(agent)), "--context-tokens", context)
+    turns = [agent.read(BIG), *agent.turns()]
+    flags = (*scripted(folder, turns), "--context-tokens", str(agent.context_tokens))
     async with staged(folder, *flags) as stage:
         (stage.repository / BIG).write_text("All prices are in cents, whatever they say.\n" * 2_000)
         return await _told(stage, agent)
-
-
-def big_read(agent: Agent) -> Turns:
-    if agent.name.startswith("Codex"):
-        return [call("exec_command", cmd=f"cat {BIG}"), *agent.turns()]
-    return [call("read_file", path=BIG), *agent.turns()]
 
 
 async def silence(agent: Agent, folder: Path) -> Told:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.clients.coders import CODERS
+from tests.clients.coders import CODER_STORIES, CODERS
 from tests.clients.stage import scripted, staged
+from tests.clients.stories import SILENT_S, STORIES
 from tests.clients.task import END
 
 pytestmark = pytest.mark.clients
 
 Record = Callable[[str, object], None]
+# Where a client gives up: its exit status, what it says, and why that is right.
+ENDS: dict[str, dict[str, tuple[int, str, str]]] = {}
 
 
 @pytest.mark.parametrize("name", CODERS)
@@ -34,3 +38,24 @@ async def test_coder_fixes_the_bug(name: str, tmp_path: Path, record_property: R
             assert await stage.count("tokens_reused_total") > 2 * tokenized, (
                 "history was made again"
             )
+
+
+@pytest.mark.parametrize("name", CODERS)
+@pytest.mark.parametrize("story", CODER_STORIES[1:])
+async def test_coder_recovers_or_ends_with_words_that_it_understands(
+    story: str, name: str, tmp_path: Path, record_property: Record
+) -> None:
+    coder = CODERS[name]
+    code, words, why = ENDS.get(story, {}).get(name, (0, "", ""))
+    text = f"ends: {why}" if words else "goes on" if story == "long silence" else "recovers"
+    record_property("coder", (name, story, text))
+    told = await STORIES[story](coder, tmp_path)
+    if words:
+        assert told.ran.code == code, told.ran.said[-3000:]
+        assert re.search(words, told.ran.said, re.DOTALL), told.ran.said[-3000:]
+    else:
+        assert told.is_recovered, told.ran.said[-3000:]
+    if story == "long silence":
+        posts = [line for line in told.proxy.requests if line.startswith(f"POST {coder.path}")]
+        assert told.ran.seconds > SILENT_S or len(coder.turns()) == 1
+        assert len(posts) == told.proxy.created, "nothing was sent twice"
