@@ -195,10 +195,10 @@ CONTEXTS = {
     "claude": 16_500,
     "opencode": 11_500,
     "pi": 5_000,
-    "qwen": 24_000,
+    "qwen": 26_000,
     "cn": 5_000,
     "aider": 600,
-    "cline": 9_000,
+    "cline": 7_500,
 }
 CLAUDE_PACKAGE = "@anthropic-ai/claude-code-linux-x64"
 OLDER = PYTHON_AGENTS / "python"
@@ -243,7 +243,7 @@ CODERS = {
             by_submission,
             transport="sse",
             read=partial(by_head, by_submission()),
-            context_tokens=6_000,
+            context_tokens=3_500,
         ),
     )
 }

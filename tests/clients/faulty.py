@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,8 @@ def turn_of(body: Body) -> int:
 
 def spoken(turn: dict[str, Any]) -> list[Body]:
     """The events of one scripted turn."""
-    words = [delta(role="assistant", content=f"{word} ") for word in turn.get("text", "").split()]
+    pieces = re.findall(r"\s*\S+\s*", turn.get("text", ""))
+    words = [delta(role="assistant", content=piece) for piece in pieces]
     calls = [
         delta(
             role="assistant",

@@ -101,7 +101,9 @@ async def no_websocket(agent: Agent, folder: Path) -> Told:
 
 async def engine_error(agent: Agent, folder: Path) -> Told:
     """The engine dies in the middle of its third answer."""
-    return await _with_engine(agent, folder, FaultyChat(turns=agent.turns(), broken=frozenset({3})))
+    third = min(3, len(agent.turns()))
+    engine = FaultyChat(turns=agent.turns(), broken=frozenset({third}))
+    return await _with_engine(agent, folder, engine)
 
 
 async def overflow(agent: Agent, folder: Path) -> Told:
@@ -118,7 +120,8 @@ async def silence(agent: Agent, folder: Path) -> Told:
     if agent.name.startswith("Codex"):
         patience = {"stream_idle_timeout_ms": int(IDLE_S * 1000), "stream_max_retries": 0}
         agent = replace(agent, start=partial(agent.start, **patience))
-    engine = FaultyChat(turns=agent.turns(), silent_s={2: SILENT_S})
+    second = min(2, len(agent.turns()))
+    engine = FaultyChat(turns=agent.turns(), silent_s={second: SILENT_S})
     return await _with_engine(agent, folder, engine, "--heartbeat-s", "0.3")
 
 
