@@ -83,9 +83,9 @@ async def test_two_ends_are_weighed_as_what_they_hold_together() -> None:
         sizes = []
         history, told = await loop(stage, 5)
         cache = cache_of(stage)
-        for _ in range(4):
+        for number in range(4):
             before = cache.bytes
-            history = [*history, *told[-1].response["output"], user(LONG)]
+            history = [*history, *told[-1].response["output"], user(f"More {number} {LONG}")]
             told.append(await send(stage, history))
             sizes.append(cache.bytes - before)
         # It grows by what is new in a turn, not by another history.
