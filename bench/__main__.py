@@ -7,6 +7,8 @@ import sys
 
 NAMES = (
     "turns",
+    "apis",
+    "wires",
     "peers",
     "paced",
     "bars",

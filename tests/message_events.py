@@ -131,16 +131,18 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     """The same message without what differs between two turns."""
-    content = [
-        {
-            key: value
-            for key, value in block.items()
-            if key not in ("id", "signature", "tool_use_id")
-        }
-        for block in message["content"]
-    ]
     usage = {key: value for key, value in message["usage"].items() if "cache" not in key}
+    content = _plain(message["content"])
     return {**message, "id": "", "content": content, "usage": usage | {"input_tokens": 0}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        own = ("id", "signature", "tool_use_id", "encrypted_content")
+        return {key: _plain(each) for key, each in value.items() if key not in own}
+    return value
 
 
 async def both(served: Served, messages: Any = HELLO, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`python -m bench.gpu COMMAND`: the agent loop in front of a real vLLM, on the GPU machine. README.md says how.
 
 all      make the models, then every stage: start its engines, measure its cases, stop them
+agents   the same with Claude Code's recorded loop alone, through vLLM's own APIs and through Segue on both
 models   only make the models
 start    start engines by name, and wait for them
 measure  the cases of engines that run; a case that is measured already is left out
@@ -28,7 +29,17 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from bench.gpu.cases import CASE_S_MAX, WAYS, Case, Choice, in_words, measure, stages
+from bench.gpu.cases import (
+    CASE_S_MAX,
+    WAYS,
+    Case,
+    Choice,
+    Stage,
+    agent_cases,
+    in_words,
+    measure,
+    stages,
+)
 from bench.gpu.report import report, results
 from bench.gpu.servers import ENGINES, GATEWAYS, Servers
 
@@ -133,7 +144,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = ("all", "models", "start", "measure", "stop", "report", "dry")
+    commands = ("all", "agents", "models", "start", "measure", "stop", "report", "dry")
     parser.add_argument("command", choices=commands)
     engines = f"by name: {', '.join(ENGINES)}; measure and stop: all that run; dry: plain"
     parser.add_argument("engines", nargs="*", metavar="engine", help=engines)
@@ -191,16 +202,20 @@ def main(arguments: Sequence[str]) -> int:
             servers.stop(named)
         case "report":
             report(options.results or [servers.folder / RESULTS], options.json, options.svg)
+        case "agents":
+            return every(servers, options, until, [Stage(("plain", "rust"), agent_cases())])
         case _:
-            return every(servers, options, until)
+            return every(servers, options, until, stages())
     return 0
 
 
-def every(servers: Servers, options: argparse.Namespace, until: float) -> int:
-    """All of it; 1 if a case failed or was left out."""
+def every(
+    servers: Servers, options: argparse.Namespace, until: float, wanted: Sequence[Stage]
+) -> int:
+    """All of these stages; 1 if a case failed or was left out."""
     make_models(options.folder)
     whole = True
-    for stage in stages():
+    for stage in wanted:
         try:
             ready = start(servers, stage.engines)
             whole &= run(servers, [case for case in stage.cases if case.engine in ready], until)

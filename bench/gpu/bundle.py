@@ -106,6 +106,11 @@ def _benchmark(folder: Path) -> None:
     unwanted = shutil.ignore_patterns("__pycache__", "results*")
     for source in (ROOT / "bench", ROOT / "src" / "segue", ROOT / "src" / "segue_bench"):
         shutil.copytree(source, folder / source.name, ignore=unwanted)
+    wires = Path("tests", "golden", "wires")
+    shutil.copytree(ROOT / wires, folder / wires)
+    reader = Path("tests", "clients", "recordings.py")
+    (folder / reader).parent.mkdir()
+    shutil.copy(ROOT / reader, folder / reader)
 
 
 def _tokenizer(work: Path, target: Path) -> None:

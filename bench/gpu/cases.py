@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from bench.gpu.agents import AGENT_WAYS
 from bench.gpu.servers import Servers
 from bench.gpu.talk import (
     ChatTalk,
@@ -36,7 +37,7 @@ from segue_bench.rounds import rotated
 from segue_bench.workload import WorkloadMaker, WorkloadShape
 
 # By each way: what stands in front of vLLM, and how the client talks.
-WAYS: dict[str, tuple[str, type[Talk]]] = {
+PLAIN_WAYS: dict[str, tuple[str, type[Talk]]] = {
     "ids": ("", IdsTalk),
     "chat": ("", ChatTalk),
     "responses": ("", ResponsesTalk),
@@ -46,6 +47,7 @@ WAYS: dict[str, tuple[str, type[Talk]]] = {
     "ws": ("segue", SocketTalk),
     "ws-stored": ("segue", StoredSocketTalk),
 }
+WAYS = PLAIN_WAYS | AGENT_WAYS
 SHAPE = WorkloadShape(
     instructions_bytes=0, tools_bytes=20_000, tool_output_bytes=2_000, output_tokens=100
 )
@@ -111,6 +113,15 @@ def crowd(engine: str, ways: Sequence[str], conversations: int, turns: int) -> I
         yield Case(engine, way, 20_000, conversations, turns)
 
 
+def agent_cases(rounds: int = 2) -> list[Case]:
+    """Claude Code's loop at 100k tokens through vLLM's own APIs, its Rust front end, and Segue."""
+    rust = [way for way in AGENT_WAYS if not way.startswith("cc-messages")]
+    return [
+        *alone("plain", tuple(AGENT_WAYS), [100_000], rounds),
+        *alone("rust", rust, [100_000], rounds),
+    ]
+
+
 class Choice(Struct, frozen=True):
     """What the flags ask for instead of everything."""
 
@@ -134,7 +145,7 @@ class Choice(Struct, frozen=True):
 
 def stages() -> list[Stage]:
     """Everything."""
-    every, own = tuple(WAYS), ("chat", "responses")
+    every, own = tuple(PLAIN_WAYS), ("chat", "responses")
     short = ("ids", "chat", "responses", "agentic", "http", "ws")
     first = [
         *alone("plain", every, [100_000, 20_000]),

@@ -18,6 +18,8 @@ from bench.hollow.server import hollow_command, hollow_environment, write_model
 STEP_MS = 2.0
 # Away from those of a measurement that runs.
 PORTS_FROM = 15_000
+# SmolLM2's own knows no tools; this one is ChatML too, and shows them.
+TEMPLATE = Path(__file__).parents[2] / "tests" / "golden" / "qwen2.5-coder.jinja"
 PEER = Path(__file__).parents[2] / ".cache" / "peers" / "bin" / "agentic-server"
 
 
@@ -31,7 +33,7 @@ class HollowServers(Servers):
         for name in engines:
             folder = self.model(name)
             folder.mkdir(parents=True, exist_ok=True)
-            write_model(folder)
+            write_model(folder, TEMPLATE.read_text())
             environment = hollow_environment(self.folder, STEP_MS)
             tokens = SHAPE.output_tokens
             environment["HOLLOW_ANSWER_TOKENS"] = f"{tokens},{tokens}"

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.gpu.cases import Case, Figures
+from bench.gpu.agents import KINDS
+from bench.gpu.cases import PLAIN_WAYS, Case, Figures
 from segue_bench.charts import WIDTH, bar, picture, text
 from segue_bench.figures import percentile, tokens_words
 
@@ -33,6 +34,23 @@ ROWS = {
     ("rust", "ids"): ("vLLM, ids, Rust", "client"),
     ("rust", "ws"): ("Segue socket, Rust", "ws"),
     ("tuned", "ws"): ("Segue socket, tuned", "ws"),
+    ("rust", "http"): ("Segue HTTP, Rust", "http-chained"),
+    ("tuned", "http"): ("Segue HTTP, tuned", "http-chained"),
+    ("tuned", "ids"): ("vLLM, ids, tuned", "client"),
+}
+# Claude Code's loop has a table for each kind of it.
+AGENT_ROWS = {
+    "cc-messages": ("vLLM Messages", "http-new"),
+    "cc-chat": ("vLLM chat", "http-full, bare"),
+    "cc-segue-messages": ("Segue Messages", "ws"),
+    "cc-segue-chat": ("Segue chat", "http-chained"),
+}
+FORMS = ("", "tuned", "rust")
+ROWS |= {
+    (form, f"{way}-{kind}"): (f"{name}, {kind}" + (f", {form.title()}" if form else ""), colour)
+    for kind in KINDS
+    for way, (name, colour) in AGENT_ROWS.items()
+    for form in FORMS
 }
 # Form of the engine by its name, and what is served.
 GROUPS = {
@@ -117,9 +135,14 @@ def _beyond(row: Row, rounds: Sequence[Figures], straight: Sequence[Figures]) ->
     )
 
 
-def _place(row: Row) -> tuple[str, int, int]:
+def _place(row: Row) -> tuple[str, int, int, str]:
     """What stands in one table."""
-    return row.model, row.conversations, row.context
+    return row.model, row.conversations, row.context, _kind(row)
+
+
+def _kind(row: Row) -> str:
+    """Which of Claude Code's loops this is, if it is one."""
+    return "" if row.way in PLAIN_WAYS else row.way.rpartition("-")[2]
 
 
 def _row(machine: int, case: Case, rounds: Sequence[Figures]) -> Row:
@@ -153,6 +176,8 @@ def _row(machine: int, case: Case, rounds: Sequence[Figures]) -> Row:
     )
 
 
+# What a loop is compared with: vLLM's chat, and for Claude Code's loop its own Messages.
+BASES = ("vLLM chat", "vLLM Messages")
 HEADINGS = (
     "way",
     "20 turns",
@@ -172,12 +197,14 @@ def tables(rows: Sequence[Row]) -> str:
     lines: list[str] = []
     for machine, place in dict.fromkeys((row.machine, _place(row)) for row in rows):
         some = [row for row in rows if (row.machine, _place(row)) == (machine, place)]
-        model, conversations, context = place
+        model, conversations, context, kind = place
         speed = next((f", {row.tokens_per_s:.0f} tokens/s" for row in some if row.way == "ids"), "")
         many = f"{conversations} conversations" if conversations > 1 else "one conversation"
         lines += [
-            f"\nMachine {machine}, *{model}*, {tokens_words(context)}, {many}{speed}\n",
-            f"| {' | '.join(HEADINGS)} |",
+            f"\nMachine {machine}, *{model}*, {tokens_words(context)}, {many}{speed}"
+            + (f", Claude Code's loop, {kind}" if kind else "")
+            + "\n",
+            f"| {' | '.join(HEADINGS)} |".replace("vLLM chat", BASES[bool(kind)]),
             "|" + "---|" * len(HEADINGS),
         ]
         lines += [_line(row, some) for row in some]
@@ -186,7 +213,8 @@ def tables(rows: Sequence[Row]) -> str:
 
 def _line(row: Row, some: Sequence[Row]) -> str:
     """A row of a table. Loops of another length are brought to 20 turns."""
-    plain = [one for one in some if not GROUPS[one.engine][1] and one.way == "chat"]
+    base = f"cc-messages-{_kind(row)}" if _kind(row) else "chat"
+    plain = [one for one in some if not GROUPS[one.engine][1] and one.way == base]
     change = (
         f"{row.loop_s / row.turns * plain[0].turns / plain[0].loop_s - 1:+.0%}" if plain else ""
     )
@@ -201,7 +229,7 @@ def _line(row: Row, some: Sequence[Row]) -> str:
         beyond.replace("-", "−"),
         " ".join(f"{share:+.1%}" for share in row.loop_beyond_ids).replace("-", "−"),
         f"{gateway}, {row.cpu_ms['front']:.0f} ms",
-        f"{row.computed_per_turn:.0f}",
+        "–" if row.computed_per_turn is None else f"{row.computed_per_turn:.0f}",
         f"{row.sent_per_turn / 1e3:.0f} kB",
     )
     return f"| {' | '.join(cells)} |"
@@ -232,7 +260,7 @@ def chart(rows: Sequence[Row]) -> str:
     parts: list[str] = []
     top = bottom = 0.0
     for number, (model, context, conversations, words) in enumerate(PANELS):
-        some = [row for row in rows if _place(row) == (model, conversations, context)]
+        some = [row for row in rows if _place(row) == (model, conversations, context, "")]
         some = [row for row in some if row.name not in NOT_DRAWN]
         if not some:
             continue

@@ -49,7 +49,7 @@ def vllm_python() -> Path:
     return python
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, template: str = CHATML) -> None:
     """Configuration and vocabulary of SmolLM2, from its GGUF."""
     metadata: dict[str, Any] = dict(read_gguf(find_weights("smollm2")))
     tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
@@ -75,7 +75,7 @@ def write_model(folder: Path) -> None:
         "model": model,
     }
     _write(folder / "tokenizer.json", tokenizer)
-    marks = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    marks = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}
     _write(
         folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
     )

@@ -113,7 +113,8 @@ class HealthProbe:
         self._thread.join()
 
     def _probe_forever(self) -> None:
-        while not self._is_over.wait(WATCH_S):
+        is_over = False
+        while not is_over:
             began = time.perf_counter()
             try:
                 status, _ = get(local(self._process.port), "/health")
@@ -123,6 +124,7 @@ class HealthProbe:
             if status == 200:
                 self.health_ms_max = max(self.health_ms_max, round(took * 1e3, 1))
             self.peak_bytes = max(self.peak_bytes, self._process.memory_bytes() or 0)
+            is_over = self._is_over.wait(WATCH_S)
 
 
 def read_gauge(process: ServerProcess, name: str) -> float:

@@ -18,6 +18,7 @@ from segue.listener.upgrades import Upgrades
 from segue.process.runner import Runner
 from segue.server.health import HealthCheck
 from segue.server.observers import Observers
+from segue.server.pages import ServerPages
 from segue.server.state import State
 from segue.server.storage import KEYS_TOPIC
 from segue_dashboard.feed import Feed, Sources
@@ -34,6 +35,7 @@ def dashboard_routes(
     observers: Observers,
     health: HealthCheck,
     upgrades: Upgrades,
+    pages: ServerPages,
 ) -> list[Route]:
     """The routes of all pages."""
     runner, history = services.runner, RecentTurns()
@@ -47,7 +49,7 @@ def dashboard_routes(
     )
     feed = _build_feed(state, history, runner, observers, health, upgrades)
     keys = KeyRoutes(services, _key_sources(state, observers))
-    return [*Dashboard(services, feed).routes, *keys.routes, *fleet.routes]
+    return [*Dashboard(services, feed, pages).routes, *keys.routes, *fleet.routes]
 
 
 def _build_feed(

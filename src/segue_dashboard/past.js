@@ -46,6 +46,9 @@ const derive = (turn, names) => {
   return turn;
 };
 
+// The turn of a chain that had ended last at this time.
+const newest = (nodes, at_ms) => nodes.findLast((one) => one.at_ms + (one.total_ms ?? 0) <= at_ms)?.id ?? null;
+
 export class Past {
   constructor() {
     this.now_ms = Date.now();
@@ -81,15 +84,18 @@ export class Past {
   }
 
   // Chains, the latest first: ended and running turns joined by their parents, and by the name of the chain where the
-  // parent ran at another machine.
+  // parent ran at another machine, or where the client has sent its history again and named no parent.
   chains(running) {
     const roots = new Map();
     // Parents begin before their children, so that each root is known when it is asked for.
     const rootOf = new Map();
+    const ofChain = new Map();
     const live = running
       .filter((one) => !this.byId.has(one.id))
       .map((one) => ({ ...one, isRunning: true, at_ms: one.created_at * 1000, status: "running" }));
-    for (const node of [...this.turns, ...live]) {
+    for (const turn of [...this.turns, ...live]) {
+      const node = turn.parent ? turn : { ...turn, parent: newest(ofChain.get(turn.chain) ?? [], turn.at_ms) };
+      if (node.chain) ofChain.set(node.chain, [...(ofChain.get(node.chain) ?? []), node]);
       const root = node.parent ? (rootOf.get(node.parent) ?? (node.chain || node.parent)) : node.id;
       rootOf.set(node.id, root);
       if (!roots.has(root)) roots.set(root, { root, nodes: [], last_ms: 0 });

@@ -19,6 +19,7 @@ from segue.listener.api import Route
 from segue.listener.exchange import ClientGone, Exchange, text_header
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS
+from segue.server.pages import ServerPages
 from segue_dashboard.feed import Feed, Watcher
 from segue_dashboard.views import Viewer
 
@@ -67,7 +68,8 @@ def read_assets() -> dict[str, Asset]:
 class Dashboard:
     """The routes of the dashboard."""
 
-    def __init__(self, services: Services, feed: Feed) -> None:
+    def __init__(self, services: Services, feed: Feed, pages: ServerPages) -> None:
+        self._pages = pages
         self._services = services
         self._feed = feed
         self._assets = read_assets()
@@ -85,8 +87,7 @@ class Dashboard:
         if "text/html" in exchange.header(b"accept"):
             await self._send(exchange, self._assets[PAGE])
             return
-        names = ", ".join(self._services.runner.models)
-        text = f"Segue serves {names} at /v1/responses. See /docs, /health, /ready and /metrics.\n"
+        text = f"{self._pages.greeting}. See /docs, /health, /ready and /metrics.\n"
         kind = (b"content-type", b"text/plain; charset=utf-8")
         await exchange.answer(200, text.encode(), [kind, (b"vary", b"accept")])
 

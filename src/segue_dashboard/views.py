@@ -195,7 +195,7 @@ def turn_row(number: int, turn: EndedTurn, wall_ms: float, salt: bytes) -> TurnV
     return TurnView(
         number=number,
         id=turn.shown_id,
-        parent=turn.parent_id and shown_id(turn.parent_id, turn.receipt.transport),
+        parent=turn.shown_parent,
         connection=name_connection(connection, salt),
         lane=lane,
         model=entry.model,

@@ -102,6 +102,13 @@ def test_random_turns_have_chunks_in_order_that_say_what_the_object_says(
     whole: Any = json.loads(encode_completion(response, wants_logprobs=False, is_old=False))
     assert without_ids(joined(chunks)) == without_ids(whole["choices"][0])
     assert whole["id"] == chunks[0]["id"] == "chatcmpl-" + "0" * 32
+    assert whole["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
     if wants_usage:
         assert chunks[-1]["usage"] == whole["usage"]
 

@@ -15,6 +15,7 @@ from segue_embedded.weights import find_weights
 from tests.dashboard.browser import Browser, Page, browsing
 from tests.engines.fakes.vllm import FakeVllm
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting_own
+from tests.scenarios.test_three_apis import ASKING
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
 CTRL, SHIFT = 2, 8
@@ -517,6 +518,30 @@ async def test_person_opens_the_figures_of_a_turn_and_from_there_its_conversatio
         }
         async with serving(**flags) as served, wire(served) as socket:
             await read_figures(await look(browser, served), socket, engine.url)
+
+
+async def test_person_sees_turns_of_all_apis_in_their_own_words(browser: Browser) -> None:
+    """Clients that send their whole history each time: their turns are conversations all the same."""
+    async with serving() as served:
+        page = await look(browser, served)
+        for asking in ASKING.values():
+            past: list[dict[str, Any]] = []
+            for step in range(3):
+                answer = await asking.ask(served, f"Step {step}", before=past)
+                said = {"role": "assistant", "content": asking.text(answer.json)}
+                past += [{"role": "user", "content": f"Step {step}"}, said]
+        await page.until(count(".turn-row", 9))
+        rows = await page.read("document.querySelector('#waterfall').textContent")
+        assert [rows.count(f"{label}http") for label in ("messages_", "chat_")] == [3, 3]
+        chips = await page.text("#chains")
+        assert chips.count("3 turns") == 3
+        for asking in ASKING.values():
+            await page.click(f'.turn-row[data-id^="{asking.prefix}"]')
+            await page.until("document.querySelector('#figures').open")
+            assert (await page.text("#figures-sub")).startswith(asking.prefix)
+            assert f"transport\n{asking.label}http" in await page.text("#figures")
+            await page.press("Escape", 27)
+        assert page.faults == []
 
 
 async def read_figures(page: Page, socket: Wire, replica: str) -> None:

@@ -13,9 +13,8 @@ ROLES = ["system", "user", "assistant", "tool"]
 conversations = st.lists(st.sampled_from(ROLES), max_size=8).map(
     lambda roles: [{"role": role, "content": f"<{n}>"} for n, role in enumerate(roles)]
 )
-rules = st.builds(
-    RoleRule, st.sampled_from(["anywhere", "first", "never"]), st.booleans(), st.booleans()
-)
+flags = st.booleans()
+rules = st.builds(RoleRule, st.sampled_from(["anywhere", "first", "never"]), flags, flags, flags)
 
 
 def roles_of(messages: list[JsonObject]) -> list[object]:
@@ -63,3 +62,19 @@ def test_pictures_are_kept_where_neighbours_are_joined() -> None:
     assert place(messages, RoleRule(alternates=True)) == [
         {"role": "user", "content": [{"type": "text", "text": "Look:"}, picture]}
     ]
+
+
+def test_instructions_after_an_output_are_no_question_where_that_would_forget() -> None:
+    messages: list[JsonObject] = [
+        {"role": "user", "content": "Look!"},
+        {"role": "tool", "content": "bees", "tool_call_id": "c"},
+        {"role": "system", "content": "Hurry."},
+        {"role": "system", "content": "Really."},
+    ]
+    assert roles_of(place(messages, RoleRule("first"))) == ["user", "tool", "user", "user"]
+    placed = place(messages, RoleRule("first", is_forgetful=True))
+    assert roles_of(placed) == ["user", "tool"]
+    assert placed[1]["tool_call_id"] == "c"
+    text = str(placed[1]["content"])
+    assert text.startswith("bees\n\n[Instructions of the developer")
+    assert text.index("Hurry.") < text.index("Really.")

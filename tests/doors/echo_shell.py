@@ -119,7 +119,7 @@ TOOL = HostedTool(
     definitions=(ShellTool,),
     key=lambda definition: "shell",
     kinds=(cast("AnyHostedKind", KIND),),
-    streamed={ShellCall: Streamed(SHELL_COMMANDS, _call)},
+    streamed=lambda shown: {ShellCall: Streamed(SHELL_COMMANDS, _call)},
     offers=_offers,
 )
 

@@ -30,7 +30,9 @@ class Listener:
 
 
 @contextmanager
-def llama_server(slots: int = 2, projector: Path | str = "") -> Iterator[Listener]:
+def llama_server(
+    slots: int = 2, projector: Path | str = "", context_tokens: int = CONTEXT_TOKENS
+) -> Iterator[Listener]:
     """A server that is ready; ended by its own process at the end. With a projector it takes images."""
     from segue_embedded.weights import find_weights
 
@@ -40,7 +42,7 @@ def llama_server(slots: int = 2, projector: Path | str = "") -> Iterator[Listene
         port = probe.getsockname()[1]
     command = [sys.executable, str(Path(__file__)), str(model), str(port), KEY]
     process = subprocess.Popen(
-        [*command, str(CONTEXT_TOKENS), str(slots), str(projector)],
+        [*command, str(context_tokens), str(slots), str(projector)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

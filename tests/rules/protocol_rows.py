@@ -279,7 +279,7 @@ ROWS: dict[str, dict[str, Proof]] = {
         "input parts": (
             ITEMS,
             "protocol_items::test_picture_and_file_are_taken_by_a_model_without_eyes",
-            "protocol_items::test_files_by_id_are_refused_in_words",
+            "protocol_items::test_files_that_were_not_uploaded_are_refused_in_words",
         ),
         "assistant history parts": (ITEMS,),
         "phase": ("protocol_items::test_phase_of_an_assistants_message_is_kept",),

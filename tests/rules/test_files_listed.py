@@ -42,6 +42,7 @@ ROOMS = {
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
+    "containers": "4d: how do clients make, see and delete containers and their files?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",
     "completions": "4d: how do clients of Chat Completions ask for turns, and how do they read them?",
     "passthrough": "4d: which requests go to the engine as they came?",

@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
+    "containers": INNER | {"listener", "files", "sandbox"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -83,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
+    | {"containers", "sandbox"}
     | {
         "guards",
         "listener",

@@ -423,14 +423,16 @@ WRONG_ITEMS = [
     Bad(
         "file by id",
         items(said([{"type": "input_file", "file_id": "file_1"}])),
-        "unsupported_value",
-        "input[0]",
+        "file_not_found",
+        "input[0].content[0].file_id",
+        404,
     ),
     Bad(
         "image by id in an output",
         items(called(), answered(output=[{"type": "input_image", "file_id": "file_1"}])),
-        "unsupported_value",
-        "input[1]",
+        "file_not_found",
+        "input[1].output[0].file_id",
+        404,
     ),
     Bad(
         "annotation that is a number",

@@ -22,6 +22,7 @@ from tests.chat import (
     script,
     without_ids,
 )
+from tests.engines.fakes.chat import FakeChat, delta
 from tests.scenarios.test_web_search import ANSWER, SEARCH, URL, searching
 from tests.support import MODEL, Served, fetch, metric, serving, until
 
@@ -361,3 +362,18 @@ async def test_text_that_cites_pages_has_its_annotations_at_the_end(tmp_path: Pa
     assert {one["type"] for one in message["annotations"]} == {"url_citation"}
     assert "tool_calls" not in message
     assert choice["finish_reason"] == "stop"
+
+
+async def test_engine_that_breaks_off_ends_the_stream_with_an_error() -> None:
+    async with FakeChat(events=[delta(content="Once upon")], has_done=False) as fake:
+        flags = {"engine": "chat", "engine_url": [fake.url], "model": ["gpt"]}
+        async with serving(**flags) as served:
+            asked = {"model": "gpt", "messages": HELLO}
+            streamed = await fetch(served, "POST", CHAT, {**asked, "stream": True})
+            whole = await fetch(served, "POST", CHAT, asked)
+    *chunks, last, nothing = streamed.body.split(b"\n\n")
+    assert streamed.status == 200
+    assert b"Once upon" in chunks[-1]
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert (error["type"], nothing) == ("server_error", b"")
+    assert (whole.status, whole.json["error"]["type"]) == (502, "server_error")

@@ -379,10 +379,10 @@ BAD: list[tuple[dict[str, Any], int, str, str]] = [
         )
     ),
     (
-        {"tools": [{"type": "mcp_toolset", "mcp_server_name": "files"}]},
+        {"tools": [BASH, {"type": "mcp_toolset", "mcp_server_name": "files"}]},
         400,
         "invalid_request_error",
-        "the MCP server 'files' is not in 'mcp_servers'",
+        "'mcp' is not set up on this server",
     ),
 ]
 
@@ -522,6 +522,12 @@ async def test_metrics_tell_this_api_apart() -> None:
         for transport in ("messages_http", "messages_sse"):
             name = f'segue_turns_total{{outcome="completed",transport="{transport}"}}'
             assert await metric(served, name) == 1
+
+
+async def test_client_that_looks_first_finds_the_server() -> None:
+    async with serving() as served:
+        for path in ("/api/hello", "/"):
+            assert (await fetch(served, "HEAD", path)).status == 200
 
 
 async def test_every_answer_names_its_request_once() -> None:

@@ -506,7 +506,7 @@ async def test_append_that_names_a_file_is_refused_and_the_rollout_goes_on_waiti
         named = {**output, "output": [{"type": "input_file", "file_id": "file_1"}]}
         await append(socket, done["response_id"], [named])
         refused = await socket.next()
-        assert (refused["type"], refused["status"]) == ("error", 400)
+        assert (refused["type"], refused["status"]) == ("error", 404)
         await append(socket, done["response_id"], [output])
         assert (await until_done(socket))[-1]["type"] == "response.completed"
 

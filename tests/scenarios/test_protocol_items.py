@@ -221,11 +221,13 @@ async def test_picture_and_file_are_taken_by_a_model_without_eyes(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_files_by_id_are_refused_in_words(served: ServedProcess, way: str) -> None:
+async def test_files_that_were_not_uploaded_are_refused_in_words(
+    served: ServedProcess, way: str
+) -> None:
     parts = [{"type": "input_file", "file_id": "file_1"}]
     told = await ask(served, way, input=[{"role": "user", "content": parts}])
-    assert (told.status, told.error["code"]) == (400, "unsupported_value")
-    assert "no Files API" in told.error["message"]
+    assert (told.status, told.error["code"]) == (404, "file_not_found")
+    assert "No such File object: file_1" in told.error["message"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.support import (
     Served,
     ServedProcess,
     fetch,
+    loaded_modules,
     metric,
     served_process,
     serving,
@@ -296,6 +299,22 @@ def test_two_workers_serve_all_apis_and_explain_each_others_turns(tmp_path: Path
         asyncio.run(story(served))
 
 
+ROOMS = {"messages": "segue.messages", "chat": "segue.completions"}
+
+
+@apis
+def test_api_is_loaded_by_its_first_request(asking: Asking, tmp_path: Path) -> None:
+    profiled = {"PYTHONPROFILEIMPORTTIME": "1"}
+    with served_process("--store", "memory", cwd=tmp_path, environment=profiled) as served:
+        assert asyncio.run(asking.ask(served)).status == 200
+        assert served.stop() == 0
+    loaded = loaded_modules(served)
+    for name, room in ROOMS.items():
+        assert f"{room}.api" in loaded
+        assert (f"{room}.routes" in loaded) is (asking is ASKING[name])
+        assert (f"{room}.request" in loaded) is (asking is ASKING[name])
+
+
 # How clients of each API name a session: headers, and fields of the request.
 SESSIONS: Mapping[str, Callable[[str], tuple[Mapping[str, str], Fields]]] = {
     "responses": lambda name: ({}, {"prompt_cache_key": name}),
@@ -344,6 +363,20 @@ async def test_api_that_is_off_says_so_in_its_own_shape(asking: Asking) -> None:
             assert (await ASKING[other].ask(served)).status == 200
         described = (await fetch(served, "GET", "/openapi.json")).json["paths"]
         assert asking.path not in described
+
+
+async def test_commands_say_which_api_they_miss() -> None:
+    async with serving(apis=["messages"]) as served:
+        for command in (["explain", "msg_1"], ["chat"]):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "segue_cli.cli", *command, "--url", served.url),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT,
+            )
+            said, _ = await process.communicate(b"Hello\n")
+            assert process.returncode == 2
+            assert b"The API 'responses' is switched off: --apis" in said
 
 
 async def test_alias_of_a_pattern_is_answered_by_every_api(tmp_path: Path) -> None:

@@ -15,5 +15,7 @@ async def test_server_without_a_dashboard_answers_in_words(
     async with serving() as served:
         welcome = await fetch(served, "GET", "/", headers={"accept": "text/html"})
         assert welcome.status == 200
-        assert welcome.body.startswith(b"Segue serves scripted at /v1/responses.")
+        assert welcome.body.startswith(
+            b"Segue serves scripted at /v1/responses, /v1/messages, /v1/chat/completions."
+        )
         assert (await fetch(served, "GET", "/dashboard/keys")).status == 404

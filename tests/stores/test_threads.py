@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -98,7 +99,7 @@ async def test_what_is_too_old_goes_without_a_request() -> None:
     await unstored("c", turns=kept.open("key_c", "cleo"), owner="cleo")
     kept.clock.now += UNUSED_S_MAX + 1
     kept.threads.expire()
-    assert kept.threads.bytes == 0
+    assert kept.threads.bytes == kept.budget.bytes == 0
 
 
 async def test_owners_are_apart_and_keys_of_one_owner_are_not() -> None:
@@ -209,6 +210,15 @@ def test_only_the_owner_and_the_same_seal_keys_open_a_chain(seals: RingSeals) ->
     assert open_chain(seals, "eve", sealed) is None
     assert open_chain(RingSeals([new_key()]), OWNER, sealed) is None
     assert open_chain(seals, OWNER, sealed[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", zlib.compress(b"x"), zlib.compress(b"\x92\x91\x01\x80")]
+)
+def test_chain_that_another_version_wrote_in_another_way_is_not_there(
+    seals: RingSeals, body: bytes
+) -> None:
+    assert open_chain(seals, OWNER, seals.seal_bytes(OWNER, body)) is None
 
 
 def test_chain_that_is_too_long_stays(seals: RingSeals, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ async def test_prompts_pass_the_check_of_an_operator_who_doubts() -> None:
             assert last["type"] == "response.completed"
 
 
-async def test_prompt_that_fails_the_check_fails_the_turn() -> None:
+async def test_prompt_that_fails_the_check_fails_the_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving(check_rendering=True) as served, wire(served) as socket:
         first = await socket.turn(input="Hello.", store=False)
         dialect = served.app.runner.models["scripted"].dialect
@@ -41,7 +43,8 @@ async def test_prompt_that_fails_the_check_fails_the_turn() -> None:
                 scene = Scene(scene.head, replace(past, warm=wrong), scene.given)
             return honest(scene)
 
-        dialect.render = forgetful  # type: ignore[method-assign, assignment]
+        # Servers of one test process share the dialect.
+        monkeypatch.setattr(dialect, "render", forgetful)
         failed = await socket.turn(
             previous_response_id=first["response"]["id"], input="Again.", store=False
         )
@@ -52,7 +55,7 @@ async def test_prompt_that_fails_the_check_fails_the_turn() -> None:
 
 @pytest.mark.parametrize("choice, is_beside", [("auto", False), ("required", True)])
 async def test_large_grammar_of_a_forced_call_is_written_beside_the_loop(
-    choice: str, is_beside: bool
+    choice: str, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt of a second turn is warm; what the answer must look like is made of all tools again."""
     large = {**WEATHER, "description": "It says how the weather is. " * 4_000}
@@ -66,7 +69,7 @@ async def test_large_grammar_of_a_forced_call_is_written_beside_the_loop(
             seen.append(threading.current_thread().name)
             return honest(scene)
 
-        dialect.render = watched  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(dialect, "render", watched)
         call = first["response"]["output"][0]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
         again = {"previous_response_id": first["response"]["id"], "input": [output]}

@@ -111,6 +111,8 @@ class Accounts:
         # Accounts whose limits bound what their owner has in memory; and what is called when the first of them comes.
         self.bounded: dict[Owner, set[Account]] = {}
         self.on_bounded: Callable[[], None] | None = None
+        # Whether an account holds something that goes with its key.
+        self.holds_state: Callable[[Account], bool] = lambda account: False
         # Whether the store has, or ever had, keys of several owners; and who has come here while it had not.
         self.has_several_owners = False
         self._owners: set[Owner] = set()
@@ -253,7 +255,8 @@ class Accounts:
                 if key.limits != account.limits:
                     account.limit(key.limits)
                     self._bound(account)
-                is_left = asked_at - account.used_at > IDLE_S and account.quota.is_idle
+                is_unused = asked_at - account.used_at > IDLE_S and account.quota.is_idle
+                is_left = is_unused and not self.holds_state(account)
             else:
                 account.is_revoked = is_left = True
                 gone.append(account)

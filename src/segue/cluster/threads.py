@@ -2,8 +2,8 @@
 
 A client may send its next turn to another worker than the last one. The id of a turn names the worker that made it;
 that worker is asked for the turn with its whole chain, which is here from then on. What travels is sealed by the one
-worker and opened by the other, in their threads. If the chain does not come in time, it is not found: its worker is
-gone, has dropped it, or it is too long.
+worker and opened by the other, beside their event loops. If the chain does not come in time, it is not found: its
+worker is gone, has dropped it, or it is too long.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from segue.cluster.peers import Peers
+from segue.errors import ID_CHARS_MAX
 from segue.ids import tag_of
 from segue.seams.history import Owner, Turn
 
@@ -46,19 +47,16 @@ class RemoteThreads:
         """The turn with its chain from the worker that made it; None if it is not available."""
         tag = tag_of(turn_id)
         home = [worker for worker in self._peers.others if tag_of(worker) == tag]
-        if not home:
+        if not home or len(turn_id) > ID_CHARS_MAX:
             return None
         question = msgspec.msgpack.encode((owner, turn_id))
         try:
             async with asyncio.timeout(FETCH_S), self._places:
-                answer = await self._peers.find("thread", question, home)
-                return (
-                    None
-                    if answer is None
-                    else await asyncio.to_thread(self._open, owner, answer[1])
-                )
+                if (answer := await self._peers.find("thread", question, home)) is not None:
+                    return await asyncio.to_thread(self._open, owner, answer[1])
         except TimeoutError:
-            return None
+            pass
+        return None
 
     async def _on_question(self, _: str, body: bytes) -> bytes | None:
         turn = self._held(*_decode_name(body))

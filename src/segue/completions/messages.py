@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -134,7 +134,8 @@ def translate(raw: Raw | bytes, path: str, *, is_newest: bool, is_custom: bool) 
             values = [_output(message, content, is_custom=is_custom)]
         case role:
             values = [Message(role=role, content=_plain(content))]
-    return Translated(tuple(Raw(encode(value)) for value in values), is_known)
+    # As bytes, whose hash is computed once: what is remembered of a history is found by it each turn.
+    return Translated(tuple(cast("Raw", encode(value)) for value in values), is_known)
 
 
 def _read_content(

@@ -63,30 +63,37 @@ class ChatReading:
     def decode(self, body: bytes | bytearray) -> Create:
         """The turn that a body asks for."""
         self.request = request = decode_chat(body)
-        items = self._items(request.messages, has_custom=b'"custom' in body)
+        items = self._items(request.messages)
         return to_create(request, items, self._tools(request), self._session)
 
-    def _items(self, messages: list[Raw], *, has_custom: bool) -> list[Raw]:
-        """The items of all messages. What a tool has answered depends on the kind of call that it answers."""
+    def _items(self, messages: list[Raw]) -> list[Raw]:
+        """The items of all messages."""
+        keys = (b"".join((MESSAGE, message)) for message in messages)
+        known = self._memo.find_all(self._owner, keys)
         items: list[Raw] = []
-        custom_ids: set[object] = set()
-        last = len(messages) - 1
-        for index, message in enumerate(messages):
-            data = bytes(message)
-            is_custom = bool(custom_ids) and _answers(data, custom_ids)
-            key = (CUSTOM_OUTPUT if is_custom else MESSAGE) + data
-            translated = self._memo.find(self._owner, key)
-            if translated is None:
-                translated, is_lasting = translate(
-                    data, f"messages[{index}]", is_newest=index == last, is_custom=is_custom
-                )
-                if is_lasting:
-                    self._memo.put(self._owner, key, translated, sum(map(len, translated)))
+        # What a tool has answered depends on the kind of call that it answers.
+        custom_ids: set[str] = set()
+        for index, translated in enumerate(known):
+            if translated is None or custom_ids:
+                translated = self._translate(messages, index, custom_ids)
             items += translated
             self._ends.append(len(items))
-            if has_custom:
-                custom_ids.update(map(_custom_id, translated))
+            for item in translated:
+                if item.startswith(CUSTOM_CALL):
+                    custom_ids.add(_read_ids(item).call_id)
         return items
+
+    def _translate(self, messages: list[Raw], index: int, custom_ids: set[str]) -> tuple[Raw, ...]:
+        message, is_newest = messages[index], index == len(messages) - 1
+        is_custom = bool(custom_ids) and _answers(message, custom_ids)
+        key = b"".join((CUSTOM_OUTPUT if is_custom else MESSAGE, message))
+        found = self._memo.find(self._owner, key)
+        if found is None:
+            path = f"messages[{index}]"
+            found, is_lasting = translate(message, path, is_newest=is_newest, is_custom=is_custom)
+            if is_lasting:
+                self._memo.put(self._owner, key, found, sum(map(len, found)))
+        return found
 
     def _tools(self, request: ChatRequest) -> RawField:
         """The tools as the turn has them: the very same bytes for a list that was sent before."""
@@ -116,15 +123,9 @@ class ChatReading:
         return "messages" if param == "input" else FIELD_NAMES.get(param, param)
 
 
-def _answers(data: bytes, call_ids: set[object]) -> bool:
+def _answers(message: Raw, call_ids: set[str]) -> bool:
     try:
-        return str(_read_ids(data).tool_call_id) in call_ids
+        return str(_read_ids(message).tool_call_id) in call_ids
     except msgspec.MsgspecError:
         # What is wrong with it is said where it is translated.
         return False
-
-
-def _custom_id(item: Raw) -> str | None:
-    """The id of a custom call, if this is one."""
-    is_custom = memoryview(item)[: len(CUSTOM_CALL)] == CUSTOM_CALL
-    return _read_ids(item).call_id if is_custom else None

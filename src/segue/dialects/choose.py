@@ -20,7 +20,6 @@ from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
 from segue.dialects.deepseek import ROLES, TEMPLATES, deepseek_dialect, name_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
-from segue.dialects.images import placeholder_of
 from segue.dialects.llama3 import LLAMA3
 from segue.dialects.mistral import MISTRAL
 from segue.dialects.template import template_dialect
@@ -35,6 +34,7 @@ from segue.vocabularies.chat_template import (
     TemplateRunner,
     template_in,
 )
+from segue.vocabularies.images import placeholder_of
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item, ItemValue
 from segue.wire.tools import FunctionTool, Tools, offers_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -22,7 +22,16 @@ from segue.wire.calls import arguments_of
 from segue.wire.codec import encode
 from segue.wire.files import text_of_file
 from segue.wire.items import Item, ItemValue
-from segue.wire.kinds import KINDS, Shown, call_id_of, called, shown_as
+from segue.wire.kinds import (
+    KINDS,
+    Shown,
+    call_id_of,
+    called,
+    is_call,
+    is_model_written,
+    is_output,
+    shown_as,
+)
 from segue.wire.tools import Offer
 
 # Fields of a call or an output that the model does not need, or that are part of every call.
@@ -77,6 +86,37 @@ def blocks_of(
         else:
             blocks.append([part])
     return blocks
+
+
+def in_call_order(given: Sequence[Item], before: Sequence[Item]) -> Sequence[Item]:
+    """These items, with neighbouring outputs in the order of their calls, for families that know them by nothing
+    else. `before`: what the model wrote right before them."""
+    if sum(is_output(item.value) for item in given) < 2:
+        return given
+    ordered: list[Item] = []
+    outputs: list[Item] = []
+    places: dict[str, int] = {}
+    was_model = False
+    for item in (*before, *given):
+        if is_output(item.value):
+            outputs.append(item)
+            was_model = False
+            continue
+        ordered += _by_place(outputs, places)
+        outputs = []
+        ordered.append(item)
+        is_model = is_model_written(item.value)
+        if is_model and not was_model:
+            # Of each model turn the calls count anew.
+            places = {}
+        was_model = is_model
+        if is_call(item.value):
+            places[call_id_of(item.value)] = len(places)
+    return [*ordered, *_by_place(outputs, places)][len(before) :]
+
+
+def _by_place(outputs: Sequence[Item], places: Mapping[str, int]) -> list[Item]:
+    return sorted(outputs, key=lambda item: places.get(call_id_of(item.value), len(places)))
 
 
 def parts_of(given: Sequence[Item]) -> list[Part]:

@@ -30,11 +30,14 @@ class RoleRule(Struct, frozen=True):
     alternates: bool = False
     # Whether messages without a single one of a user are refused.
     needs_user: bool = False
+    # Whether what a user says after a tool's output is a new question, before which the thoughts are forgotten. Then
+    # instructions that stand there are said at the end of that output.
+    is_forgetful: bool = False
 
     @property
     def is_local(self) -> bool:
         """Whether a message never depends on those before and after it, once the conversation has begun."""
-        return not self.alternates and not self.needs_user
+        return not (self.alternates or self.needs_user or self.is_forgetful)
 
 
 def place(
@@ -51,10 +54,13 @@ def place(
         text = "\n\n".join(str(message["content"]) for message in lead)
         joined: JsonObject = {"role": "system", "content": text}
         placed.append(_as_user(joined) if rule.system == "never" else joined)
-    placed += [
-        _as_user(message) if message["role"] == "system" and rule.system != "anywhere" else message
-        for message in rest
-    ]
+    for message in rest:
+        if message["role"] != "system" or rule.system == "anywhere":
+            placed.append(message)
+        elif rule.is_forgetful and placed and placed[-1]["role"] == "tool":
+            placed[-1] = _with_instructions(placed[-1], message)
+        else:
+            placed.append(_as_user(message))
     return list(_alternating(placed)) if rule.alternates else placed
 
 
@@ -65,7 +71,15 @@ def _leading(messages: Sequence[JsonObject]) -> int:
 
 
 def _as_user(message: JsonObject) -> JsonObject:
-    return {"role": "user", "content": f"{OPENING}\n{message['content']}\n{CLOSING}"}
+    return {"role": "user", "content": _marked(message)}
+
+
+def _with_instructions(output: JsonObject, message: JsonObject) -> JsonObject:
+    return {**output, "content": f"{output['content']}\n\n{_marked(message)}"}
+
+
+def _marked(message: JsonObject) -> str:
+    return f"{OPENING}\n{message['content']}\n{CLOSING}"
 
 
 def _alternating(messages: Sequence[JsonObject]) -> Iterator[JsonObject]:

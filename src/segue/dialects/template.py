@@ -27,9 +27,7 @@ from msgspec.structs import replace
 
 from segue.dialects.chatml import PLAIN, THINK, content_of
 from segue.dialects.family import Family, TokenDialect
-from segue.dialects.images import IMAGE, IMAGE_BEFORE, Images, placeholder_of
 from segue.dialects.parts import parts_of
-from segue.dialects.shield import PLACE, SHIELD, Shield, mended
 from segue.dialects.template_messages import Said, TemplateMessages
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
@@ -41,6 +39,8 @@ from segue.seams.history import Round, Warm
 from segue.seams.model import Rendered, Scene
 from segue.seams.prompt import NO_IDS, IdArray, ImageAt, Tokens
 from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
+from segue.vocabularies.images import IMAGE, IMAGE_BEFORE, Images, placeholder_of
+from segue.vocabularies.shield import PLACE, SHIELD, Shield, mended
 from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import Effort

@@ -24,15 +24,15 @@ from segue.dialects.chatml import (
     definitions_of,
     tools_content,
 )
-from segue.dialects.parts import Part, Show, blocks_of, dumps, parts_of
+from segue.dialects.parts import Part, Show, blocks_of, dumps, in_call_order, parts_of
 from segue.dialects.roles import RoleRule, place
-from segue.dialects.shield import Shield
 from segue.errors import InvalidRequest
 from segue.readers.call_json import is_object
 from segue.readers.offers import definition_of
 from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
+from segue.vocabularies.shield import Shield
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of
 from segue.wire.requests import Effort
@@ -91,6 +91,8 @@ class TemplateMessages:
     def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
         self._shield = shield
         self._has_tools = "tools" in template
+        # Outputs are known by the ids of their calls; otherwise by their order.
+        self._names_ids = "tool_call_id" in template
         # Mistral's models want ids of nine letters, which they invent; Kimi's models count their calls.
         self.has_short_ids = NINE_LETTERS.search(template) is not None
         self._is_counting = "<|tool_call_argument_begin|>" in template
@@ -106,13 +108,17 @@ class TemplateMessages:
             if (answer := answer_of(item.value)) is not None
         }
         calls: _Calls = {}
-        return [
-            Said(
-                self._messages(_whole(round.given, answered), calls, show),
-                self.wrote(_whole(round.wrote, answered), calls) if round.did_sample else [],
-            )
-            for round in rounds
-        ]
+        said: list[Said] = []
+        before: Sequence[Item] = ()
+        for round in rounds:
+            given = _whole(round.given, answered)
+            if not self._names_ids:
+                given = in_call_order(given, before)
+            before = round.wrote
+            chat = self._messages(given, calls, show)
+            wrote = self.wrote(_whole(before, answered), calls) if round.did_sample else []
+            said.append(Said(chat, wrote))
+        return said
 
     def chat(self, scene: Scene, rounds: Sequence[Said]) -> tuple[Chat, object]:
         """The whole conversation with its head, in an order that the template takes; and the tools."""
@@ -328,7 +334,8 @@ class _Probe:
             alternates = taken.rule.alternates or not self._takes(
                 goes_on, "question-47", "another-47"
             )
-            rule = RoleRule(system=taken.rule.system, alternates=alternates)
+            is_forgetful = self._forgets(taken.thoughts, call)
+            rule = RoleRule(taken.rule.system, alternates, is_forgetful=is_forgetful)
             taken = replace(taken, rule=rule)
         return taken
 
@@ -381,6 +388,17 @@ class _Probe:
             self._takes(chat, "thought-47", tools=tools, effort=effort)
             for effort in EFFORTS
             for chat, tools in ((answer, None), (calling, TOOLS))
+        )
+
+    def _forgets(self, field: str | None, call: dict[str, object]) -> bool:
+        """Whether a thought is shown until a user speaks after a tool."""
+        thought = "thought-47" if field else f"{THINK}\nthought-47\n{THOUGHT}\n\n"
+        calling = [ASKED, {**call, field or "content": thought}, _answered(ONE)]
+        asked = [*calling, _said("user", "another-47")]
+        return any(
+            self._takes(calling, "thought-47", tools=TOOLS, effort=effort)
+            and not self._takes(asked, "thought-47", tools=TOOLS, effort=effort)
+            for effort in EFFORTS
         )
 
     def _takes(

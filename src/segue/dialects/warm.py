@@ -22,6 +22,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from segue.dialects.parts import in_call_order
 from segue.readers.bound import BoundFamily
 from segue.seams.history import Past, Round, Warm, above, since_fresh
 from segue.seams.model import Rendered, Scene
@@ -95,6 +96,7 @@ class Writing:
         chunks: list[IdArray[int]] = []
         for n, (round, (given, wrote)) in enumerate(zip(rounds, forgotten, strict=True)):
             items = without_thoughts(round.given, given) if given else round.given
+            items = in_call_order(items, rounds[n - 1].wrote if n else base.wrote)
             name_of = partial(_name_of, rounds, n, base.turn)
             if base.prompt is None and n == 0:
                 new = self.begin(vocabulary, scene.head, items, scene.root_at, name_of)
@@ -165,6 +167,11 @@ class _Base:
     prompt: Tokens | None
     later: Sequence[Round]
     turn: Past | None = None
+
+    @property
+    def wrote(self) -> Sequence[Item]:
+        """What the model wrote at its end."""
+        return self.turn.rounds[-1].wrote if self.turn is not None else ()
 
 
 def _base(writing: Writing, bound: BoundFamily, scene: Scene) -> _Base:

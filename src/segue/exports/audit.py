@@ -41,6 +41,9 @@ class AuditLine(Struct, frozen=True, omit_defaults=True):
     took_s: float | None = None
     # Of an operation: the API key that was changed.
     key_id: str | None = None
+    # Of a command: where it ran, and how much it printed.
+    container_id: str | None = None
+    printed_bytes: int | None = None
 
 
 class Audit:
@@ -62,7 +65,7 @@ class Audit:
             model=entry.model,
             request_id=turn.receipt.request_id or None,
             response_id=turn.shown_id,
-            previous_response_id=turn.parent_id,
+            previous_response_id=turn.shown_parent,
             input_tokens=entry.input_tokens,
             cached_tokens=entry.cached_tokens,
             output_tokens=entry.output_tokens,
@@ -86,6 +89,28 @@ class Audit:
             owner=owner,
             request_id=request_id,
             key_id=key_id,
+        )
+        self._write(line)
+
+    def note_command(
+        self,
+        owner: str,
+        container_id: str,
+        exit_code: int | None,
+        printed_bytes: int,
+        took_s: float,
+    ) -> None:
+        """Add a command that a model has run in a container; its text is nowhere."""
+        line = AuditLine(
+            at=round(time.time(), 3),
+            event="command",
+            transport="shell",
+            outcome="timeout" if exit_code is None else "exited",
+            code=None if exit_code is None else str(exit_code),
+            owner=owner,
+            took_s=round(took_s, 6),
+            container_id=container_id,
+            printed_bytes=printed_bytes,
         )
         self._write(line)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.messages.history import MCP_CALL, SERVER_CALL, message_id_of, tool_use_id_of
+from segue.messages.history import MCP_CALL, SERVER_CALL, TEXT_KEY, message_id_of, tool_use_id_of
 from segue.messages.request import AskedTurn
 from segue.turn.plan import Tally
 from segue.wire.cache import MaybeDiagnostics
@@ -39,6 +39,8 @@ CHANGED_PARTS = {
 }
 
 Block = dict[str, object]
+# Makes an opaque text that only we can open, for the same owner.
+SealText = Callable[[bytes], str]
 
 
 # --- what is read of a response ---------------------------------------------------------------------
@@ -92,6 +94,8 @@ class _Action(Struct, frozen=True):
     url: str = ""
     pattern: str = ""
     sources: list[FoundPage] = []
+    # What the model has read.
+    text: str = msgspec.field(name=TEXT_KEY, default="")
 
 
 class FoundPage(Struct, frozen=True):
@@ -110,8 +114,8 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 # --- blocks -----------------------------------------------------------------------------------------
 
 
-def blocks_of(item: OutputItem, *, hides_thinking: bool) -> list[Block]:
-    """The blocks of an item that is done."""
+def blocks_of(item: OutputItem, seal: SealText, *, hides_thinking: bool) -> list[Block]:
+    """The blocks of an item that is done. What clients may not read is sealed for them."""
     match item.type:
         case "reasoning":
             return thinking_block(item, hides=hides_thinking)
@@ -125,7 +129,7 @@ def blocks_of(item: OutputItem, *, hides_thinking: bool) -> list[Block]:
             return [tool_use(item, input_of(arguments_of(item)))]
         case _:
             begun = server_call(item)
-            return [] if begun is None else [begun, *server_result(item)]
+            return [*([] if begun is None else [begun]), *server_result(item, seal)]
 
 
 def tool_use(item: OutputItem, given: object) -> Block:
@@ -215,12 +219,13 @@ def _served(item: OutputItem, name: str, given: object) -> Block:
     return {**call, "caller": DIRECT}
 
 
-def server_result(item: OutputItem, sealed: str = "") -> list[Block]:
-    """The block with what one of our own tools has returned. `sealed`: all that the model has read of it."""
+def server_result(item: OutputItem, seal: SealText) -> list[Block]:
+    """The block with what one of our own tools has returned, to be sent back as it is."""
     action = item.action
     answers = {"tool_use_id": SERVER_CALL + item.id, "caller": DIRECT}
     match item.type:
         case "web_search_call" if action is not None and item.is_search:
+            sealed = seal(action.text.encode()) if action.text and action.sources else ""
             pages = [
                 _page(page, sealed if not at else "") for at, page in enumerate(action.sources)
             ]
@@ -244,7 +249,7 @@ def server_result(item: OutputItem, sealed: str = "") -> list[Block]:
                     "type": "mcp_tool_result",
                     "tool_use_id": MCP_CALL + item.id,
                     "is_error": is_error,
-                    "content": [{"type": "text", "text": text}],
+                    "content": [{"type": "text", "text": text, "citations": None}],
                 }
             ]
         case _:
@@ -259,7 +264,7 @@ def _page(page: FoundPage, sealed: str) -> Block:
 def _fetched(item: OutputItem, action: _Action) -> Block:
     if item.status != "completed":
         return {"content": {"type": "web_fetch_tool_result_error", "error_code": "unavailable"}}
-    source = {"type": "text", "media_type": "text/plain", "data": ""}
+    source = {"type": "text", "media_type": "text/plain", "data": action.text}
     document = {"type": "document", "source": source, "title": None, "citations": None}
     result = {"type": "web_fetch_result", "url": action.url, "retrieved_at": None}
     return {"content": {**result, "content": document}}
@@ -395,11 +400,11 @@ def message_of(
     }
 
 
-def answer_of(response: Response, asked: AskedTurn, tally: Tally) -> bytes:
+def answer_of(response: Response, asked: AskedTurn, seal: SealText, tally: Tally) -> bytes:
     """A turn that has ended, as one JSON object."""
     items = [read_item(raw) for raw in response.output]
     hides = asked.hides_thinking
-    content = [block for item in items for block in blocks_of(item, hides_thinking=hides)]
+    content = [block for item in items for block in blocks_of(item, seal, hides_thinking=hides)]
     ending = ending_of(response, items, tally.stop_string, asked.tokens_max)
     usage = usage_of(response.usage or NO_USAGE, asked, response.service_tier, items)
     return encode(message_of(response, asked, content, ending, usage, tally.parted))

@@ -8,7 +8,7 @@ in `tools` (`Loaded`), and whether a call has its result is checked over all mes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -34,6 +34,9 @@ EFFORTS: dict[str, Effort] = {
 _OUR_CALL = re.compile(r"toolu_([0-9a-f]{36})\Z")
 SERVER_CALL = "srvtoolu_"
 MCP_CALL = "mcptoolu_"
+TOOL_SEARCH = "tool_search_tool"
+# What the model has read of a page, in the action of a search: ours (web/tool.py).
+TEXT_KEY = "segue:text"
 # A result that says by itself that something went wrong says so at its beginning.
 SAYS_ERROR_CHARS = 200
 
@@ -158,6 +161,10 @@ class _Found(Struct, frozen=True):
     tool_references: list[ToolReference] = []
 
 
+class _Fetched(Struct, frozen=True):
+    content: Document
+
+
 BLOCKS: dict[str, type[_Block]] = {
     "text": Text,
     "image": Image,
@@ -183,6 +190,7 @@ _typed = msgspec.json.Decoder(_Typed)
 _message = msgspec.json.Decoder(_Message)
 _pages = msgspec.json.Decoder(list[_Page])
 _found = msgspec.json.Decoder(_Found)
+_fetched = msgspec.json.Decoder(_Fetched)
 _object = msgspec.json.Decoder(dict[str, Raw])
 _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 
@@ -226,7 +234,16 @@ class Removed(Struct, frozen=True):
     name: str
 
 
-MessagePiece = Raw | Loaded | Defined | Removed
+class FoundTools(Struct, frozen=True):
+    """Tools that a search of ours has found, by their names."""
+
+    letters: str
+    names: tuple[str, ...]
+
+
+MessagePiece = Raw | Loaded | Defined | Removed | FoundTools
+# Opens what we have sealed for the client; None where it is not ours.
+Unseal = Callable[[str], bytes | None]
 
 
 class TranslatedMessage(Struct, frozen=True):
@@ -251,20 +268,21 @@ class TranslatedMessage(Struct, frozen=True):
         )
 
 
-def translate(raw: Raw | bytes, index: int) -> TranslatedMessage:
+def translate(raw: Raw | bytes, index: int, unseal: Unseal) -> TranslatedMessage:
     """What the message with this number means."""
     place = f"messages.{index}"
     message = decode(_message, raw, place)
     if message.role not in ("user", "assistant", "system"):
         problem = "Input should be 'user', 'assistant' or 'system'"
         raise InvalidRequest(f"{place}.role: {problem}", param=f"{place}.role")
-    return _Translation(message, place).run()
+    return _Translation(message, place, unseal).run()
 
 
 class _Translation:
     """One message on its way to items."""
 
-    def __init__(self, message: _Message, place: str) -> None:
+    def __init__(self, message: _Message, place: str, unseal: Unseal) -> None:
+        self._unseal = unseal
         self._message = message
         self._role = message.role
         self._place = place
@@ -292,7 +310,7 @@ class _Translation:
                 self._block(raw, number)
         self._end_parts()
         for kind, use in self._served.values():
-            self._add(_server_item(kind, use, None))
+            self._add(_server_item(kind, use, None, self._unseal))
         self._end_loaded()
         return TranslatedMessage(
             self._role,
@@ -426,10 +444,9 @@ class _Translation:
     def _server_result(self, result: ServerResult | _ToolResult) -> None:
         kind, use = self._served.pop(result.tool_use_id, ("", None))
         if use is not None:
-            self._add(_server_item(kind, use, result))
-            if kind.startswith("tool_search_tool") and isinstance(result, ServerResult):
-                self._loaded += _found_tools(result)
-                self._end_loaded()
+            self._add(_server_item(kind, use, result, self._unseal))
+            if kind.startswith(TOOL_SEARCH) and isinstance(result, ServerResult):
+                self._pieces.append(FoundTools(_letters(use.id), _found_tools(result)))
 
     def _change(self, tool: ChangedTool, kind: str, place: str) -> None:
         self._end_parts()
@@ -575,20 +592,30 @@ def _unread(source: _Source, place: str) -> InvalidRequest:
 
 
 def _server_item(
-    kind: str, use: ToolUse, result: ServerResult | _ToolResult | None
+    kind: str, use: ToolUse, result: ServerResult | _ToolResult | None, unseal: Unseal
 ) -> dict[str, object]:
     """A call of a tool of the server with its result, as one item where there is a type for it."""
     given = _fields(use.input)
     if isinstance(use, McpToolUse):
         return _mcp_item(use, result)
     if kind == "web_search":
-        query = _string(given.get("query"))
-        sources = [{"type": "url", "url": page.url} for page in _pages_in(result) if page.url]
-        action: dict[str, object] = {"type": "search", "query": query, "sources": sources}
+        pages = _pages_in(result)
+        action: dict[str, object] = {"type": "search", "query": _string(given.get("query"))}
+        action["sources"] = [{"type": "url", "url": page.url} for page in pages if page.url]
+        sealed = next((page.encrypted_content for page in pages if page.encrypted_content), "")
+        if sealed and (opened := unseal(sealed)) is not None:
+            action[TEXT_KEY] = opened.decode()
         return _hosted(use.id, "web_search_call", action=action)
     if kind == "web_fetch":
         action = {"type": "open_page", "url": _string(given.get("url"))}
+        if "pattern" in given:
+            action |= {"type": "find_in_page", "pattern": _string(given["pattern"])}
+        if read := _page_text(result):
+            action[TEXT_KEY] = read
         return _hosted(use.id, "web_search_call", action=action)
+    if kind.startswith(TOOL_SEARCH):
+        call = {"type": "tool_search_call", "id": f"tsc_{_letters(use.id)}", "execution": "server"}
+        return {**call, "status": "completed", "arguments": use.input or Raw(b"{}")}
     text = f"[{cut_name(kind)} was called with {_shown(use.input)}]"
     return {"type": "message", "role": "assistant", "content": text}
 
@@ -645,12 +672,27 @@ def _pages_in(result: ServerResult | _ToolResult | None) -> list[_Page]:
         return []
 
 
-def _found_tools(result: ServerResult) -> list[str]:
+def _page_text(result: ServerResult | _ToolResult | None) -> str:
+    """The text of a page that was fetched."""
+    if not isinstance(result, ServerResult) or result.content is UNSET:
+        return ""
+    try:
+        return _fetched.decode(result.content).content.source.data
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return ""
+
+
+def _letters(tool_use_id: str) -> str:
+    """By these the call and the output of a search for tools belong together."""
+    return tool_use_id.rpartition("_")[2]
+
+
+def _found_tools(result: ServerResult) -> tuple[str, ...]:
     try:
         found = _found.decode(result.content) if result.content is not UNSET else _Found()
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return []
-    return [reference.tool_name for reference in found.tool_references]
+        return ()
+    return tuple(reference.tool_name for reference in found.tool_references)
 
 
 def _name_in(tool: ChangedTool, place: str) -> str:
@@ -725,7 +767,7 @@ def check_pairs(messages: Sequence[TranslatedMessage], *, is_continued: bool = F
             called_at = index
         for result in message.results:
             if result in answered:
-                place = f"messages.{index}: each tool_use must have a single result. Found multiple"
+                place = f"messages.{index}: each tool_use must have a single result. FoundTools multiple"
                 raise _unpaired(f"{place} `tool_result` blocks with id", result)
             if result not in open_calls and not is_continued:
                 raise _unpaired(

@@ -7,12 +7,11 @@ became, so that a history that is sent again costs a look at its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
-from segue.messages.history import System, TranslatedMessage, translate, translate_system
+from segue.messages.history import System, TranslatedMessage, Unseal, translate, translate_system
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
@@ -39,9 +38,16 @@ class MessageReading:
     body: MessagesBody
     asked: AskedTurn
 
-    def __init__(self, memo: Memo[object], owner: Owner, around: Surroundings) -> None:
+    def __init__(
+        self,
+        memo: Memo[object],
+        owner: Owner,
+        around: Surroundings,
+        unseal: Unseal = lambda sealed: None,
+    ) -> None:
         self._memo = memo
         self._owner = owner
+        self._unseal = unseal
         self._around = around
 
     def decode(self, data: bytes | bytearray) -> Create:
@@ -52,13 +58,20 @@ class MessageReading:
 
     def compile(self, body: MessagesBody, before: ShownTools = NONE_SHOWN) -> Create:
         """The request of a turn. `before`: what earlier turns of its thread have shown."""
-        messages = [self._message(raw, index) for index, raw in enumerate(body.messages)]
+        messages = self._messages(body.messages)
         system, tooling = self._system(body), self._tools(body)
         self.asked = compile_request(body, messages, system, tooling, self._around, before)
         return self.asked.create
 
-    def _message(self, raw: Raw, index: int) -> TranslatedMessage:
-        return self._recall(MESSAGE, raw, TranslatedMessage, partial(translate, index=index))
+    def _messages(self, raws: list[Raw]) -> list[TranslatedMessage]:
+        keys = [MESSAGE + bytes(raw) for raw in raws]
+        found = self._memo.find_all(self._owner, keys)
+        return [
+            known
+            if isinstance(known, TranslatedMessage)
+            else self._keep(keys[index], translate(raws[index], index, self._unseal))
+            for index, known in enumerate(found)
+        ]
 
     def _system(self, body: MessagesBody) -> System:
         if body.system is UNSET:
@@ -77,7 +90,9 @@ class MessageReading:
         known = self._memo.find(self._owner, key)
         if isinstance(known, kind):
             return known
-        value = translated(raw)
+        return self._keep(key, translated(raw))
+
+    def _keep(self, key: bytes, value: T) -> T:
         # What became of the bytes is about as long, and there are some small objects.
         self._memo.put(self._owner, key, value, 2 * len(key) + 1_000)
         return value

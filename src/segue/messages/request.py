@@ -7,7 +7,7 @@ became of those (`history`, `tools`). Unknown fields are ignored; what would be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -17,6 +17,7 @@ from segue.messages.history import (
     EFFORTS,
     CacheControl,
     Defined,
+    FoundTools,
     Loaded,
     Removed,
     System,
@@ -50,8 +51,12 @@ STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 # How much thinking a budget of tokens is.
 LOW_BUDGET, MEDIUM_BUDGET = 4_096, 16_384
-# What a response is asked for beside its text: the thoughts, sealed, and where a search has looked.
-INCLUDE = ["reasoning.encrypted_content", "web_search_call.action.sources"]
+# What a response is asked for beside its text: the thoughts, sealed, where a search has looked and what it has found.
+INCLUDE = [
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "segue:web_search_call.action.text",
+]
 # Each of these asks for something that the server does not do, and that must not be left out in silence.
 REFUSED = {
     "safeguards": "this server has no safeguards of its own to run; run the check yourself",
@@ -268,6 +273,8 @@ class _History:
     def add(self, message: TranslatedMessage) -> None:
         for piece in message.pieces:
             match piece:
+                case Raw():
+                    self.items.append(piece)
                 case Loaded(names=names):
                     self._load(names)
                 case Defined(definition=raw):
@@ -275,8 +282,10 @@ class _History:
                     self._join({name: definition})
                 case Removed(name=name):
                     self._removed[name] = None
+                case FoundTools(letters=letters, names=names):
+                    self._find(letters, names)
                 case _:
-                    self.items.append(piece)
+                    assert_never(piece)
 
     def _load(self, names: Iterable[str]) -> None:
         for name in names:
@@ -284,6 +293,14 @@ class _History:
         deferred = self._tooling.deferred
         new = {name: deferred[name] for name in names if name in deferred}
         self._join({name: raw for name, raw in new.items() if name not in self._names})
+
+    def _find(self, letters: str, names: Iterable[str]) -> None:
+        deferred = self._tooling.deferred
+        found = {name: deferred[name] for name in names if name in deferred}
+        self._names |= dict.fromkeys(found)
+        output = {"type": "tool_search_output", "id": f"tso_{letters}", "execution": "server"}
+        item = {**output, "status": "completed", "tools": [*found.values()]}
+        self.items.append(Raw(encode(item)))
 
     def _join(self, tools: dict[str, Raw]) -> None:
         if tools:
@@ -298,18 +315,21 @@ def _check_newest(body: MessagesBody, messages: Sequence[TranslatedMessage]) -> 
         raise InvalidRequest("messages: at least one message is required", param="messages")
     if not messages:
         return
-    last = messages[-1]
-    if last.role == "assistant":
+    if messages[-1].role == "assistant":
         problem = (
             "This model does not support assistant message prefill. "
             "The conversation must end with a user message."
         )
         raise InvalidRequest(problem, code="unsupported_value", param="messages")
-    if last.unknown is not None:
-        number, kind = last.unknown
-        place = f"messages.{len(messages) - 1}.content.{number}"
-        problem = f"content of type '{cut_name(kind)}' is not supported by this server"
-        raise InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if message.role == "assistant":
+            return
+        if message.unknown is not None:
+            number, kind = message.unknown
+            place = f"messages.{index}.content.{number}"
+            problem = f"content of type '{cut_name(kind)}' is not supported by this server"
+            raise InvalidRequest(f"{place}: {problem}", code="unsupported_value", param=place)
 
 
 def _ttl(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 from segue.aio import off_loop
@@ -12,7 +13,7 @@ from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
 from segue.listener.turns import name_turn, open_stream, receive, stream, wait_for_end
-from segue.messages.answer import answer_of, refused_answer
+from segue.messages.answer import SealText, answer_of, refused_answer
 from segue.messages.errors import REQUEST_ID
 from segue.messages.models import encode_model, encode_page
 from segue.messages.reading import MessageReading
@@ -44,8 +45,8 @@ class MessageRoutes:
         if reading.body.thread is not None:
             arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         asked = reading.asked
-        if "web_search" in asked.served:
-            self._check_search(arrival)
+        if asked.served:
+            self._check_served(arrival)
         with _answering(exchange, asked):
             if asked.create.stream:
                 await self._stream(exchange, asked, arrival)
@@ -56,11 +57,12 @@ class MessageRoutes:
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         # All APIs share it: the beginning of a key says whose value it has.
         memo = cast("Memo[object]", self._services.memo)
+        unseal = partial(self._runner.resources.seals.open, exchange.owner)
         is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
-        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts))
+        return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts), unseal)
 
     async def _stream(self, exchange: Exchange, asked: AskedTurn, arrival: Arrival) -> None:
-        events = MessageEvents(asked, exchange.request_id)
+        events = MessageEvents(asked, self._seal(exchange), exchange.request_id)
         events.subscriber = open_stream(self._services, events.write)
         await stream(exchange, self._services, arrival, events.subscriber)
 
@@ -72,21 +74,25 @@ class MessageRoutes:
         await wait_for_end(exchange, running, subscriber)
         error, response = running.error, running.response
         if error is None:
-            body = answer_of(response, asked, running.tally)
+            body = answer_of(response, asked, self._seal(exchange), running.tally)
         elif error.code == INPUT_BLOCKED:
             body = refused_answer(response, asked, error.message)
         else:
             raise error
         await exchange.answer(200, body)
 
-    def _check_search(self, arrival: Arrival) -> None:
-        """A search that the server cannot run is refused: the model would make up what it finds."""
+    def _seal(self, exchange: Exchange) -> SealText:
+        return partial(self._runner.resources.seals.seal, exchange.owner)
+
+    def _check_served(self, arrival: Arrival) -> None:
+        """A tool that the server cannot run is refused: the model would make up what it returns."""
         hosted = self._runner.resources.hosted
         tools, _ = decode_tools(arrival.create.tools or b"null", None)
         if hosted is not None:
             tools = hosted.load().offer(tools, NO_EFFECTS, None, arrival.caller.may)
-        if not any(offer.builtin == "web_search" for offer in tools.hosted):
-            problem = "the tool 'web_search' is not set up on this server, or not for this key"
+        if tools.unserved:
+            names = ", ".join(f"'{name}'" for name in tools.unserved)
+            problem = f"{names} is not set up on this server, or not allowed for this key"
             raise InvalidRequest(f"tools: {problem}", code="unsupported_value", param="tools")
 
     async def count_tokens(self, exchange: Exchange) -> None:

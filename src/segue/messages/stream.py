@@ -27,6 +27,8 @@ from segue.messages.answer import (
     Block,
     Ending,
     OutputItem,
+    SealText,
+    arguments_of,
     citation,
     ending_of,
     message_of,
@@ -84,8 +86,9 @@ class MessageEvents:
     # Who reads them, and knows the turn.
     subscriber: SseSubscriber
 
-    def __init__(self, asked: AskedTurn, request_id: str) -> None:
+    def __init__(self, asked: AskedTurn, seal: SealText, request_id: str) -> None:
         self._asked = asked
+        self._seal = seal
         self._request_id = request_id
         self._has_started = False
         # Whether the turn itself has said that it runs: the next time it says so is a heartbeat.
@@ -220,10 +223,13 @@ class MessageEvents:
         is_current = self._item is not None and self._item.id == item.id
         if item.type == "reasoning" and is_current:
             self._finish_thought(item, written)
+        if is_current and item.type == "tool_search_call":
+            # What is searched for is known when it is whole.
+            self._write_json(arguments_of(item), written)
         if is_current:
             self._close(written)
             self._item = None
-        for block in server_result(item):
+        for block in server_result(item, self._seal):
             self._close(written)
             self._open_block(block, written)
             self._close(written)

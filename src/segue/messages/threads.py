@@ -21,7 +21,7 @@ from segue.errors import ID_CHARS_MAX, InvalidRequest
 from segue.listener.services import Services
 from segue.messages.errors import ThreadRefused
 from segue.messages.reading import MessageReading
-from segue.messages.request import NONE_SHOWN, ShownTools, Thread
+from segue.messages.request import NONE_SHOWN, MessagesBody, ShownTools
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Turns
 from segue.turn.plan import Arrival
@@ -35,21 +35,11 @@ async def enter_thread(
     reading: MessageReading, arrival: Arrival, account: Account, services: Services
 ) -> Arrival:
     """The next turn of the thread that the request names; refused where the thread is not there."""
-    body, thread = reading.body, reading.body.thread
-    assert thread is not None, "only a request of a thread comes here"
-    if thread.type not in ("create", "continue"):
-        raise _invalid("type", "Input should be 'create' or 'continue'")
-    if thread.type == "continue" and thread.previous_message_id is None:
-        raise _invalid("previous_message_id", "Field required")
     if services.open_threads is None:
         message = "Threads are switched off here (--no-threads). Send the whole conversation without 'thread'."
         raise ThreadRefused(message, "thread_unsupported_request", unsupported=[])
-    turns = services.open_threads(account)
-    parent = (
-        None
-        if body.parent_id is None
-        else await _find(turns, account.owner, body.parent_id, thread)
-    )
+    body, turns = reading.body, services.open_threads(account)
+    parent = await _find_parent(body, account.owner, turns)
     inherited = parent.head_sent if parent is not None else ()
     system, tools, shown = inherited or (b"", b"", b"")
     if body.system is UNSET and system:
@@ -71,11 +61,20 @@ async def enter_thread(
     return structs.replace(arrival, create=create, caller=caller)
 
 
-async def _find(turns: Turns, owner: Owner, turn_id: str, thread: Thread) -> Turn:
-    turn = await turns.find(owner, turn_id)
+async def _find_parent(body: MessagesBody, owner: Owner, turns: Turns) -> Turn | None:
+    """The turn that the request continues; None for a new thread."""
+    thread = body.thread
+    assert thread is not None, "only a request of a thread comes here"
+    if thread.type == "create":
+        return None
+    if thread.type != "continue":
+        raise _invalid("type", "Input should be 'create' or 'continue'")
+    if body.parent_id is None or thread.previous_message_id is None:
+        raise _invalid("previous_message_id", "Field required")
+    turn = await turns.find(owner, body.parent_id)
     if turn is None or not is_continuable(turn):
         # The same for one that is unknown, expired, dropped, another owner's, or lost with its process.
-        name = (thread.previous_message_id or "")[:ID_CHARS_MAX]
+        name = thread.previous_message_id[:ID_CHARS_MAX]
         message = f"No usable thread state was found for {name}."
         raise ThreadRefused(message, "thread_not_found", status=404)
     return turn

@@ -20,8 +20,8 @@ from segue.wire.codec import TOOLS_MAX, encode
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import FUNCTION_NAME, described, parameters_of
 
-# The dates of a tool's versions: `bash_20250124`.
-DATED = re.compile(r"(?P<name>[a-z_0-9]+?)_\d{8}\Z")
+# The date of a tool's version: `bash_20250124`.
+DATE = re.compile(r"_\d{8}\Z")
 
 
 class Location(Struct, frozen=True):
@@ -61,10 +61,10 @@ class RemoteServer(Struct, frozen=True, kw_only=True):
     name: str
     url: str
     authorization_token: str | None = None
-    tool_configuration: McpServerTools | None = None
+    tool_configuration: RemoteServerTools | None = None
 
 
-class McpServerTools(Struct, frozen=True):
+class RemoteServerTools(Struct, frozen=True):
     enabled: bool | None = None
     allowed_tools: list[str] | None = None
 
@@ -110,6 +110,8 @@ def translate_tools(raw: Raw) -> Tooling:
     listed: list[Raw] = []
     names: list[str] = []
     deferred: dict[str, Raw] = {}
+    # The deferred ones, as a search of ours finds them.
+    findable: list[Raw] = []
     served: set[str] = set()
     toolsets: list[GivenTool] = []
     ttl: Ttl = ""
@@ -128,17 +130,19 @@ def translate_tools(raw: Raw) -> Tooling:
             else:
                 listed.append(Raw(encode(_served(tool, kind))))
             continue
-        definition = Raw(encode(_function(tool, kind, place)))
+        function = _function(tool, kind, place)
+        definition = Raw(encode(function))
         name = tool.name or ""
         if name in deferred or name in names:
-            raise InvalidRequest(
-                f"tools: GivenTool names must be unique: {cut_name(name)}", param=place
-            )
+            raise InvalidRequest(f"tools: Tool names must be unique: {cut_name(name)}", param=place)
         if tool.defer_loading:
             deferred[name] = definition
+            findable.append(Raw(encode({**function, "defer_loading": True})))
         else:
             listed.append(definition)
             names.append(name)
+    if "tool_search" in served:
+        listed += findable
     return Tooling(
         tuple(listed), deferred, tuple(names), ttl, frozenset(served), tuple(toolsets), uses_max
     )
@@ -154,8 +158,7 @@ def _kind(tool: GivenTool) -> str:
     """What the type of a tool says without its date; a plain function has none."""
     if tool.type is None or tool.type == "custom":
         return ""
-    found = DATED.match(tool.type)
-    return found["name"] if found else tool.type
+    return DATE.sub("", tool.type)
 
 
 def _function(tool: GivenTool, kind: str, place: str) -> dict[str, object]:
@@ -277,40 +280,31 @@ def _served(tool: GivenTool, kind: str) -> dict[str, object]:
 
 
 def with_servers(tooling: Tooling, servers: Sequence[RemoteServer]) -> Tooling:
-    """The same tools with those of remote servers. An older form of the request has no toolsets: then all servers are
-    meant."""
+    """The same tools with those of remote servers: those of the request, and by their names those that the operator has
+    set up. An older form of the request has no toolsets: then all of its servers are meant."""
     by_name = {server.name: server for server in servers}
     wanted = tooling.toolsets or [GivenTool(mcp_server_name=name) for name in by_name]
-    listed: list[Raw] = []
-    for toolset in wanted:
-        server = by_name.get(toolset.mcp_server_name or "")
-        if server is None:
-            problem = (
-                f"the MCP server '{cut_name(toolset.mcp_server_name)}' is not in 'mcp_servers'"
-            )
-            raise InvalidRequest(f"tools: {problem}", param="mcp_servers")
-        if (definition := _remote(server, toolset)) is not None:
-            listed.append(Raw(encode(definition)))
-    served = tooling.served | {"mcp"} if listed else tooling.served
+    remote = (_remote(by_name.get(each.mcp_server_name or ""), each) for each in wanted)
+    listed = [Raw(encode(definition)) for definition in remote if definition is not None]
+    served = tooling.served | {"mcp"}
     return msgspec.structs.replace(tooling, listed=(*tooling.listed, *listed), served=served)
 
 
-def _remote(server: RemoteServer, toolset: GivenTool) -> dict[str, object] | None:
+def _remote(server: RemoteServer | None, toolset: GivenTool) -> dict[str, object] | None:
     """A remote server as a tool; None where none of its tools is enabled."""
     usual = toolset.default_config or ToolsetConfig()
     configs = toolset.configs or {}
-    older = server.tool_configuration or McpServerTools()
+    older = (server and server.tool_configuration) or RemoteServerTools()
     on = [name for name, config in configs.items() if config.enabled]
     is_off = usual.enabled is False or older.enabled is False
     if is_off and not on:
         return None
-    definition: dict[str, object] = {
-        "type": "mcp",
-        "server_label": server.name,
-        "server_url": server.url,
-        "require_approval": "never",
-    }
-    if server.authorization_token:
+    label = toolset.mcp_server_name or ""
+    definition: dict[str, object] = {"type": "mcp", "server_label": label}
+    definition["require_approval"] = "never"
+    if server is not None:
+        definition["server_url"] = server.url
+    if server is not None and server.authorization_token:
         definition["authorization"] = server.authorization_token
     allowed = on if is_off else older.allowed_tools
     if allowed is not None:

@@ -12,15 +12,15 @@ from segue.errors import ApiError
 
 # How engines and we ourselves say that a prompt is too long: the first number is what was sent, or what fits.
 _SENT_FIRST = re.compile(
-    r"(\d+) (?:input |prompt )?tokens\b.{0,80}?(?:at most|>|maximum|limit|size|window|length)\D{0,40}(\d+)",
+    r"(\d{1,12}) (?:input |prompt )?tokens\b.{0,80}?(?:at most|>|maximum|limit|size|window|length)\D{0,40}(\d{1,12})",
     re.IGNORECASE | re.DOTALL,
 )
 _LIMIT_FIRST = re.compile(
-    r"(?:maximum|context (?:length|size|window)|limit)\D{0,40}(\d+) tokens"
-    r".{0,80}?(?:requested|has|have|contains?|resulted in|passed|prompt)\D{0,40}(\d+)",
+    r"(?:maximum|context (?:length|size|window)|limit)\D{0,40}(\d{1,12}) tokens"
+    r".{0,80}?(?:requested|has|have|contains?|resulted in|passed|prompt)\D{0,40}(\d{1,12})",
     re.IGNORECASE | re.DOTALL,
 )
-_CALL_ID = re.compile(r"call_(\w+)\.?\Z")
+_CALL_ID = re.compile(r"call_(\w{1,64})\.?\Z")
 
 
 def words_of(error: ApiError) -> str:

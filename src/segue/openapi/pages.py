@@ -39,8 +39,13 @@ class RouteDoc:
     # Whether the answer may be a stream of events, or is no JSON at all.
     is_stream: bool = False
     is_text: bool = False
+    # Where its shapes are described, if they are another API's; and whether its errors are too.
+    reference: str = ""
+    has_own_errors: bool = False
 
 
+OPENAI = "https://platform.openai.com/docs/api-reference/"
+ANTHROPIC = "https://platform.claude.com/docs/en/api/messages"
 PAGE = ("after", "limit", "order")
 # By method and path, in the order of docs/protocol.md.
 OPERATIONS: dict[str, RouteDoc] = {
@@ -91,18 +96,28 @@ OPERATIONS: dict[str, RouteDoc] = {
     "DELETE /v1/conversations/{id}/items/{item_id}": RouteDoc(
         "Delete an item of a conversation.", "ConversationObject"
     ),
-    "POST /v1/messages": RouteDoc("Create a message; with `stream` its events."),
-    "POST /v1/messages/count_tokens": RouteDoc("Count the tokens of a message's prompt."),
-    "POST /v1/chat/completions": RouteDoc("Create a chat completion; with `stream` its chunks."),
+    "POST /v1/messages": RouteDoc(
+        "Create a message; with `stream` its events.", reference=ANTHROPIC, has_own_errors=True
+    ),
+    "POST /v1/messages/count_tokens": RouteDoc(
+        "Count the tokens of a message's prompt.", reference=ANTHROPIC, has_own_errors=True
+    ),
+    "POST /v1/chat/completions": RouteDoc(
+        "Create a chat completion; with `stream` its chunks.", reference=f"{OPENAI}chat"
+    ),
     "GET /v1/chat/completions": RouteDoc("No completion is stored: always 404."),
     "GET /v1/chat/completions/{id}": RouteDoc("No completion is stored: always 404."),
     "POST /v1/completions": RouteDoc(
-        "Passed on to the engine of the model; with `stream` its chunks."
+        "Passed on to the engine of the model; with `stream` its chunks.",
+        reference=f"{OPENAI}completions",
     ),
-    "POST /v1/embeddings": RouteDoc("Passed on to the engine of the model."),
+    "POST /v1/embeddings": RouteDoc(
+        "Passed on to the engine of the model.", reference=f"{OPENAI}embeddings"
+    ),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),
+    "GET /api/hello": RouteDoc("The same, where Claude Code looks first."),
     "GET /ready": RouteDoc("Whether engine and store answer.", also=(503,)),
     "GET /metrics": RouteDoc("Counters, in Prometheus' format.", is_text=True),
     "GET /openapi.json": RouteDoc("This document."),
@@ -138,6 +153,12 @@ ERROR: Schema = {
     "content": {JSON: {"schema": ref("ErrorBody")}},
 }
 
+OWN_ERROR: Schema = {
+    "description": "Refused, or failed, in the words of this API.",
+    "headers": {**REQUEST_ID, **RETRY_AFTER},
+    "content": {JSON: {"schema": OBJECT}},
+}
+
 
 @cache
 def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
@@ -152,12 +173,14 @@ def openapi(routes: tuple[tuple[str, str], ...]) -> bytes:
     return encode(
         {
             "openapi": "3.1.0",
-            "info": _info("The Responses API over HTTP: JSON and server-sent events."),
+            "info": _info(
+                "The Responses API over HTTP: JSON and server-sent events; Messages and Chat Completions beside it."
+            ),
             "paths": paths,
             "components": {
                 "schemas": schemas(),
                 "headers": HEADERS,
-                "responses": {"Error": ERROR},
+                "responses": {"Error": ERROR, "OwnError": OWN_ERROR},
             },
         }
     )
@@ -207,14 +230,18 @@ def _operation(verb: str, path: str, operation: RouteDoc) -> Schema:
     parameters = [_parameter(name, "path", {"type": "string"}, "") for name in names]
     parameters += [_parameter(name, "query", *QUERY[name]) for name in operation.query]
     statuses: Schema = {str(status): _answer(operation) for status in (200, *operation.also)}
+    error = "OwnError" if operation.has_own_errors else "Error"
     entry: Schema = {
         "operationId": _key(f"{verb.lower()}{path}"),
         "summary": operation.does,
         "parameters": [*parameters],
-        "responses": {**statuses, "default": {"$ref": "#/components/responses/Error"}},
+        "responses": {**statuses, "default": {"$ref": f"#/components/responses/{error}"}},
     }
-    if operation.takes:
-        body: Schema = {JSON: {"schema": ref(operation.takes)}}
+    if operation.reference:
+        entry["externalDocs"] = {"url": operation.reference}
+    if operation.takes or operation.reference:
+        taken = ref(operation.takes) if operation.takes else OBJECT
+        body: Schema = {JSON: {"schema": taken}}
         entry["requestBody"] = {"required": True, "content": body}
     return entry
 

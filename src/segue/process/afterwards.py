@@ -66,6 +66,11 @@ class EndedTurn:
         return shown_id(self.entry.turn_id, self.receipt.transport)
 
     @property
+    def shown_parent(self) -> str | None:
+        """The id of its parent, spelled in the same way."""
+        return self.parent_id and shown_id(self.parent_id, self.receipt.transport)
+
+    @property
     def outcome(self) -> str:
         """The status of the response; `refused` where a mistake of the caller was found after the response had begun,
         as when the prompt is too long."""

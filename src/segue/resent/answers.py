@@ -19,6 +19,8 @@ from segue.wire.kinds import is_model_written
 def answer_length(wrote: Sequence[Item], later: Sequence[Item]) -> int:
     """How many of the later items are this answer; 0 if they do not begin with it."""
     returned = [*takewhile(lambda item: is_model_written(item.value), later)]
+    if [item.raw for item in returned] == [item.raw for item in wrote]:
+        return len(returned)
     return len(returned) if returned and _is_same(wrote, returned) else 0
 
 

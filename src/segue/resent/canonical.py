@@ -36,6 +36,9 @@ THOUGHT, OTHER = b"t", b"i"
 # Of a part: where a prompt cache begins, and what a text cites, says nothing to a model.
 UNSAID = {"prompt_cache_breakpoint", "annotations", "logprobs"}
 
+# Items that nothing refers to.
+NAMELESS = {"additional_tools", "configuration_update"}
+
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -83,7 +86,7 @@ def canonical(item: Item) -> object:
 
 def arguments_of(text: str) -> object:
     """What the arguments of a call mean; those of a call without any are an empty object."""
-    return _as_json(text) if text.strip() else {}
+    return _as_json(text if text.strip() else "{}")
 
 
 def _as_json(text: str | bytes) -> object:
@@ -143,7 +146,8 @@ def _fields(raw: bytes) -> object:
     fields = _as_json(raw)
     match fields:
         case ["json", dict() as said]:
-            unsaid = {"status", "id"} if said.get("call_id") else {"status"}
+            is_nameless = bool(said.get("call_id")) or said.get("type") in NAMELESS
+            unsaid = {"status", "id"} if is_nameless else {"status"}
             return {
                 key: value for key, value in said.items() if key not in unsaid and value is not None
             }

@@ -8,6 +8,7 @@ large are read beside the event loop, so it may be used from several threads.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -44,12 +45,20 @@ class Memo(Generic[V]):
 
     def find(self, owner: Owner, raw: Sent) -> V | None:
         """What these bytes became; None if that is not known."""
-        key = (owner, raw)
+        return self.find_all(owner, (raw,))[0]
+
+    def find_all(self, owner: Owner, raws: Iterable[Sent]) -> list[V | None]:
+        """What each of these became."""
+        values, found = self._values, list[V | None]()
         with self._lock:
-            if (found := self._values.get(key)) is None:
-                return None
-            self._values.move_to_end(key)
-            return found[0]
+            for raw in raws:
+                key = (owner, raw)
+                if (known := values.get(key)) is None:
+                    found.append(None)
+                else:
+                    values.move_to_end(key)
+                    found.append(known[0])
+        return found
 
     def put(self, owner: Owner, raw: Sent, value: V, size: int) -> None:
         """Remember what these bytes became; `size`: what the value alone holds in memory."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Literal, assert_never
@@ -20,7 +20,7 @@ from msgspec import UNSET, structs
 from segue.aio import off_loop
 from segue.resent.answers import answer_length
 from segue.resent.canonical import THOUGHT, digest_of, digest_of_json
-from segue.resent.shared import RememberedHistory, SentHead, SharedHistories
+from segue.resent.shared import RememberedHistory, SeenItem, SentHead, SharedHistories, shared_items
 from segue.seams.history import (
     Owner,
     Past,
@@ -31,17 +31,17 @@ from segue.seams.history import (
 )
 from segue.seams.prompt import Tokens
 from segue.turn.plan import Composed, Plan
-from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
 from segue.wire.kinds import shown_as
 from segue.wire.requests import Create
 
-CacheKey = tuple[Owner, int]
 Voice = Literal["others", "model", "none"]
 
 DAY_S = 86_400
 # What is longer is decoded and rendered each time: to know it again would hold the loop, and fill the cache.
 RESENT_BYTES_MAX = 16 * 1024 * 1024
+# More than this is looked for, and read, beside the event loop: it takes some milliseconds.
+LOOKUP_BYTES = 1024 * 1024
 # Of tools with secrets only a digest is kept, as everywhere.
 SECRET_DIGEST_BYTES = 32
 
@@ -74,9 +74,9 @@ class RenderCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[CacheKey, RememberedHistory] = OrderedDict()
+        self._entries: OrderedDict[int, RememberedHistory] = OrderedDict()
         # The entries by the turns that they were sent for.
-        self._keys: dict[tuple[Owner, str], CacheKey] = {}
+        self._keys: dict[tuple[Owner, str], int] = {}
         self._shared = SharedHistories()
 
     @property
@@ -92,7 +92,7 @@ class RenderCache:
         """Let go of what this owner has beyond so much, the longest unused first."""
         if self.bytes_of(owner) <= bytes_max:
             return
-        for key in [key for key in self._entries if key[0] == owner]:
+        for key in [key for key, entry in self._entries.items() if entry.owner == owner]:
             self._drop(key)
             if self.bytes_of(owner) <= bytes_max:
                 return
@@ -116,40 +116,41 @@ class RenderCache:
         raws = create.input
 
         def find() -> list[Item | None]:
-            seen = (self._shared.find(owner, bytes(raw)) for raw in raws)
-            return [None if known is None else known.item for known in seen]
+            seen = self._shared.seen_of(owner)
+            found = [seen.get(bytes(raw)) for raw in raws]
+            return [None if known is None else known.item for known in found]
 
-        return await off_loop(size > LARGE_BYTES, find)
+        return await off_loop(size > LOOKUP_BYTES, find)
 
     async def recognise(
         self, owner: Owner, create: Create, items: tuple[Item, ...], size: int
     ) -> Resent:
         """What this history is known by, and its longest beginning that was sent before."""
-        resent = await off_loop(size > LARGE_BYTES, self._recognise, owner, create, items)
-        if (beginning := resent.beginning) is not None and (owner, beginning.key) in self._entries:
-            self._entries.move_to_end((owner, beginning.key))
+        resent = await off_loop(size > LOOKUP_BYTES, self._recognise, owner, create, items)
+        if (beginning := resent.beginning) is not None and beginning.key in self._entries:
+            self._entries.move_to_end(beginning.key)
         return resent
 
     def _recognise(self, owner: Owner, create: Create, items: tuple[Item, ...]) -> _Recognised:
+        all_seen = self._shared.seen_of(owner)
         day = int(time.time()) // DAY_S
-        head = SentHead(
-            create.model, create.instructions, _tools_digest(self._shared, owner, create), day
-        )
+        head = SentHead(create.model, create.instructions, _tools_digest(all_seen, create), day)
         digests: list[bytes] = []
         found: list[RememberedHistory] = []
-        key = hash(head)
+        key = hash((owner, head))
         for item in items:
-            seen = self._shared.find(owner, item.raw)
+            seen = all_seen.get(item.raw)
             digest = digest_of(item) if seen is None else seen.digest
             digests.append(digest)
             if not digest.startswith(THOUGHT):
                 key = hash((key, digest))
-                known = self._entries.get((owner, key))
+                known = self._entries.get(key)
                 if known is not None:
                     found.append(known)
         # Hashes may be equal by accident.
         for known in reversed(found):
-            if known.head == head and (count := _covered(known.digests, digests)):
+            is_alike = known.owner == owner and known.head == head
+            if is_alike and (count := _covered(known.digests, digests)):
                 return _Recognised(known, count, key, head, items, tuple(digests))
         return _Recognised(None, 0, key, head, items, tuple(digests))
 
@@ -183,7 +184,6 @@ class RenderCache:
         """Remember the history of this plan, beside the history that it goes on from."""
         resent = plan.resolved.resent
         given = plan.resolved.given
-        owner = plan.owner
         if not isinstance(resent, _Recognised):
             return
         if first.is_truncated or not is_cut(given, len(given)):
@@ -191,13 +191,19 @@ class RenderCache:
         # An answer of several rounds does not come back as the model wrote it.
         answer = wrote[0] if len(wrote) == 1 and wrote[0].did_sample else None
         new = _known_history(plan, resent, first, answer, warm)
-        self._shared.hold(owner, new)
-        before = resent.beginning
-        for key in {new.key, before.before if before is not None else None}:
-            if key is not None and (owner, key) in self._entries:
-                self._drop((owner, key))
-        self._entries[owner, new.key] = new
-        self._keys[owner, plan.id] = (owner, new.key)
+        beginning = resent.beginning
+        ended = None
+        # The same request again stands in the same place.
+        if beginning is not None and beginning.key == new.before and beginning.before is not None:
+            ended = self._entries.get(beginning.before)
+        shared = 0 if ended is None else shared_items(ended, new)
+        self._shared.hold(new, shared)
+        if ended is not None:
+            self._drop(ended.key, shared)
+        if new.key in self._entries:
+            self._drop(new.key)
+        self._entries[new.key] = new
+        self._keys[plan.owner, plan.id] = new.key
         self.shrink(self.bytes - self._bytes_max)
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
@@ -205,10 +211,10 @@ class RenderCache:
         if (key := self._keys.get((owner, turn_id))) is not None:
             self._drop(key)
 
-    def _drop(self, key: CacheKey) -> None:
+    def _drop(self, key: int, shared: int = 0) -> None:
         dropped = self._entries.pop(key)
-        del self._keys[key[0], dropped.turn_id]
-        self._shared.release(key[0], dropped)
+        del self._keys[dropped.owner, dropped.turn_id]
+        self._shared.release(dropped, shared)
 
 
 def _covered(known: tuple[bytes, ...], digests: list[bytes]) -> int:
@@ -237,11 +243,11 @@ def _known_history(
     last = structs.replace(answer, given=first.scene.given)
     before = resent.beginning
     if before is not None:
-        # The same request again stands in the same place.
         before_key = before.before if before.key == resent.key else before.key
     prompt = context if isinstance(context, Tokens) else warm.prompt
     return RememberedHistory(
         turn_id=plan.id,
+        owner=plan.owner,
         key=resent.key,
         before=None if before is None else before_key,
         head=resent.head,
@@ -259,6 +265,8 @@ def _known_history(
 
 def _is_direct(sent: tuple[Item, ...], given: tuple[Item, ...]) -> bool:
     """Whether every item stands for itself, apart from thoughts, whose seals open to the same text each time."""
+    if given is sent:
+        return True
     return len(sent) == len(given) and all(
         given_item is item or isinstance(item.value, Reasoning)
         for item, given_item in zip(sent, given, strict=True)
@@ -278,10 +286,10 @@ def _speaks_first(items: Sequence[Item]) -> Voice | None:
     return _first(_voice_before(item.value) for item in items)
 
 
-def _tools_digest(shared: SharedHistories, owner: Owner, create: Create) -> bytes:
+def _tools_digest(all_seen: Mapping[bytes, SeenItem], create: Create) -> bytes:
     """What the tools of a request mean."""
     raw = b"" if create.tools is UNSET else bytes(create.tools)
-    seen = shared.find(owner, raw) or shared.find(owner, _secret_digest(raw))
+    seen = all_seen.get(raw) or all_seen.get(_secret_digest(raw))
     return digest_of_json(raw) if seen is None else seen.digest
 
 

@@ -8,6 +8,7 @@ not decoded again.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class SentHead(NamedTuple):
 class RememberedHistory(KnownHistory):
     """What is kept of a history, so that it is known again."""
 
+    owner: Owner
     # What it is found by, and what the history was found by that it goes on from.
     key: int
     before: int | None
@@ -66,51 +68,60 @@ class SeenItem:
     holders: int = 0
 
 
+NOTHING_SEEN: Mapping[bytes, SeenItem] = {}
+
+
 class SharedHistories:
     """What the histories of all owners hold, each thing once."""
 
     def __init__(self) -> None:
         self.size = 0
         self.sizes: Counter[Owner] = Counter()
-        self._seen: dict[tuple[Owner, bytes], SeenItem] = {}
+        self._seen: dict[Owner, dict[bytes, SeenItem]] = {}
         # Chunks of prompts by their identity, with how many histories and later chunks hold each.
         self._chunks: dict[tuple[Owner, int], tuple[Prompt, int]] = {}
 
-    def find(self, owner: Owner, raw: bytes) -> SeenItem | None:
-        """What these bytes became when they were sent before."""
-        return self._seen.get((owner, raw))
+    def seen_of(self, owner: Owner) -> Mapping[bytes, SeenItem]:
+        """What bytes of this owner became when they were sent before."""
+        return self._seen.get(owner, NOTHING_SEEN)
 
-    def hold(self, owner: Owner, history: RememberedHistory) -> None:
-        """This history is remembered."""
+    def hold(self, history: RememberedHistory, shared: int = 0) -> None:
+        """This history is remembered. `shared`: so many items it has from a history that is released now."""
+        owner = history.owner
         self._weigh(owner, _own_bytes(history))
         self._hold_seen(owner, history.tools, history.head.tools)
-        for item, digest in zip(history.sent, history.digests, strict=True):
+        for item, digest in zip(history.sent[shared:], history.digests[shared:], strict=True):
             self._hold_seen(owner, item.raw, digest, item)
         for prompt in history.prompts:
             self._hold_chunks(owner, prompt)
 
-    def release(self, owner: Owner, history: RememberedHistory) -> None:
-        """This history is forgotten."""
+    def release(self, history: RememberedHistory, shared: int = 0) -> None:
+        """This history is forgotten. `shared`: another one has so many items from it."""
+        owner = history.owner
         self._weigh(owner, -_own_bytes(history))
         self._release_seen(owner, history.tools)
-        for item in history.sent:
+        for item in history.sent[shared:]:
             self._release_seen(owner, item.raw)
         for prompt in history.prompts:
             self._release_chunks(owner, prompt)
 
     def _hold_seen(self, owner: Owner, raw: bytes, digest: bytes, item: Item | None = None) -> None:
-        seen = self._seen.get((owner, raw))
+        all_seen = self._seen.setdefault(owner, {})
+        seen = all_seen.get(raw)
         if seen is None:
-            seen = self._seen[owner, raw] = SeenItem(digest, item)
+            seen = all_seen[raw] = SeenItem(digest, item)
             self._weigh(owner, _seen_bytes(raw))
         seen.holders += 1
 
     def _release_seen(self, owner: Owner, raw: bytes) -> None:
-        seen = self._seen[owner, raw]
+        all_seen = self._seen[owner]
+        seen = all_seen[raw]
         seen.holders -= 1
         if not seen.holders:
-            del self._seen[owner, raw]
+            del all_seen[raw]
             self._weigh(owner, -_seen_bytes(raw))
+            if not all_seen:
+                del self._seen[owner]
 
     def _hold_chunks(self, owner: Owner, prompt: Prompt | None) -> None:
         """Hold the last chunk, and with it those before it: a chunk that is new holds the chunk before."""
@@ -136,6 +147,13 @@ class SharedHistories:
         self.sizes[owner] += change
         if not self.sizes[owner]:
             del self.sizes[owner]
+
+
+def shared_items(history: RememberedHistory, other: RememberedHistory) -> int:
+    """With how many of the same items both begin."""
+    pairs = zip(history.sent, other.sent, strict=False)
+    fewer = min(len(history.sent), len(other.sent))
+    return next((n for n, (item, same) in enumerate(pairs) if item is not same), fewer)
 
 
 def _own_bytes(history: RememberedHistory) -> int:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -59,8 +59,14 @@ log = logging.getLogger(__name__)
 PAUSE_S = 1.0
 # What the keeper may take to end in order.
 CLOSE_S_MAX = 3.0
+PIECE_BYTES = 1024 * 1024
 _reply: msgspec.msgpack.Decoder[KeeperReply] = msgspec.msgpack.Decoder(KeeperReply)
 _ready: msgspec.json.Decoder[KeeperReady] = msgspec.json.Decoder(KeeperReady)
+
+
+# Writes some bytes of a file.
+WritePiece = Callable[[bytes], Awaitable[None]]
+NoteCommand = Callable[[str, str, int | None, int, float], None]
 
 
 class KeeperProcess:
@@ -150,7 +156,10 @@ class KeeperClient:
     """Asks the keeper."""
 
     def __init__(self, socket: str) -> None:
-        self._socket = socket
+        self.socket = socket
+        # Called after each command with its owner, its container, its exit code, how much it printed and how long it
+        # took; not with its text.
+        self.note_command: NoteCommand = lambda owner, container_id, code, size, took_s: None
 
     async def create(self, owner: str, container_id: str, spec: ContainerSpec) -> Container:
         return (await self._ask(MakeContainer(owner, container_id, spec))).containers[0]
@@ -192,12 +201,22 @@ class KeeperClient:
         self, owner: str, container_id: str, path: str, data: AsyncIterator[bytes]
     ) -> None:
         """Put a file there as it arrives."""
+        async with self.writing(owner, container_id, path) as write:
+            async for piece in data:
+                await write(piece)
+
+    @asynccontextmanager
+    async def writing(self, owner: str, container_id: str, path: str) -> AsyncIterator[WritePiece]:
+        """A file that is written while inside; it is whole on the way out."""
         async with self._connected() as (reader, writer):
             write_frame(writer, WriteContainerFile(owner, container_id, path))
-            async for piece in data:
-                for start in range(0, len(piece), 1 << 20):
-                    write_frame(writer, FilePiece(piece[start : start + (1 << 20)]))
+
+            async def write(data: bytes) -> None:
+                for start in range(0, len(data), PIECE_BYTES):
+                    write_frame(writer, FilePiece(data[start : start + PIECE_BYTES]))
                     await writer.drain()
+
+            yield write
             write_frame(writer, FilePiece(b""))
             await writer.drain()
             _checked(_reply.decode(await read_frame(reader)))
@@ -226,7 +245,7 @@ class KeeperClient:
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         writer = None
         try:
-            reader, writer = await asyncio.open_unix_connection(self._socket)
+            reader, writer = await asyncio.open_unix_connection(self.socket)
             yield reader, writer
         except CONNECTION_LOST:
             message = "The keeper of sandboxes does not answer; it is being started again."

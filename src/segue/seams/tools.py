@@ -13,7 +13,7 @@ way the tool may send events inside the item while it works (`HostedCall.emit`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct
@@ -126,6 +126,18 @@ class HostedKind(Generic[C, V]):
 AnyHostedKind = HostedKind[ItemValue, ItemValue]
 
 
+class TurnAhead(Struct, frozen=True):
+    """A turn that may start, and of which nothing was sent yet."""
+
+    owner: Owner
+    tools: Tools
+    # The tools as its response shows them, and as that of its parent did.
+    shown: Raw
+    shown_before: Raw | None
+    given: tuple[Item, ...]
+    is_stored: bool
+
+
 class TurnStart(Struct, frozen=True):
     """A turn before its model speaks, or a waiting one to which items were appended."""
 
@@ -160,7 +172,8 @@ class HostedTool:
     key: Callable[[ToolDefinition], str]
     kinds: tuple[AnyHostedKind, ...]
     # How a model writes its calls, where `wire/kinds.py` does not say so, or says it of the client's calls.
-    streamed: Mapping[type[ItemValue], Streamed] = field(default_factory=dict)
+    # By the tools as the response shows them.
+    streamed: Callable[[Raw], Mapping[type[ItemValue], Streamed]] = lambda shown: {}
     # What the model can call, by the tools of the request, the effects of its history and the tools of the turn before;
     # nothing where it is not set up.
     offers: Callable[[Tools, Effects, Tools | None], Sequence[Offer]] = (
@@ -176,6 +189,8 @@ class HostedTool:
     with_secrets: Callable[[Raw], ToolDefinition] | None = None
     # Refuses a request that asks for it wrongly, or may not ask; called with the scopes of the caller's key.
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
+    # Makes ready what a turn needs of it, or refuses the request; returns the tools as the response shows them.
+    prepare: Callable[[TurnAhead], Awaitable[Raw]] | None = None
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.
     begin: Callable[[TurnStart], Sequence[Task]] | None = None
     acts_on: tuple[type[ItemValue], ...] = ()
@@ -183,6 +198,8 @@ class HostedTool:
     cite: Callable[[str, Sequence[Source]], Sequence[Struct]] | None = None
     # The scope of API keys without which the model is not offered it; None: any key will do, or `check` refuses.
     scope: str | None = None
+    # How long a call may take; None: as long as all calls.
+    call_s_max: float | None = None
     # Whether its calls run one after the other.
     is_serial: bool = False
     # How many of its calls one response may have; beyond, the response ends. None: only the limit of all tools holds.

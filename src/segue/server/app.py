@@ -37,6 +37,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
+from segue.server.environment import environment_apis, open_environment
 from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
@@ -110,11 +111,13 @@ async def open_app(
         open_store(settings) as store,
         open_cluster(settings, place) as cluster,
         LateFiles(settings, store.files) as files,
-        HostedTools(settings, files) as hosted,
+        open_environment(settings, place.keeper) as environment,
+        HostedTools(settings, files, environment) as hosted,
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
         every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
+        every += environment_apis(environment, files.read)
         async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 
@@ -136,6 +139,8 @@ async def _open_server(
         build_runner(served, state, hosted, observers) as runner,
     ):
         observers.metrics.note_replaced(place.replaced)
+        if hosted.environment is not None and observers.audit is not None:
+            hosted.environment.note_command = observers.audit.note_command
         eraser = Eraser(state, runner)
         health = HealthCheck(state, served, observers)
         reports = CacheReports(state.reuse, state.peers)
@@ -150,7 +155,7 @@ async def _open_server(
             # Imported here: it may be left out of an installation.
             from segue_dashboard.pages import dashboard_routes
 
-            routes += dashboard_routes(state, services, observers, health, upgrades)
+            routes += dashboard_routes(state, services, observers, health, upgrades, pages)
         else:
             routes.append(pages.welcome)
         routes += reports.routes
@@ -314,6 +319,7 @@ def watch_gauges(
 async def _joined(state: State, upgrades: Upgrades, give_up: GiveUp | None) -> AsyncIterator[None]:
     """Notice revoked keys while inside; with a cluster, hear of them and be a peer of the other processes."""
     accounts = state.accounts
+    accounts.holds_state = lambda account: state.threads.holds(account.owner, account.key_id)
 
     def on_revoked(account: Account) -> None:
         upgrades.dismiss(account)

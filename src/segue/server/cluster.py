@@ -31,6 +31,8 @@ class WorkerPlace:
     engines: str = ""
     # The Unix socket where it takes orders from its parent.
     control: str = ""
+    # The Unix socket of the keeper of sandboxes, where the parent has one.
+    keeper: str = ""
     # How often the worker in this place has been replaced because it hung.
     replaced: int = 0
 

@@ -9,12 +9,13 @@ tool that is not whole, or that takes what another tool has, refuses the start.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from segue.accounts.scopes import SCOPES
 from segue.errors import Misconfigured
@@ -25,11 +26,13 @@ from segue.settings.values import Settings
 from segue.wire.codec import TOOL_STRUCTS
 from segue.wire.items import ItemValue, McpApprovalResponse, McpCall, WebSearchCall
 from segue.wire.kinds import KINDS
-from segue.wire.tools import Definition, McpTool, ToolSearchTool, WebSearchTool
+from segue.wire.tools import Definition, McpTool, ShellTool, ToolSearchTool, WebSearchTool
 
 if TYPE_CHECKING:
+    from segue.sandbox.client import KeeperClient
     from segue.server.tools import ToolBuilder, ToolSet
     from segue.tools.hosted import ServerTools
+    from segue.tools.inputs import ReadFile
     from segue.web.fetch import Fetcher
 
 
@@ -52,22 +55,33 @@ HOSTED_TOOLS: Mapping[str, Asking] = {
 }
 
 
+# Where the operator has switched sandboxes on.
+ENVIRONMENT_TOOLS: Mapping[str, Asking] = {"segue.server.tools:build_shell": Asking((ShellTool,))}
+
+
 class HostedTools(AsyncExitStack):
     """The tools that this server runs, loaded late; closes them on the way out."""
 
-    def __init__(self, settings: Settings, files: LateFiles | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        files: LateFiles | None = None,
+        environment: KeeperClient | None = None,
+    ) -> None:
         super().__init__()
         self._settings = settings
+        self.environment = environment
+        self._rows = HOSTED_TOOLS if environment is None else {**HOSTED_TOOLS, **ENVIRONMENT_TOOLS}
         self.refuses_unserved = settings.unknown_tools == "refuse"
         self._files = files
         self._loaded: ToolSet | None = None
         # A long request is resolved in a thread, and may be the first that needs the tools.
         self._loading = Lock()
         has_web = settings.fetch != "off" or settings.search_index or settings.search_url
-        if has_web or settings.mcp or settings.mcp_hosts or settings.hosted_tools:
+        if has_web or settings.mcp or settings.mcp_hosts or settings.hosted_tools or environment:
             self.load()
-        own = self.load().tools[len(HOSTED_TOOLS) :] if settings.hosted_tools else ()
-        asking = [*HOSTED_TOOLS.values(), *map(asking_of, own)]
+        own = self.load().tools[len(self._rows) :] if settings.hosted_tools else ()
+        asking = [*self._rows.values(), *map(asking_of, own)]
         self.definitions = tuple(struct for tool in asking for struct in tool.definitions)
         self.acts_on = frozenset(struct for tool in asking for struct in tool.acts_on)
         self.has_words = frozenset(struct for tool in asking for struct in tool.has_words)
@@ -78,9 +92,10 @@ class HostedTools(AsyncExitStack):
             if self._loaded is None:
                 from segue.server.tools import build_tools
 
-                places = (*HOSTED_TOOLS, *self._settings.hosted_tools)
+                places = (*self._rows, *self._settings.hosted_tools)
                 read_file = None if self._files is None else self._files.read
-                built = build_tools(self._settings, self, [*map(_builder, places)], read_file)
+                builders = [_builder(place, self.environment, read_file) for place in places]
+                built = build_tools(self._settings, self, builders, read_file)
                 check_tools(dict(zip(places, built.tools.tools, strict=True)))
                 self._loaded = built
             return self._loaded.tools
@@ -101,8 +116,13 @@ def asking_of(tool: HostedTool) -> Asking:
     return Asking(tool.definitions, tool.acts_on, tuple(kind.struct for kind in tool.kinds))
 
 
-def _builder(place: str) -> ToolBuilder:
+def _builder(
+    place: str, environment: KeeperClient | None, read_file: ReadFile | None
+) -> ToolBuilder:
     builder = cast("ToolBuilder", imported("hosted_tools", place))
+    if place in ENVIRONMENT_TOOLS:
+        given = {"environment": environment, "read_file": read_file}
+        builder = cast("ToolBuilder", partial(cast("Callable[..., HostedTool]", builder), **given))
 
     def build(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
         tool = builder(settings, stack, fetcher)
@@ -160,6 +180,6 @@ def _missing_of(kind: AnyHostedKind, tool: HostedTool) -> Iterator[str]:
         yield f"'{row.type}' has no prefix for its ids (wire/kinds.py)"
     if kind.answer is None and not kind.begun:
         yield f"'{row.type}' has no event that says that the work has begun"
-    is_written = row.streamed is not None or kind.struct in tool.streamed
+    is_written = row.streamed is not None or kind.struct in tool.streamed(Raw(b"[]"))
     if kind.answer is None and kind.is_call and not is_written:
         yield f"'{row.type}' cannot be written by a model: 'streamed' does not have it"

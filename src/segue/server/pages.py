@@ -12,6 +12,7 @@ from segue.listener.api import Route
 from segue.listener.auth import authenticate, bearer_key
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
+from segue.settings.values import API_NAMES
 from segue.turn.plan import Model
 from segue.wire.codec import encode
 from segue.wire.response import ModelCard, ModelList
@@ -40,6 +41,8 @@ class ServerPages:
         self._write_metrics = write_metrics
         self.routes = (
             Route("GET", "/health", self._health, None),
+            # Claude Code looks here first.
+            Route("GET", "/api/hello", self._health, None),
             Route("GET", "/ready", self._ready, None),
             Route("GET", "/metrics", self._metrics, "metrics"),
             Route("GET", "/v1/models", self._models, "models"),
@@ -49,11 +52,21 @@ class ServerPages:
         )
         # Where there is no dashboard.
         self.welcome = Route("GET", "/", self._welcome, None)
+        # Where turns are asked for: the first path of each API.
+        first: dict[str, str] = {}
+        for route in apis:
+            if route.is_turn and route.api is not None and route.api.name in API_NAMES:
+                first.setdefault(route.api.name, route.path)
+        self._paths = ", ".join(first.values())
         self.described = tuple((route.verb, route.name) for route in (*apis, *self.routes))
 
+    @property
+    def greeting(self) -> str:
+        """What is served, and where."""
+        return f"Segue serves {', '.join(self._services.runner.models)} at {self._paths}"
+
     async def _welcome(self, exchange: Exchange) -> None:
-        names = ", ".join(self._services.runner.models)
-        text = f"Segue serves {names} at /v1/responses. See /health, /ready and /metrics.\n"
+        text = f"{self.greeting}. See /health, /ready and /metrics.\n"
         await exchange.answer(200, text.encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
     async def _health(self, exchange: Exchange) -> None:

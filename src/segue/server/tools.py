@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
@@ -25,6 +25,9 @@ from segue.web.index import IndexWeb, build
 from segue.web.search import JsonEngine, JsonSearch
 from segue.web.tool import web_search
 from segue.web.web import LiveWeb, WebTool
+
+if TYPE_CHECKING:
+    from segue.sandbox.client import KeeperClient
 
 # For `segue index`.
 index_folder = build
@@ -73,6 +76,20 @@ def build_mcp(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> Ho
 
 def build_tool_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
     return tool_search()
+
+
+def build_shell(
+    settings: Settings,
+    stack: AsyncExitStack,
+    fetcher: Fetcher,
+    *,
+    environment: KeeperClient,
+    read_file: ReadFile | None,
+) -> HostedTool:
+    # Imported here: only a server that has sandboxes needs it.
+    from segue.sandbox.tool import shell
+
+    return shell(environment, settings.environment_s_max, read_file)
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

@@ -91,7 +91,7 @@ HELP = {
     "memory": {
         "memory_bytes_max": "bytes of memory for histories, caches and requests; 0: half of the machine or container",
         "connection_state_bytes_max": "memory for the history of one WebSocket connection in bytes",
-        "connections_state_bytes_max": "memory for the history of all WebSocket connections in bytes",
+        "connections_state_bytes_max": "memory for the history of all WebSocket connections and threads in bytes",
         "process_state_bytes_max": "memory cache of stored responses in bytes",
         "render_cache_bytes_max": "memory cache of prompts in bytes, for clients that resend all; 0: off",
         "reuse_bytes_max": "memory for cache reports and the prompts that they compare, in bytes; 0: off",
@@ -110,6 +110,10 @@ HELP = {
         "guard_threshold": "score at which the classifier blocks",
     },
     "server-side tools": {
+        "environment": "sandboxes for the commands of a model: off, bwrap (bubblewrap), auto (what works here)",
+        "environment_root": "folder with an unpacked image that sandboxes have as root; none: the host's /usr",
+        "environment_s_max": "most seconds that the commands of one call may take",
+        "environments_max": "most containers on this machine; an owner may have a quarter of them",
         "hosted_tools": "server-side tool of your own, MODULE:NAME; repeatable",
         "unknown_tools": "tools for the server to run that are not set up: warn (x-segue-warnings) or refuse (400)",
         "tool_s_max": "timeout of a server-side tool call in seconds",

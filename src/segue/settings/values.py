@@ -177,6 +177,10 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
+    environment: Literal["off", "auto", "bwrap"] = "off"
+    environment_root: str = ""
+    environment_s_max: Positive = 120.0
+    environments_max: Amount = 64
     hosted_tools: tuple[str, ...] = ()
     unknown_tools: Literal["warn", "refuse"] = "warn"
     tool_s_max: Positive = 60.0

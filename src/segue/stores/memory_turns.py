@@ -215,9 +215,12 @@ class MemoryTurns:
 
     def drop_unused(self, since: float) -> None:
         """Drop turns that were last used before this time of the clock, from the tips of their chains on."""
+        before = self.bytes
         for owner in tuple(self._leaves):
             while owner in self._leaves and self._oldest_use(owner) < since:
                 self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
+        if self.budget is not None and self.bytes < before:
+            self.budget.settle(self)
 
     def _is_old_tip(self, owner: Owner, turn_id: str, before: int) -> bool:
         slot = self._slots.get((owner, turn_id))

@@ -100,11 +100,17 @@ class Threads:
                 return turn
         return None
 
+    def holds(self, owner: Owner, key_id: str) -> bool:
+        """Whether this key has turns here."""
+        cache = self._caches.get(owner, {}).get(key_id)
+        return cache is not None and bool(cache.bytes)
+
     def drop(self, owner: Owner, key_id: str) -> None:
         """The key was revoked: what it holds goes."""
         cache = self._caches.get(owner, {}).pop(key_id, None)
         if cache is not None:
             cache.close()
+            del self._limits[key_id]
         if not self._caches.get(owner):
             self._caches.pop(owner, None)
 
@@ -164,11 +170,16 @@ def seal_chain(seals: RingSeals, turn: Turn) -> bytes | None:
 
 
 def open_chain(seals: RingSeals, owner: Owner, sealed: bytes) -> Turn | None:
-    """The newest turn of a chain that was sealed for this owner, with its ancestors; None if it cannot be opened."""
+    """The newest turn of a chain that was sealed for this owner, with its ancestors; None if it cannot be opened or
+    read: another version may write it in another way."""
     body = seals.open_bytes(owner, sealed)
-    if body is None:
+    try:
+        return None if body is None else _link(owner, _decode(zlib.decompress(body)))
+    except (msgspec.MsgspecError, zlib.error, LookupError):
         return None
-    chain = _decode(zlib.decompress(body))
+
+
+def _link(owner: Owner, chain: _SentChain) -> Turn | None:
     turn: Turn | None = None
     for sent in chain.turns:
         instructions, tools = (

@@ -31,6 +31,7 @@ from segue.seams.tools import (
     Source,
     Task,
     ToolResult,
+    TurnAhead,
     TurnStart,
 )
 from segue.tools.inputs import ReadFile, ReadPdf, ReadUrl, attach, attach_files, read_pdfs
@@ -39,6 +40,7 @@ from segue.turn.resolve import tools_of
 from segue.turn.resources import Gate
 from segue.turn.running import Interrupted, Running
 from segue.wire.codec import as_item, encode, raw_tools
+from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects, apply_effects
 from segue.wire.events import Inside
 from segue.wire.items import HostedOutput, Item, ItemValue
@@ -101,9 +103,6 @@ class ServerTools:
         self.call_s_max = call_s_max
         self.output_bytes_max = output_bytes_max
         self.kinds = {kind.struct: (tool, kind) for tool in self.tools for kind in tool.kinds}
-        self.streamed = {
-            struct: one for tool in self.tools for struct, one in tool.streamed.items()
-        }
 
     # --- what a request means ---
 
@@ -149,6 +148,24 @@ class ServerTools:
         return _with_given(plan, await read_pdfs(plan.resolved.given, self.read_pdf))
 
     # --- calls ---
+
+    async def prepare(self, plan: Plan) -> Plan:
+        head, parent = plan.resolved.head, plan.resolved.parent
+        for tool in self.tools:
+            is_asked = any(isinstance(one, tool.definitions) for one in head.tools.known)
+            if tool.prepare is None or not is_asked or plan.compacts:
+                continue
+            ahead = TurnAhead(
+                owner=plan.owner,
+                tools=head.tools,
+                shown=plan.response.tools,
+                shown_before=parent.response.tools if parent else None,
+                given=plan.resolved.given,
+                is_stored=plan.is_stored,
+            )
+            shown = await tool.prepare(ahead)
+            plan = replace(plan, response=structs.replace(plan.response, tools=shown))
+        return plan
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> TurnToolCalls:
         return TurnToolCalls(plan, running, self, gate)
@@ -199,7 +216,10 @@ class TurnToolCalls:
         # The tools as the request gave them, secrets included: read for the first call, dropped with the turn.
         self._definitions: dict[tuple[str, str], ToolDefinition] | None = None
         kinds = {struct: kind for struct, (_, kind) in hosted.kinds.items()}
-        running.assembler.host(kinds, hosted.streamed)
+        streamed: dict[type[ItemValue], Streamed] = {}
+        for tool in hosted.tools:
+            streamed.update(tool.streamed(plan.response.tools))
+        running.assembler.host(kinds, streamed)
 
     @property
     def is_spent(self) -> bool:
@@ -413,7 +433,7 @@ class TurnToolCalls:
         if definition is None or kind.tool is None:
             message = f"The request does not list the tool '{wanted.key}'."
             return _failed(work, message, REFUSED)
-        limit = self._hosted.call_s_max
+        limit = tool.call_s_max or self._hosted.call_s_max
         call = HostedCall(
             owner=self._plan.owner,
             item_id=work.item_id,

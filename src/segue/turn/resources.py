@@ -117,6 +117,9 @@ class Hosted(Offers, Protocol):
     async def read_files(self, plan: Plan) -> Plan:
         """The plan with the text of its PDF files."""
 
+    async def prepare(self, plan: Plan) -> Plan:
+        """The plan, with what its tools need made ready; or a refusal."""
+
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> HostedCalls:
         """The calls of this turn. What they find passes the gate before anybody gets it."""
 

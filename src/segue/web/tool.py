@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import msgspec
-from msgspec import UNSET, Raw, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from segue.seams.tools import (
     AnyHostedKind,
@@ -41,6 +41,9 @@ NAME = "web_search"
 ABOUT = "Finds and reads pages. Cite what you use by its number in brackets, as in [1]."
 # The value of `include` that shows what a search has found.
 SOURCES = "web_search_call.action.sources"
+# Ours, for APIs whose clients send back what was found: the text that the model has read, and its key in the action.
+TEXT = "segue:web_search_call.action.text"
+TEXT_KEY = "segue:text"
 LOST = "What was found then is not at hand any more."
 
 
@@ -113,14 +116,23 @@ def _request(value: WebSearchCall) -> ToolRequest:
 
 # --- what clients and models read -----------------------------------------------------------------
 
+
+class _Read(Struct, frozen=True, rename={"text": TEXT_KEY}):
+    text: str | None = None
+
+
 _action: msgspec.json.Decoder[WebAction] = msgspec.json.Decoder(WebAction)
+_read = msgspec.json.Decoder(_Read)
+_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 def words_of(value: ItemValue) -> str | None:
-    """The output of a search whose results are not stored any more, because a client has sent its item again."""
+    """The output of a search that a client has sent again: what was read then, if it is there, or where that was."""
     if not isinstance(value, WebSearchCall) or not isinstance(value.action, Raw):
         return None
     try:
+        if text := _read.decode(value.action).text:
+            return text
         action = _action.decode(value.action)
     except msgspec.MsgspecError:
         return LOST
@@ -130,9 +142,17 @@ def words_of(value: ItemValue) -> str | None:
 
 
 def _public(result: ToolResult, begun: ItemValue, create: Create) -> ItemValue:
-    value = result.item.value
-    is_shown = SOURCES in (create.include or ())
-    return value if is_shown or not isinstance(value, WebSearchCall) else without_sources(value)
+    value, include = result.item.value, create.include or ()
+    if not isinstance(value, WebSearchCall):
+        return value
+    shown = value if SOURCES in include else without_sources(value)
+    return with_text(shown, result.text) if TEXT in include else shown
+
+
+def with_text(call: WebSearchCall, text: str) -> WebSearchCall:
+    """The same call with what the model has read of it."""
+    action = _fields.decode(call.action) if isinstance(call.action, Raw) else {}
+    return structs.replace(call, action=Raw(encode({**action, TEXT_KEY: text})))
 
 
 def without_sources(call: WebSearchCall) -> WebSearchCall:

@@ -127,6 +127,11 @@ class ShellEnvironment(Struct, frozen=True):
 
     type: str
     skills: list[Skill] | UnsetType | None = UNSET
+    # Of a container that the server runs.
+    container_id: MaybeText = UNSET
+    memory_limit: MaybeText = UNSET
+    file_ids: list[str] | UnsetType | None = UNSET
+    network_policy: RawField = UNSET
 
 
 class ShellTool(Definition, tag="shell", frozen=True, kw_only=True):

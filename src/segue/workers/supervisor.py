@@ -33,6 +33,7 @@ from segue.aio import in_background
 from segue.cluster.hub import Hub
 from segue.ids import new_id
 from segue.server.announce import announce, count
+from segue.server.environment import open_environment
 from segue.server.operator import Member, Operator, ReadSettings
 from segue.server.serve import BACKLOG, listen, operated, url_of
 from segue.server.served import has_engines_inside
@@ -202,8 +203,10 @@ class Supervisor:
         ports: list[socket.socket],
         folder: str,
         read_settings: ReadSettings,
+        keeper: str = "",
     ) -> None:
         self._settings = settings
+        self._keeper = keeper
         self._read_settings = read_settings
         self._ports = ports
         self._folder = folder
@@ -295,6 +298,7 @@ class Supervisor:
                 hub=f"{self._folder}/hub",
                 engines=self._folder if has_engines_inside(self._settings) else "",
                 control=str(self._control(name)),
+                keeper=self._keeper,
                 port=-1 if port is None else port.fileno(),
                 ready=ready,
                 replaced=child.replaced,
@@ -353,8 +357,9 @@ async def _supervise(settings: Settings, read_settings: ReadSettings) -> int:
     ports = open_ports(settings)
     try:
         with tempfile.TemporaryDirectory(prefix="segue-") as folder:
-            async with Hub().opened(f"{folder}/hub"):
-                return await Supervisor(settings, ports, folder, read_settings).run()
+            async with Hub().opened(f"{folder}/hub"), open_environment(settings) as environment:
+                keeper = "" if environment is None else environment.socket
+                return await Supervisor(settings, ports, folder, read_settings, keeper).run()
     finally:
         for port in ports:
             port.close()

@@ -45,6 +45,7 @@ class Orders(Struct, frozen=True):
     hub: str
     engines: str
     control: str
+    keeper: str
     # The file descriptors of its port, and of the pipe where it reports that it is ready and that its loop turns.
     port: int
     ready: int
@@ -89,7 +90,14 @@ def _report_turns(descriptor: int, lines: bytes = TURN) -> None:
 
 
 async def _run_worker(orders: Orders) -> int:
-    place = WorkerPlace(orders.group, orders.hub, orders.engines, orders.control, orders.replaced)
+    place = WorkerPlace(
+        group=orders.group,
+        hub=orders.hub,
+        engines=orders.engines,
+        control=orders.control,
+        keeper=orders.keeper,
+        replaced=orders.replaced,
+    )
     with socket.socket(fileno=orders.port) as port:
         return await serve_on(
             port,

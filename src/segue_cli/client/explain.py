@@ -33,7 +33,9 @@ COMPARED = {"parent": "its parent", "nearest": "the nearest earlier prompt"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("response", metavar="RESPONSE_ID", help="id of the response (resp_…)")
+    parser.add_argument(
+        "response", metavar="RESPONSE_ID", help="id of the response (resp_…, msg_… or chatcmpl-…)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_server(parser)
 
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         body = server.ask(f"/v1/responses/{quote(options.response, safe='')}/cache")
     except ServerRefused as error:
-        if error.status != 404:
+        if error.status != 404 or "--apis" in str(error):
             raise
         raise Misconfigured(
             f"response: the server at {server.url} knows nothing of the prompt of '{options.response}'. "

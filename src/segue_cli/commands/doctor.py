@@ -35,6 +35,7 @@ from segue.seams.model import EngineFacts
 from segue.server.aliases import alias_problems
 from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
+from segue.server.environment import try_environment
 from segue.server.files import NO_PLACE, has_place
 from segue.server.models import (
     NO_TOOLS,
@@ -172,6 +173,8 @@ async def examine(
     yield Check("APIs", True, ", ".join(on))
     yield await check_store(settings)
     yield check_files(settings)
+    if settings.environment != "off":
+        yield await asyncio.to_thread(check_sandbox, settings)
     try:
         settings = await with_engine_name(settings)
     except Misconfigured as error:
@@ -321,6 +324,15 @@ def _shown(model: ServedModel) -> str:
 
 
 # --- the store ---------------------------------------------------------------------------------------
+
+
+def check_sandbox(settings: Settings) -> Check:
+    """Whether a sandbox can be made, and how strong it is: one is made and tried."""
+    try:
+        return Check("sandbox", True, try_environment(settings))
+    except Misconfigured as error:
+        advice = "see docs/how-to/sandbox.md, or leave --environment off"
+        return Check("sandbox", False, str(error), advice)
 
 
 def check_files(settings: Settings) -> Check:

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.dialects.shield import Shield, mended
+from segue.vocabularies.shield import Shield, mended
 
 MARKS = ("<think>", "</think>", "<|im_end|>", "[INST]", '<|"|>', "<｜User｜>")
 MARK = re.compile("|".join(map(re.escape, MARKS)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from segue.dialects.images import IMAGE
+from segue.vocabularies.images import IMAGE
 from segue.vocabularies.vocabulary import Chunk, Mark, Own
 
 # Noncharacters: Unicode promises that no text has them; where a text does, they are escaped.

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from segue.dialects.choose import choose
 from segue.dialects.family import TokenDialect
-from segue.dialects.images import placeholder_of
 from segue.dialects.template import template_dialect
 from segue.seams.history import Turn
 from segue.seams.model import Scene
 from segue.seams.prompt import Head, ImageAt, Tokens
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
+from segue.vocabularies.images import placeholder_of
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from tests.contracts.dialect import call, cold, item, message, output, smollm2, turn_after

@@ -1,0 +1,1 @@
+"""How do clients make, see and delete containers and their files? Loaded only where there are sandboxes."""

@@ -1,0 +1,303 @@
+"""How are containers and their files made, listed, read and deleted by HTTP? The handlers of `/v1/containers`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from segue.errors import InvalidRequest, NotFound
+from segue.files.form import FileForm
+from segue.ids import new_id
+from segue.listener.exchange import Exchange, listening, text_header
+from segue.listener.services import Services
+from segue.sandbox.citations import DATA, file_id
+from segue.sandbox.client import KeeperClient, WritePiece
+from segue.sandbox.limits import HeldBy
+from segue.sandbox.messages import (
+    MEMORY_LIMITS,
+    NAME_CHARS_MAX,
+    Container,
+    ContainerSpec,
+    FileEntry,
+)
+from segue.sandbox.tool import FILES_MAX, Preparation, ReadUpload, check_network
+
+PAGE_USUAL, PAGE_MAX = 20, 100
+BODY_BYTES_MAX = 1024 * 1024
+# Beside the file, a form has boundaries and a few short fields.
+FORM_BYTES = 64 * 1024
+FILE_BYTES_MAX = 1024 * 1024 * 1024
+MINUTES_MAX = 24 * 60
+
+
+class ExpiresAfter(Struct, frozen=True):
+    """How long a container may be idle."""
+
+    minutes: int
+    anchor: Literal["last_active_at"] = "last_active_at"
+
+
+class NetworkPolicy(Struct, frozen=True):
+    type: str = "disabled"
+
+
+class NewContainer(Struct, frozen=True):
+    """The body of a request for a container."""
+
+    name: str
+    expires_after: ExpiresAfter | None = None
+    file_ids: list[str] | None = None
+    memory_limit: str | None = None
+    network_policy: Raw = Raw(b"null")
+    skills: list[Raw] | None = None
+
+
+class NewContainerFile(Struct, frozen=True):
+    """The body of a request for a file that the client has uploaded before."""
+
+    file_id: str
+
+
+class ContainerObject(Struct, frozen=True, kw_only=True):
+    """A container as clients see it. `isolation` and `limits_by` are our own."""
+
+    id: str
+    object: str = "container"
+    created_at: int
+    name: str
+    status: str
+    last_active_at: int
+    expires_after: ExpiresAfter
+    memory_limit: str
+    network_policy: NetworkPolicy = NetworkPolicy()
+    isolation: str
+    limits_by: HeldBy
+
+
+class ContainerFileObject(Struct, frozen=True, kw_only=True):
+    """A file of a container as clients see it."""
+
+    id: str
+    object: str = "container.file"
+    container_id: str
+    created_at: int
+    bytes: int
+    path: str
+    source: Literal["user", "assistant"]
+
+
+class DeletedContainer(Struct, frozen=True, kw_only=True):
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Named)
+B = TypeVar("B", bound=Struct)
+
+
+class ContainerRoutes:
+    """The handlers of `/v1/containers`."""
+
+    def __init__(self, services: Services, client: KeeperClient, read_upload: ReadUpload) -> None:
+        self._services = services
+        self._client = client
+        self._preparation = Preparation(client, read_upload)
+
+    # --- containers ---
+
+    async def create(self, exchange: Exchange) -> None:
+        """Make a container."""
+        asked = _decoded(await exchange.text(BODY_BYTES_MAX), NewContainer)
+        memory = asked.memory_limit or "1g"
+        idle = asked.expires_after
+        if not 1 <= len(asked.name) <= NAME_CHARS_MAX:
+            raise InvalidRequest(f"'name' has 1 to {NAME_CHARS_MAX} characters.", param="name")
+        if memory not in MEMORY_LIMITS:
+            known = ", ".join(MEMORY_LIMITS)
+            raise InvalidRequest(f"'memory_limit' must be one of {known}.", param="memory_limit")
+        if idle is not None and not 1 <= idle.minutes <= MINUTES_MAX:
+            message = f"'expires_after.minutes' must be from 1 to {MINUTES_MAX}."
+            raise InvalidRequest(message, param="expires_after")
+        if asked.skills:
+            message = "This server has no skills for containers."
+            raise InvalidRequest(message, code="invalid_value", param="skills")
+        if len(asked.file_ids or ()) > FILES_MAX:
+            raise InvalidRequest(f"At most {FILES_MAX} files.", param="file_ids")
+        check_network(asked.network_policy, "network_policy")
+        spec = ContainerSpec(
+            name=asked.name,
+            memory_limit=memory,
+            idle_s=None if idle is None else idle.minutes * 60.0,
+        )
+        made = await self._client.create(exchange.owner, new_id("cntr"), spec)
+        for each in asked.file_ids or ():
+            await self._preparation.copy(exchange.owner, made.id, each)
+        await exchange.answer(200, msgspec.json.encode(as_object(made)))
+
+    async def list(self, exchange: Exchange) -> None:
+        """A page of the caller's containers."""
+        found = [as_object(each) for each in await self._client.list_all(exchange.owner)]
+        name = exchange.query.get("name")
+        await _answer_page(exchange, [each for each in found if name in (None, each.name)])
+
+    async def retrieve(self, exchange: Exchange) -> None:
+        """What is known of a container; asking for it keeps it alive."""
+        about = await self._client.find(exchange.owner, exchange.arguments["id"])
+        await exchange.answer(200, msgspec.json.encode(as_object(about)))
+
+    async def delete(self, exchange: Exchange) -> None:
+        """Delete a container; its processes and files are gone when this is answered."""
+        name = exchange.arguments["id"]
+        await self._client.delete(exchange.owner, name)
+        answer = DeletedContainer(id=name, object="container.deleted")
+        await exchange.answer(200, msgspec.json.encode(answer))
+
+    # --- files ---
+
+    async def add_file(self, exchange: Exchange) -> None:
+        """Put a file into a container: of a form, or one that was uploaded before."""
+        owner, name = exchange.owner, exchange.arguments["id"]
+        content_type = exchange.header(b"content-type")
+        if content_type.startswith("application/json"):
+            asked = _decoded(await exchange.text(BODY_BYTES_MAX), NewContainerFile)
+            path = await self._preparation.copy(owner, name, asked.file_id)
+        else:
+            path = await self._receive(exchange, content_type)
+        found = await self._find_file(exchange, file_id(name, path))
+        await exchange.answer(200, msgspec.json.encode(as_file(name, found)))
+
+    async def _receive(self, exchange: Exchange, content_type: str) -> str:
+        form = FileForm(content_type)
+        writing: WritePiece | None = None
+        async with AsyncExitStack() as stack:
+
+            async def write(data: bytes) -> None:
+                nonlocal writing
+                if writing is None:
+                    container = exchange.arguments["id"]
+                    opening = self._client.writing(exchange.owner, container, form.filename or "")
+                    writing = await stack.enter_async_context(opening)
+                await writing(data)
+
+            await form.read(exchange.parts(FILE_BYTES_MAX + FORM_BYTES), write)
+            # A file without a byte has not been begun.
+            await write(b"")
+        return form.filename or ""
+
+    async def list_files(self, exchange: Exchange) -> None:
+        """A page of the files of a container."""
+        name = exchange.arguments["id"]
+        found = await self._client.list_files(exchange.owner, name)
+        await _answer_page(exchange, [as_file(name, entry) for entry in found])
+
+    async def retrieve_file(self, exchange: Exchange) -> None:
+        """What is known of a file."""
+        entry = await self._find_file(exchange, exchange.arguments["file_id"])
+        answer = as_file(exchange.arguments["id"], entry)
+        await exchange.answer(200, msgspec.json.encode(answer))
+
+    async def delete_file(self, exchange: Exchange) -> None:
+        """Delete a file."""
+        entry = await self._find_file(exchange, exchange.arguments["file_id"])
+        await self._client.delete_file(exchange.owner, exchange.arguments["id"], entry.path)
+        answer = DeletedContainer(id=exchange.arguments["file_id"], object="container.file.deleted")
+        await exchange.answer(200, msgspec.json.encode(answer))
+
+    async def content(self, exchange: Exchange) -> None:
+        """The bytes of a file, at the pace of the client. A file may change while it is read: it has no length."""
+        entry = await self._find_file(exchange, exchange.arguments["file_id"])
+        name = entry.path.rpartition("/")[2].replace('"', "_").replace("\\", "_")
+        headers = (
+            (b"content-type", b"application/octet-stream"),
+            text_header(b"content-disposition", f'attachment; filename="{name}"'),
+            (b"x-content-type-options", b"nosniff"),
+        )
+        owner, container = exchange.owner, exchange.arguments["id"]
+        async with listening(exchange):
+            async for data in self._client.read_file(owner, container, entry.path):
+                if not exchange.has_started:
+                    await exchange.start(200, headers)
+                async with asyncio.timeout(self._services.limits.write_s_max):
+                    await exchange.write(data, is_last=False)
+            if not exchange.has_started:
+                await exchange.start(200, headers)
+            await exchange.write(b"", is_last=True)
+
+    async def _find_file(self, exchange: Exchange, wanted: str) -> FileEntry:
+        container = exchange.arguments["id"]
+        for entry in await self._client.list_files(exchange.owner, container):
+            if file_id(container, entry.path) == wanted:
+                return entry
+        message = f"Container file with id '{wanted[:NAME_CHARS_MAX]}' not found."
+        raise NotFound(message, code="container_file_not_found")
+
+
+def as_object(about: Container) -> ContainerObject:
+    """A container as clients see it."""
+    return ContainerObject(
+        id=about.id,
+        created_at=int(about.created_at),
+        name=about.name,
+        status=about.status,
+        last_active_at=int(about.last_active_at),
+        expires_after=ExpiresAfter(int(about.idle_s // 60)),
+        memory_limit=about.memory_limit,
+        isolation=about.isolation,
+        limits_by=about.held_by,
+    )
+
+
+def as_file(container_id: str, entry: FileEntry) -> ContainerFileObject:
+    """A file of a container as clients see it."""
+    return ContainerFileObject(
+        id=file_id(container_id, entry.path),
+        container_id=container_id,
+        created_at=int(entry.changed_at),
+        bytes=entry.size,
+        path=f"{DATA}/{entry.path}",
+        source="user" if entry.is_uploaded else "assistant",
+    )
+
+
+def _decoded(body: bytes | bytearray, kind: type[B]) -> B:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"The body cannot be read: {error}.") from None
+
+
+async def _answer_page(exchange: Exchange, found: Sequence[N]) -> None:
+    """A page of a list, the newest first as it comes."""
+    query = exchange.query
+    limit, order = query.get("limit", str(PAGE_USUAL)), query.get("order", "desc")
+    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
+        raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
+    rows = [*found] if order == "desc" else [*reversed(found)]
+    if (after := query.get("after")) is not None:
+        places = [place for place, row in enumerate(rows) if row.id == after]
+        if not places:
+            raise InvalidRequest(f"Nothing with id '{after[:128]}' found.", param="after")
+        rows = rows[places[0] + 1 :]
+    page = rows[: int(limit)]
+    answer = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(rows) > len(page),
+    }
+    await exchange.answer(200, msgspec.json.encode(answer))

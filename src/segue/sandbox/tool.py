@@ -1,0 +1,433 @@
+"""How does a turn use a shell in a container? The hosted tool `shell`.
+
+The request says who runs the commands: those of a shell without an environment, or of a local one, are the client's;
+in a container they are run here. The container is made when the turn is prepared, beside the first prompt, or is the
+parent's; the response shows it from its first event on. What a command prints streams, and is an item of its own.
+Trouble while a command runs is an output, never an error of the response.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
+
+from segue.errors import ApiError, Forbidden, InvalidRequest
+from segue.ids import new_id
+from segue.sandbox.citations import cite, sources
+from segue.sandbox.client import KeeperClient
+from segue.sandbox.messages import (
+    MEMORY_LIMITS,
+    CommandEnd,
+    ContainerSpec,
+    Printed,
+    RunCommand,
+)
+from segue.sandbox.output import chars_of
+from segue.seams.history import Owner
+from segue.seams.tools import (
+    AnyHostedKind,
+    HostedCall,
+    HostedKind,
+    HostedTool,
+    Source,
+    ToolRequest,
+    ToolResult,
+    TurnAhead,
+)
+from segue.wire.calls import shell_action
+from segue.wire.codec import as_item, encode
+from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
+from segue.wire.effects import Effects
+from segue.wire.events import ShellOutputDelta, ShellOutputDone
+from segue.wire.items import (
+    ItemValue,
+    ShellCall,
+    ShellCallOutput,
+    ShellExit,
+    ShellOutput,
+    ShellTimeout,
+)
+from segue.wire.tools import (
+    SHELL_PARAMETERS,
+    FunctionTool,
+    Offer,
+    ShellEnvironment,
+    ShellTool,
+    ToolDefinition,
+    Tools,
+)
+
+NAME = SCOPE = "shell"
+ABOUT = (
+    "Runs commands in a shell of a container of its own (Linux, no network, no sudo, no terminal). Each command is run "
+    "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
+    "user go to /mnt/data; link them as [name](sandbox:/mnt/data/name)."
+)
+OFFER = Offer(
+    FunctionTool(name="shell", description=ABOUT, parameters=SHELL_PARAMETERS),
+    builtin="shell",
+    execution="server",
+)
+# More in one call than any model writes on purpose.
+COMMANDS_MAX = 64
+# Files of a container that an answer may link, and that a request may bring.
+CITED_MAX = 1_000
+FILES_MAX, FILE_BYTES_MAX = 32, 512 * 1024 * 1024
+# For starting the container, beyond the time of the commands.
+START_S = 30.0
+
+# Reads a file that the owner has uploaded: its name and its bytes, in pieces.
+ReadUpload = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
+
+
+class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference"):
+    container_id: str
+
+
+class _Network(Struct, frozen=True):
+    type: str = "disabled"
+
+
+class _ShownEnvironment(Struct, frozen=True):
+    type: str = ""
+    container_id: str | None = None
+
+
+class _ShownTool(Struct, frozen=True):
+    type: str = ""
+    environment: _ShownEnvironment | None = None
+
+
+class _Asked(Struct, frozen=True):
+    """What a call asks for."""
+
+    container_id: str
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+_shown: msgspec.json.Decoder[list[_ShownTool]] = msgspec.json.Decoder(list[_ShownTool])
+_raws: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+
+
+def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = None) -> HostedTool:
+    """The shell in the containers of a keeper; a command may take so long."""
+    kind: HostedKind[ShellCall, ShellCallOutput] = HostedKind(
+        struct=ShellCallOutput,
+        tool=ContainerShell(client, s_max),
+        request=_request,
+        begun=(),
+        emitted=(ShellOutputDelta, ShellOutputDone),
+        answer=_answer,
+        failed=lambda value, message, code: structs.replace(
+            value, status="completed", output=[_error(message)]
+        ),
+        stopped=lambda value: structs.replace(value, status="incomplete"),
+    )
+    return HostedTool(
+        name=NAME,
+        definitions=(ShellTool,),
+        key=lambda definition: NAME,
+        kinds=(cast("AnyHostedKind", kind),),
+        streamed=_streamed,
+        offers=_offers,
+        check=check,
+        prepare=Preparation(client, read_upload).prepare,
+        cite=cite,
+        call_s_max=s_max + START_S,
+    )
+
+
+# --- what a request asks for ---------------------------------------------------------------------------
+
+
+def contained(tools: Sequence[ToolDefinition]) -> Iterator[tuple[int, ShellEnvironment]]:
+    """The shells of these tools that are in a container, with their places."""
+    for index, tool in enumerate(tools):
+        if isinstance(tool, ShellTool) and (place := tool.environment) and place.type != "local":
+            yield index, place
+
+
+def _offers(tools: Tools, effects: Effects, tools_before: Tools | None) -> Sequence[Offer]:
+    return [OFFER] if any(contained(tools.definitions)) else []
+
+
+def check(tools: Tools, may: Container[str]) -> None:
+    """Refuse a shell in a container that the key may not use, or that is asked for in a way that nothing here has."""
+    for index, place in contained(tools.definitions):
+        if SCOPE not in may:
+            raise Forbidden(f"This API key may not run commands: it has not the scope '{SCOPE}'.")
+        at = f"tools[{index}].environment"
+        if place.type not in ("container_auto", "container_reference"):
+            raise _refused(f"{at}.type", "'container_auto', 'container_reference' or 'local'")
+        if place.type == "container_reference" and not place.container_id:
+            raise InvalidRequest(
+                f"Missing required parameter: '{at}.container_id'.", param=f"{at}.container_id"
+            )
+        if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
+            raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
+        if place.skills:
+            raise _refused(f"{at}.skills", "left out: this server has no skills for containers")
+        if place.file_ids and len(place.file_ids) > FILES_MAX:
+            raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
+        check_network(place.network_policy, f"{at}.network_policy")
+
+
+def check_network(policy: object, at: str) -> None:
+    """Refuse a network: containers have none."""
+    if not isinstance(policy, Raw) or bytes(policy) == b"null":
+        return
+    try:
+        kind = msgspec.json.decode(policy, type=_Network).type
+    except msgspec.MsgspecError:
+        raise _refused(at, "an object with a type") from None
+    if kind != "disabled":
+        raise InvalidRequest(
+            "Containers of this server have no network: 'network_policy' must be 'disabled'.",
+            code="domain_not_allowed",
+            param=at,
+        )
+
+
+def _refused(param: str, wanted: str) -> InvalidRequest:
+    message = f"Invalid value for '{param}': it must be {wanted}."
+    return InvalidRequest(message, code="invalid_value", param=param)
+
+
+# --- the container of a turn ----------------------------------------------------------------------------
+
+
+class Preparation:
+    """Finds or makes the container of a turn."""
+
+    def __init__(self, client: KeeperClient, read_upload: ReadUpload | None) -> None:
+        self._client = client
+        self._read_upload = read_upload
+
+    async def prepare(self, ahead: TurnAhead) -> Raw:
+        """The tools with the container that the turn uses."""
+        found = next(contained(ahead.tools.definitions), None)
+        if found is None:
+            return ahead.shown
+        index, place = found
+        try:
+            container_id = await self._container(ahead, place)
+        except ApiError as error:
+            error.param = error.param or f"tools[{index}].environment"
+            raise
+        raws = _raws.decode(ahead.shown)
+        environment = _Reference(container_id)
+        raws[index] = Raw(encode({"type": NAME, "environment": environment}))
+        return Raw(encode(raws))
+
+    async def _container(self, ahead: TurnAhead, place: ShellEnvironment) -> str:
+        client, owner = self._client, ahead.owner
+        if place.type == "container_reference":
+            about = await client.find(owner, place.container_id or "")
+            if about.status != "active":
+                message = f"Container with id '{about.id}' has expired."
+                raise InvalidRequest(message, code="container_expired")
+            return about.id
+        for container_id in _before(ahead):
+            if await self._is_reusable(ahead, container_id):
+                return container_id
+        spec = ContainerSpec(
+            memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
+        )
+        container_id = new_id("cntr")
+        await client.create(owner, container_id, spec)
+        for each in place.file_ids or ():
+            await self.copy(owner, container_id, each)
+        return container_id
+
+    async def _is_reusable(self, ahead: TurnAhead, container_id: str) -> bool:
+        """Whether the container of an earlier turn can be used: it is alive, and keeps no more than this turn may."""
+        try:
+            about = await self._client.find(ahead.owner, container_id)
+        except ApiError as error:
+            if error.code != "container_not_found":
+                raise
+            return False
+        return about.status == "active" and (about.is_volatile or ahead.is_stored)
+
+    async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
+        """Put a file that the client has uploaded into the container; returns its path."""
+        if self._read_upload is None:
+            raise InvalidRequest("This server has no Files API.", code="unsupported_value")
+        name, data = await self._read_upload(owner, upload_id, FILE_BYTES_MAX)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield data
+
+        await self._client.write_file(owner, container_id, name, pieces())
+        return name
+
+
+def _before(ahead: TurnAhead) -> Iterator[str]:
+    """The containers of earlier turns, the newest first: of the parent, or of calls that the client has sent."""
+    if ahead.shown_before is not None and (known := container_of(ahead.shown_before)):
+        yield known
+    for item in reversed(ahead.given):
+        if (container_id := _reference(item.value)) is not None:
+            yield container_id
+            return
+
+
+def container_of(shown: Raw) -> str | None:
+    """The container of a response, by its tools."""
+    for tool in _shown.decode(shown):
+        if tool.type == NAME and tool.environment is not None and tool.environment.container_id:
+            return tool.environment.container_id
+    return None
+
+
+def _reference(value: ItemValue) -> str | None:
+    """The container of a call."""
+    if not isinstance(value, ShellCall) or not isinstance(value.environment, Raw):
+        return None
+    try:
+        place = msgspec.json.decode(value.environment, type=_ShownEnvironment)
+    except msgspec.MsgspecError:
+        return None
+    return place.container_id if place.type == "container_reference" else None
+
+
+# --- calls ----------------------------------------------------------------------------------------------
+
+
+def _streamed(shown: Raw) -> Mapping[type[ItemValue], Streamed]:
+    """As the model writes a call: like the client's, in the container of the turn."""
+    container_id = container_of(shown)
+    if container_id is None:
+        return {}
+    environment = Raw(encode(_Reference(container_id)))
+
+    def build(draft: Draft) -> ShellCall:
+        return ShellCall(
+            id=draft.id,
+            status=draft.status,
+            call_id=draft.call_id,
+            action=shell_action(draft.text, draft.commands),
+            environment=environment,
+        )
+
+    return {ShellCall: Streamed(SHELL_COMMANDS, build)}
+
+
+def _answer(call: ItemValue, new_item: Callable[[type[ItemValue]], str]) -> ShellCallOutput | None:
+    if not isinstance(call, ShellCall) or call.status != "completed" or _reference(call) is None:
+        return None
+    # As recorded of OpenAI: it is "completed" from its beginning.
+    return ShellCallOutput(
+        id=new_item(ShellCallOutput),
+        call_id=call.call_id,
+        output=[],
+        max_output_length=_unless_none(call.action.max_output_length),
+        status="completed",
+    )
+
+
+def _request(call: ShellCall) -> ToolRequest:
+    action = call.action
+    asked = _Asked(
+        _reference(call) or "",
+        action.commands,
+        action.timeout_ms or None,
+        action.max_output_length or None,
+    )
+    return ToolRequest(NAME, call.call_id, encode(asked).decode())
+
+
+class ContainerShell:
+    """Runs the commands of a call, one after the other."""
+
+    def __init__(self, client: KeeperClient, s_max: float) -> None:
+        self._client = client
+        self._s_max = s_max
+
+    async def call(self, call: HostedCall) -> ToolResult:
+        """Run them; what they print is sent meanwhile."""
+        asked = msgspec.json.decode(call.arguments, type=_Asked)
+        wanted_s = self._s_max if asked.timeout_ms is None else max(0, asked.timeout_ms) / 1000
+        until = time.monotonic() + min(wanted_s, self._s_max)
+        outputs: list[ShellOutput] = []
+        for index, command in enumerate(asked.commands[:COMMANDS_MAX]):
+            left_s = max(0.0, until - time.monotonic())
+            outputs.append(await self._run(call, asked, index, command, left_s))
+            done = [Raw(encode(outputs[-1]))]
+            await call.emit(ShellOutputDone, command_index=index, output=done)
+        if not asked.commands:
+            outputs.append(_error("The call has no command."))
+        output = ShellCallOutput(
+            id=call.item_id,
+            call_id=call.name,
+            output=outputs,
+            max_output_length=_unless_none(asked.max_output_length),
+            status="completed",
+        )
+        return ToolResult("", as_item(output), await self._files(call.owner, asked.container_id))
+
+    async def _run(
+        self, call: HostedCall, asked: _Asked, index: int, command: str, s_max: float
+    ) -> ShellOutput:
+        """One command, to its end or to its time."""
+        said = {"stdout": "", "stderr": ""}
+
+        async def show(printed: Printed | CommandEnd) -> None:
+            for stream in said:
+                if text := getattr(printed, stream):
+                    said[stream] += text
+                    delta = Raw(encode({stream: text}))
+                    await call.emit(ShellOutputDelta, command_index=index, delta=delta)
+
+        began = time.monotonic()
+        request = RunCommand(
+            call.owner, asked.container_id, command, s_max, chars_of(asked.max_output_length)
+        )
+        end = CommandEnd(1)
+        try:
+            async with aclosing(self._client.run(request)) as running:
+                async for piece in running:
+                    await show(piece)
+                    if isinstance(piece, CommandEnd):
+                        end = piece
+        except ApiError as error:
+            end = CommandEnd(1, note=error.message)
+        if end.note:
+            await show(Printed(stderr=f"\n[{end.note}]\n"))
+        took_s = time.monotonic() - began
+        self._client.note_command(
+            call.owner, asked.container_id, end.exit_code, end.printed_bytes, took_s
+        )
+        outcome = ShellTimeout() if end.exit_code is None else ShellExit(end.exit_code)
+        return ShellOutput(said["stdout"], said["stderr"], outcome)
+
+    async def _files(self, owner: Owner, container_id: str) -> tuple[Source, ...]:
+        try:
+            found = await self._client.list_files(owner, container_id)
+        except ApiError:
+            return ()
+        newest = sorted(found, key=lambda entry: -entry.changed_at)[:CITED_MAX]
+        return sources(container_id, [entry.path for entry in newest])
+
+
+def _unless_none(length: int | UnsetType | None) -> int | UnsetType:
+    return UNSET if length is None else length
+
+
+def _error(message: str) -> ShellOutput:
+    return ShellOutput("", message, ShellExit(1))

@@ -1,0 +1,77 @@
+"""The Containers API, and the official clients with a shell in a container, against the `segue` command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.outside import run_python
+from tests.scenarios.test_shell import DONE, FLAGS, run
+from tests.scenarios.test_tools import scripted
+from tests.support import fetch, served_process
+
+Body = dict[str, Any]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_official_python_clients_use_a_container(workers: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    turns = [run("cat in.txt 2>/dev/null; echo a,b > x.csv"), DONE]
+    script.write_text(json.dumps({"turns": turns}))
+    flags = ["--engine", "scripted", "--script", str(script), "--environment", "bwrap"]
+    flags += ["--store", f"sqlite:///{tmp_path}/turns.db", "--workers", str(workers)]
+    with served_process(*flags, cwd=tmp_path) as served:
+        found = run_python("python_shell.py", served, "scripted")
+    sdk, agents = found["sdk"], found["agents"]
+    assert sdk["types"] == ["shell_call", "shell_call_output", "message"]
+    assert sdk["outputs"][0]["output"][0]["stdout"] == "words"
+    assert (sdk["listed"], sdk["name"], sdk["minutes"]) == (True, "mine", 5)
+    assert sdk["put"] == ["/mnt/data/in.txt", "user", 5]
+    assert sdk["out"] == ["assistant", "a,b\n"]
+    assert sdk["cites_file"]
+    assert sdk["gone"] == "container_not_found"
+    assert "response.shell_call_output_content.delta" in sdk["events"]
+    assert agents["first"] == agents["second"] == agents["streamed"] == DONE["text"]
+    assert agents["calls"] == ["shell_call", "shell_call_output", "message"]
+
+
+async def test_lists_have_pages_and_bad_requests_are_refused(tmp_path: Path) -> None:
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        made = []
+        for name in ("a", "b", "c"):
+            answer = await fetch(served, "POST", "/v1/containers", {"name": name})
+            assert answer.status == 200, answer.body
+            made.append(answer.json)
+        assert made[0]["object"] == "container"
+        assert made[0]["network_policy"] == {"type": "disabled"}
+        assert made[0]["isolation"] == "kernel-shared"
+        assert made[0]["limits_by"] in ("cgroup", "watcher")
+        page = (await fetch(served, "GET", "/v1/containers?limit=2")).json
+        assert ([one["name"] for one in page["data"]], page["has_more"]) == (["c", "b"], True)
+        rest = (await fetch(served, "GET", f"/v1/containers?after={page['last_id']}")).json
+        assert ([one["name"] for one in rest["data"]], rest["has_more"]) == (["a"], False)
+        oldest = (await fetch(served, "GET", "/v1/containers?order=asc&limit=1")).json
+        assert oldest["data"][0]["name"] == "a"
+        assert len((await fetch(served, "GET", "/v1/containers?name=b")).json["data"]) == 1
+        for body in (
+            {},
+            {"name": ""},
+            {"name": "x", "memory_limit": "2g"},
+            {"name": "x", "expires_after": {"anchor": "created_at", "minutes": 5}},
+            {"name": "x", "expires_after": {"anchor": "last_active_at", "minutes": 0}},
+            {"name": "x", "skills": [{"type": "inline"}]},
+            {"name": "x", "network_policy": {"type": "allowlist", "allowed_domains": ["a.b"]}},
+        ):
+            assert (await fetch(served, "POST", "/v1/containers", body)).status == 400
+        for path in ("/v1/containers?limit=0", "/v1/containers?order=up", "/v1/containers?after=x"):
+            assert (await fetch(served, "GET", path)).status == 400
+        for path in ("cntr_x", "cntr_x/files", f"{made[0]['id']}/files/cfile_x/content"):
+            assert (await fetch(served, "GET", f"/v1/containers/{path}")).status == 404
+
+
+async def test_server_without_sandboxes_has_no_containers(tmp_path: Path) -> None:
+    async with scripted(tmp_path, DONE) as served:
+        assert (await fetch(served, "GET", "/v1/containers")).status == 404
