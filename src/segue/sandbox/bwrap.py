@@ -209,6 +209,8 @@ class Sandbox:
     process: asyncio.subprocess.Process
     pid: int
     pidfd: int
+    # Its root folder, held open: a number of a process may come again, this does not.
+    root: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     group: Group
@@ -224,6 +226,7 @@ class Sandbox:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self.pidfd)
+        os.close(self.root)
         self.writer.close()
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
@@ -292,7 +295,8 @@ async def _start(
         ready = await channel.read_frame(reader)
         if ready.kind != channel.READY or pid is None:
             raise channel.BadFrame("something else than the supervisor")
-        return Sandbox(process, pid, os.pidfd_open(pid), reader, writer, group, uid)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Sandbox(process, pid, os.pidfd_open(pid), root, reader, writer, group, uid)
     except BaseException as error:
         near.close()
         if writer is not None:

@@ -122,13 +122,13 @@ class LiveSandbox:
     def data(self) -> str:
         """`/mnt/data` as the keeper sees it."""
         if self.is_volatile:
-            return f"/proc/{self.sandbox.pid}/root{bwrap.DATA}"
+            return f"/proc/self/fd/{self.sandbox.root}{bwrap.DATA}"
         return str(self.folder / "data")
 
     @property
     def home(self) -> str:
         """The home of the sandbox, which is in memory, as the keeper sees it."""
-        return f"/proc/{self.sandbox.pid}/root{bwrap.HOME}"
+        return f"/proc/self/fd/{self.sandbox.root}{bwrap.HOME}"
 
     @property
     def is_busy(self) -> bool:
