@@ -51,9 +51,8 @@ def test_turn_of_a_recorded_client_costs_what_is_new_in_it(
 
 
 def test_real_llamacpp_finds_all_of_a_recorded_history() -> None:
-    """By its own count, on both APIs, with answers that a real model has sampled."""
+    """By its own count, with answers that a real model has sampled."""
     with free_server("llamacpp") as process:
-        for name in ("langchain-messages", "langchain-chat"):
-            played = play(load(name), process, "llamacpp")
-            assert len(played) == 4
-            assert [one for one in played if one.reused < one.known] == []
+        played = play(load("langchain-messages"), process, "llamacpp")
+    assert len(played) == 4
+    assert [one for one in played if one.reused < one.known] == []
