@@ -44,11 +44,11 @@ from tests.engines.llama_listener import KEY, llama_server
 # Per new token, and per new item; what is taken over of what was there.
 COMPUTED_MAX, ITEMS_MAX, REUSED_MIN = 1.01, 1.05, 0.99
 CHAT = TURN_PATHS[1]
-# What an engine computes again each turn however well its cache is used: the last token that was sampled was never
-# computed, and vLLM shares whole blocks.
-SLACK_TOKENS = {"scripted": 0, "llamacpp": 2, "hollow": 129}
+# An engine's cache shares blocks of so many tokens, and the last token that was sampled was never computed: what no
+# cache could have held is not charged.
+BLOCK_TOKENS = {"llamacpp": 1, "hollow": 128}
 # What a free engine may say in a turn, and the context that a llama.cpp of ours has.
-FREE, FREE_TOKENS = "free", 24
+FREE, FREE_TOKENS = "smollm2", 24
 CONTEXT_TOKENS = 65_536
 
 
@@ -81,11 +81,10 @@ class Session:
     reused_share: float
     items_new: int
     items: int
-    slack: int = 0
 
     @property
     def computed_per_new(self) -> float:
-        return max(0, self.computed - self.slack) / self.new
+        return self.computed / self.new
 
     @property
     def items_per_new(self) -> float:
@@ -116,11 +115,12 @@ def scripted_server(found: Sequence[Recording]) -> Iterator[ServerProcess]:
             yield process
 
 
-def play(recording: Recording, process: ServerProcess, *, is_free: bool = False) -> list[Played]:
+def play(recording: Recording, process: ServerProcess, engine: str = "scripted") -> list[Played]:
     """All requests of a recording, one after the other, as the client would have sent them to this server.
 
-    A free engine says what it likes, and what it computed is what it says itself.
+    Engines other than the scripted one say what they like, and what they computed is what they say themselves.
     """
+    is_free = engine != "scripted"
     address = local(process.port)
     connection = ClientConnection(address)
     played = []
@@ -139,7 +139,7 @@ def play(recording: Recording, process: ServerProcess, *, is_free: bool = False)
         assert after is not None
         if request.parent is not None:
             counted = _counted(recording.name, number, request, after.since(before))
-            played.append(_by_engine(counted, request) if is_free else counted)
+            played.append(_by_engine(counted, request, engine) if is_free else counted)
     connection.close()
     return played
 
@@ -170,23 +170,20 @@ def _counted(name: str, number: int, request: Recorded, counted: ServerCounters)
     )
 
 
-def _by_engine(counted: Played, request: Recorded) -> Played:
-    """What the engine itself says: its cache holds whole blocks, so a block may be computed again."""
-    reply, said = request.reply, request.messages[len(_parent(request).messages) :]
+def _by_engine(counted: Played, request: Recorded, engine: str) -> Played:
+    """What the engine itself says, against what its cache could hold of what was there."""
+    reply, parent = request.reply, _parent(request)
     assert reply is not None
-    cached = reply.cached_tokens or 0
-    known = counted.known
-    if finds_tools(said):
+    assert parent.reply is not None
+    known, block = counted.known, BLOCK_TOKENS[engine]
+    if finds_tools(request.messages[len(parent.messages) :]):
         # The client put a call after the words, so they are not the answer any more.
-        parent = _parent(request).reply
-        assert parent is not None
-        known = parent.prompt_tokens
+        known = parent.reply.prompt_tokens
+    held = (known - 1) // block * block
+    cached = reply.cached_tokens or 0
+    new = reply.prompt_tokens - known
     return replace(
-        counted,
-        known=known,
-        new=reply.prompt_tokens - known,
-        computed=reply.prompt_tokens - cached,
-        reused=cached,
+        counted, known=held, new=new, computed=new + max(0, held - cached), reused=cached
     )
 
 
@@ -215,10 +212,8 @@ def items_of(message: Body) -> int:
     return separate + (separate < len(blocks)) + thoughts + calls
 
 
-def summed(recording: Recording, played: Sequence[Played], engine: str = "scripted") -> Session:
+def summed(recording: Recording, played: Sequence[Played]) -> Session:
     """All turns of a recording but the first of each conversation."""
-    slack = SLACK_TOKENS[engine] * len(played)
-    known = sum(one.known for one in played)
     return Session(
         recording.name,
         recording.api,
@@ -226,10 +221,9 @@ def summed(recording: Recording, played: Sequence[Played], engine: str = "script
         played[-1].prompt,
         sum(one.new for one in played),
         sum(one.computed for one in played),
-        min(1.0, (slack + sum(min(one.reused, one.known) for one in played)) / known),
+        sum(min(one.reused, one.known) for one in played) / sum(one.known for one in played),
         sum(one.items_new for one in played),
         sum(one.items for one in played),
-        slack,
     )
 
 
@@ -297,9 +291,9 @@ def main(arguments: Sequence[str]) -> int:
     sessions = []
     with free_server(options.engine) if is_free else scripted_server(found) as process:
         for recording in found:
-            played = play(recording, process, is_free=is_free)
+            played = play(recording, process, options.engine)
             if options.each:
                 print(*played, sep="\n", flush=True)
-            sessions.append(summed(recording, played, options.engine))
+            sessions.append(summed(recording, played))
     print_sessions(sessions)
     return int(any(not one.is_held for one in sessions))

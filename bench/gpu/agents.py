@@ -10,6 +10,7 @@ deferred are in the list from then on. On Chat the same is said in Chat's words.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import msgspec
@@ -44,7 +45,8 @@ class AgentTalk(Talk):
         head = load(RECORDED).requests[0].body
         self._system, self._tools = head["system"], list(head["tools"])
         self._first, *self._others = head["messages"]
-        self._grown: list[str] = []
+        # No two sessions have the same text, so that none finds the blocks of another after its tools.
+        self._grown = [f"Session {os.urandom(8).hex()}."]
         self._turns = 0
         self._found = 0
 

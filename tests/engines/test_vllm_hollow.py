@@ -19,6 +19,8 @@ import msgspec
 import pytest
 
 from bench.peer import server
+from bench.replay import load
+from bench.wires import play
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import GENERATE, VLLM, VllmOffer
@@ -27,6 +29,7 @@ from segue.seams.model import Grammar, Sampling
 from segue_bench.client import local, open_websocket
 from segue_bench.trace import VOCABULARY
 from segue_bench.ways import Stopwatch, frame, socket_turn
+from tests.clients.recordings import recordings
 from tests.contracts.dialect import smollm2
 from tests.engines.asking import finish_of, heard, ids_of, job, logprobs_of, tokens, upstream
 
@@ -215,3 +218,12 @@ def test_turn_of_100k_tokens_through_segue_finds_all_of_its_prompt() -> None:
     for (before, _), (_, cached) in pairwise(found):
         known = before.input_tokens + before.output_tokens
         assert cached == (known - 1) // BLOCK * BLOCK
+
+
+def test_recorded_clients_find_every_block_of_their_prompts() -> None:
+    """By vLLM's own count, on Messages and Chat: reminders and tools that join lose nothing."""
+    flags = ("--engine", "vllm", "--engine-url", URL, "--model", MODEL)
+    with server(None, *flags, "--tokenizer", str(VOCABULARY), is_pinned=False) as process:
+        played = [one for name in recordings() for one in play(load(name), process, "hollow")]
+    assert len(played) > 100
+    assert [one for one in played if one.reused < one.known] == []

@@ -90,12 +90,11 @@ async def nothing(_: int) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids="-".join)
-@pytest.mark.parametrize("thinks", [False, True])
 async def test_each_turn_of_the_loop_sends_what_is_new(
-    client: tuple[str, str], thinks: bool, tmp_path: Path
+    client: tuple[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "script.json"
-    path.write_text(json.dumps(THINKING if thinks else SCRIPT))
+    path.write_text(json.dumps(THINKING if "stream" in client else SCRIPT))
     async with serving(script=str(path)) as served:
         found = await loop(served, client, nothing)
     assert kinds(found) == [("create", 1, 200), *[("continue", 1, 200)] * len(CITIES)]
@@ -140,7 +139,7 @@ async def test_thread_that_was_dropped_is_replayed(client: tuple[str, str], scri
     ]
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids="-".join)
+@pytest.mark.parametrize("client", CLIENTS[1:3], ids="-".join)
 async def test_client_goes_on_without_threads_where_they_are_off(
     client: tuple[str, str], script: str
 ) -> None:

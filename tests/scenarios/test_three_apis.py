@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -361,6 +363,20 @@ async def test_api_that_is_off_says_so_in_its_own_shape(asking: Asking) -> None:
             assert (await ASKING[other].ask(served)).status == 200
         described = (await fetch(served, "GET", "/openapi.json")).json["paths"]
         assert asking.path not in described
+
+
+async def test_commands_say_which_api_they_miss() -> None:
+    async with serving(apis=["messages"]) as served:
+        for command in (["explain", "msg_1"], ["chat"]):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "segue_cli.cli", *command, "--url", served.url),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT,
+            )
+            said, _ = await process.communicate(b"Hello\n")
+            assert process.returncode == 2
+            assert b"The API 'responses' is switched off: --apis" in said
 
 
 async def test_alias_of_a_pattern_is_answered_by_every_api(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
 from segue.printable import printable
-from segue_cli.client.talk import RunningServer, add_model, add_server, find_endpoint, server_of
+from segue_cli.client.talk import (
+    RunningServer,
+    add_model,
+    add_server,
+    find_endpoint,
+    message_of,
+    server_of,
+)
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0
@@ -141,16 +148,20 @@ class Talk:
 
     def _open(self) -> ClientConnection:
         url, headers, size = self._url, self._headers, MESSAGE_BYTES_MAX
-        opening = connect(url, additional_headers=headers, open_timeout=OPEN_S_MAX, max_size=size)
         try:
-            return self._closing.enter_context(opening)
+            # It connects when it is called, not when it is entered.
+            return self._closing.enter_context(
+                connect(url, additional_headers=headers, open_timeout=OPEN_S_MAX, max_size=size)
+            )
         except InvalidStatus as error:
             status = error.response.status_code
             if status == 401:
                 raise Misconfigured(
                     f"key: {url} refused the API key: it is wrong, expired or revoked."
                 ) from None
-            raise Misconfigured(f"url: {url} refused the WebSocket with status {status}.") from None
+            why = message_of(bytes(error.response.body or b""))
+            refused = f"url: {url} refused the WebSocket with status {status}. {why}".rstrip()
+            raise Misconfigured(refused) from None
 
     def drop(self) -> None:
         """Close the socket; the server then cancels a running answer."""

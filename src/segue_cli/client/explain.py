@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         body = server.ask(f"/v1/responses/{quote(options.response, safe='')}/cache")
     except ServerRefused as error:
-        if error.status != 404:
+        if error.status != 404 or "--apis" in str(error):
             raise
         raise Misconfigured(
             f"response: the server at {server.url} knows nothing of the prompt of '{options.response}'. "

@@ -140,7 +140,7 @@ class RunningServer:
                 text: bytes = answer.read()
                 return text
         except urllib.error.HTTPError as error:
-            raise self._refused(path, error.code, _message(error.read())) from None
+            raise self._refused(path, error.code, message_of(error.read())) from None
         except (OSError, ValueError, ssl.SSLError) as error:
             raise self._silent(getattr(error, "reason", None) or error) from None
 
@@ -188,7 +188,7 @@ class RunningServer:
         )
 
 
-def _message(body: bytes) -> str:
+def message_of(body: bytes) -> str:
     """The words of an error answer."""
     try:
         error = msgspec.json.decode(body, type=_Answer).error
