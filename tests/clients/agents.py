@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.clients.outside import NODE, PYTHON, ROOT
-from tests.clients.task import PROMPT, Turns, by_functions, by_shell
+from tests.clients.task import PROMPT, Turns, by_functions, by_shell, call
 
 EXAMPLES = ROOT / "examples"
 NPM_AGENTS = ROOT / ".cache" / "npm-agents" / "node_modules"
@@ -69,6 +70,10 @@ class Agent:
     turns: Callable[[], Turns] = by_functions
     chains: bool = True
     transport: str = "websocket"
+    # A call of its tool that reads a long file.
+    read: Callable[[str], dict[str, Any]] = lambda file: call("read_file", path=file)
+    # A window that its first request fits into, and a long file does not.
+    context_tokens: int = 4_000
 
 
 def codex_home(scratch: Path, url: str, model: str = MODEL, **provider: object) -> Path:
@@ -131,10 +136,16 @@ def node_home(scratch: Path) -> Path:
     return home
 
 
+def codex_read(file: str) -> dict[str, Any]:
+    return call("exec_command", cmd=f"cat {file}")
+
+
 AGENTS = {
     agent.name: agent
     for agent in (
-        Agent("Codex CLI", ("@openai/codex",), codex, by_shell),
+        Agent(
+            "Codex CLI", ("@openai/codex",), codex, by_shell, read=codex_read, context_tokens=7_000
+        ),
         Agent(
             "Codex CLI, HTTP",
             ("@openai/codex",),
@@ -142,6 +153,8 @@ AGENTS = {
             by_shell,
             chains=False,
             transport="sse",
+            read=codex_read,
+            context_tokens=7_000,
         ),
         Agent("OpenAI Python", ("openai",), python_example("fix_the_bug.py", "--plain")),
         Agent("OpenAI npm", ("npm openai",), node_example("openai_node.mjs")),

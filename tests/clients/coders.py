@@ -5,6 +5,7 @@ Those that `segue run` starts are started with what it sets up; the libraries th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,15 @@ from tests.clients.task import END, MONEY, NEW, OLD, PROMPT, TEST_COMMAND, Turns
 
 PYTHON_AGENTS = ROOT / ".cache" / "agents" / "bin"
 CONTEXT_TOKENS = 131_072
+# Those that are about connections and engines, not about the state of a socket.
+CODER_STORIES = (
+    "fixes the bug",
+    "drop in mid-response",
+    "restart with drain",
+    "engine error",
+    "context overflow",
+    "long silence",
+)
 # Nobody reaches the outside: what is not on this machine goes to a proxy that is not there.
 ALONE = {
     "HTTP_PROXY": "http://127.0.0.1:9",
@@ -60,6 +70,12 @@ def by_tool(name: str, make: Callable[[str], dict[str, Any]]) -> Turns:
     edit = f"import pathlib; f = pathlib.Path('money.py'); f.write_text(f.read_text().replace('{OLD}', '{NEW}'))"
     commands = ("ls", "cat money.py", f'python3 -c "{edit}"', TEST_COMMAND)
     return [call(name, **make(command)) for command in commands] + [{"text": END}]
+
+
+def by_head(turns: Turns, file: str) -> dict[str, Any]:
+    """The first call of a script, with another command: 20,000 characters are more than agents cut off."""
+    text = json.dumps(turns[0])
+    return json.loads(text.replace('"ls"', json.dumps(f"head -c 20000 {file}")))
 
 
 def by_final_answer() -> Turns:
@@ -131,9 +147,17 @@ def _coder(
     turns: Callable[[], Turns],
     **more: str,
 ) -> Coder:
-    threads = "CLAUDE_CODE_TETHER_LIVE" in more
-    start = partial(started, agent, words, api=api, more=more)
-    return Coder(name, (package,), start, turns, has_threads=threads, transport="sse", api=api)
+    return Coder(
+        name,
+        (package,),
+        partial(started, agent, words, api=api, more=more),
+        turns,
+        has_threads="CLAUDE_CODE_TETHER_LIVE" in more,
+        transport="sse",
+        api=api,
+        read=partial(by_head, turns()),
+        context_tokens=CONTEXTS[agent],
+    )
 
 
 def _library(
@@ -166,6 +190,16 @@ QWEN = (
 CN = ("--auto", "-p", PROMPT)
 AIDER_WORDS = ("--yes-always", "--no-check-update", "--no-git", "--message", PROMPT, "money.py")
 CLINE = (PROMPT,), partial(by_tool, "run_commands", lambda command: {"commands": [command]})
+# Their prompts and tools, and a little more.
+CONTEXTS = {
+    "claude": 16_500,
+    "opencode": 11_500,
+    "pi": 5_000,
+    "qwen": 26_000,
+    "cn": 5_000,
+    "aider": 600,
+    "cline": 7_500,
+}
 CLAUDE_PACKAGE = "@anthropic-ai/claude-code-linux-x64"
 OLDER = PYTHON_AGENTS / "python"
 
@@ -208,6 +242,26 @@ CODERS = {
             mini,
             by_submission,
             transport="sse",
+            read=partial(by_head, by_submission()),
+            context_tokens=3_500,
         ),
     )
 }
+
+
+def coder_version(coder: Coder) -> str:
+    """The version that is installed."""
+    (package,) = coder.packages
+    manifest = NPM_MORE / package / "package.json"
+    if manifest.exists():
+        return str(json.loads(manifest.read_text())["version"])
+    folder = package.replace("-", "_")
+    environments = (
+        environment.parent for environment in (PYTHON.parent, PYTHON_AGENTS, AIDER.parent)
+    )
+    found = next(
+        path
+        for environment in environments
+        for path in environment.glob(f"lib/python*/site-packages/{folder}-*.dist-info")
+    )
+    return found.name.removesuffix(".dist-info").rpartition("-")[2]

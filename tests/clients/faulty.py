@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +26,21 @@ class FaultyChat(FakeChat):
     broken: frozenset[int] = frozenset()
     # Requests before whose answer nothing is said for so many seconds.
     silent_s: dict[int, float] = field(default_factory=dict)
+    # A longer request is refused, in the words of vLLM.
+    body_bytes_max: int | None = None
     asked: int = 0
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self.body_of(request)
         self.asked += 1
+        size = len(json.dumps(body))
+        if self.body_bytes_max is not None and size > self.body_bytes_max:
+            most = self.body_bytes_max // 4
+            return self.refusal(
+                400,
+                f"This model's maximum context length is {most} tokens. However, your request has {size // 4} input "
+                "tokens. Please reduce the length of the input messages.",
+            )
         number = self.asked
         response = await self.begin(request)
         await asyncio.sleep(self.silent_s.get(number, 0))
@@ -60,7 +71,8 @@ def turn_of(body: Body) -> int:
 
 def spoken(turn: dict[str, Any]) -> list[Body]:
     """The events of one scripted turn."""
-    words = [delta(role="assistant", content=f"{word} ") for word in turn.get("text", "").split()]
+    pieces = re.findall(r"\s*\S+\s*", turn.get("text", ""))
+    words = [delta(role="assistant", content=piece) for piece in pieces]
     calls = [
         delta(
             role="assistant",

@@ -2,8 +2,9 @@
 
     pytest -p tests.clients.matrix tests/clients
 
-A test says what came of its cell with `record_property("cell", ...)`; the page is only written where every cell of a
-whole run is there, so that a part of the suite cannot take anything out of it.
+A test says what came of its cell with `record_property("cell", ...)`, or `"coder"` for the agents on Messages and Chat
+Completions; a table is only written where every cell of it is there, so that a part of the suite cannot take anything
+out of it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import re
 import pytest
 
 from tests.clients.agents import AGENTS, version_of
+from tests.clients.coders import CODER_STORIES, CODERS, coder_version
 from tests.clients.outside import ROOT
 from tests.clients.stories import STORIES
 
 PAGE = ROOT / "docs" / "clients" / "README.md"
 BETWEEN = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.DOTALL)
+CODED = re.compile(r"(<!-- coders -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _cells: dict[tuple[str, str], str] = {}
 _others: dict[str, str] = {}
 _figures: list[str] = []
+_coders: dict[tuple[str, str], str] = {}
+_claude: dict[str, str] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -35,6 +40,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _cells[client, story] = text if report.passed else "**fails**"
         if name == "codex":
             _others[value] = "yes" if report.passed else "**fails**"
+        if name == "coder":
+            client, story, text = value
+            _coders[client, story] = text if report.passed else "**fails**"
+        if name == "claude":
+            _claude[value] = "yes" if report.passed else "**fails**"
         if name == "figures" and report.passed:
             _figures.extend(value)
 
@@ -43,13 +53,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the page, in the process that has heard of all tests."""
     if hasattr(session.config, "workerinput"):
         return
-    if len(_cells) < len(AGENTS) * len(STORIES) or not _others or not _figures:
-        return
     page = PAGE.read_text()
-    page = BETWEEN.sub(lambda found: found[1] + table() + found[2], page)
-    PAGE.write_text(
-        FIGURES.sub(lambda found: found[1] + "\n".join(_figures) + "\n" + found[2], page)
-    )
+    if len(_cells) == len(AGENTS) * len(STORIES) and _others and _figures:
+        page = BETWEEN.sub(lambda found: found[1] + table() + found[2], page)
+        figures = "\n".join(_figures)
+        page = FIGURES.sub(lambda found: found[1] + figures + "\n" + found[2], page)
+    if len(_coders) == len(CODERS) * len(CODER_STORIES) and _claude:
+        page = CODED.sub(lambda found: found[1] + coders_table() + found[2], page)
+    PAGE.write_text(page)
+
+
+def coders_table() -> str:
+    """The matrix of the other APIs, a row for each client, a column for each story."""
+    lines = ["| client | version | " + " | ".join(CODER_STORIES) + " |"]
+    lines += ["|---|---|" + "---|" * len(CODER_STORIES)]
+    lines += [
+        f"| {name} | {coder_version(coder)} | "
+        + " | ".join(_coders[name, story] for story in CODER_STORIES)
+        + " |"
+        for name, coder in CODERS.items()
+    ]
+    only = [f"- {text}: {verdict}" for text, verdict in sorted(_claude.items())]
+    return "\n".join([*lines, "", "Also tested:", "", *only, ""])
 
 
 def table() -> str:

@@ -14,7 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-CREATED = b'"type":"response.created"'
+# The first event of a response, or the beginning of a whole one, on each API.
+CREATED = re.compile(
+    rb'"type":"response\.created"|"type":"message","role":"assistant"'
+    rb'|"delta":\{"role":"assistant"|"object":"chat\.completion"'
+)
+CREATED_BYTES_MAX = 40
 CHUNK = 1 << 16
 BACKEND_S_MAX = 30
 
@@ -108,7 +113,7 @@ class Proxy:
                 await writer.drain()
                 if is_cut:
                     return
-                tail = (tail + data)[-len(CREATED) + 1 :]
+                tail = (tail + data)[-CREATED_BYTES_MAX:]
             # What has passed is read by the client before it sees the end.
             writer.write_eof()
 
@@ -121,8 +126,10 @@ class Proxy:
 
     def _watch(self, tail: bytes, data: bytes) -> tuple[bytes, bool]:
         """How much of this may pass, and whether the connection ends there."""
-        seen = tail + data
-        for found in re.finditer(re.escape(CREATED), seen):
+        for found in CREATED.finditer(tail + data):
+            # What ends in the part before this one has been counted.
+            if found.end() <= len(tail):
+                continue
             self.created += 1
             self.on_created(self.created)
             if self.created in self.cut_at:

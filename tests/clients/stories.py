@@ -15,7 +15,6 @@ from tests.clients.agents import Agent, Ran
 from tests.clients.faulty import FaultyChat
 from tests.clients.proxy import Proxy
 from tests.clients.stage import Stage, scripted, staged
-from tests.clients.task import Turns, call
 from tests.support import served_process
 
 # Fast enough for a suite, slow enough for something to happen in the middle of a run.
@@ -67,8 +66,8 @@ async def age_limit(agent: Agent, folder: Path) -> Told:
 
 
 async def drop(agent: Agent, folder: Path) -> Told:
-    """The connection breaks in the middle of the third response."""
-    cut_at = frozenset({3})
+    """The connection breaks in the middle of the third response, or of the only one."""
+    cut_at = frozenset({min(3, len(agent.turns()))})
     async with staged(folder, *scripted(folder, agent.turns()), cut_at=cut_at) as stage:
         return await _told(stage, agent)
 
@@ -77,8 +76,9 @@ async def restart(agent: Agent, folder: Path) -> Told:
     """The server is asked to stop while the third response runs; another one follows on the same store."""
     flags = (*scripted(folder, agent.turns()), "--tps", SLOW_TPS)
     is_asked = asyncio.Event()
+    third = min(3, len(agent.turns()))
     async with staged(folder, *flags) as stage:
-        stage.proxy.on_created = lambda number: is_asked.set() if number == 3 else None
+        stage.proxy.on_created = lambda number: is_asked.set() if number == third else None
         playing = asyncio.create_task(stage.play(agent))
         asking = asyncio.create_task(is_asked.wait())
         await asyncio.wait([playing, asking], return_when=asyncio.FIRST_COMPLETED)
@@ -101,22 +101,18 @@ async def no_websocket(agent: Agent, folder: Path) -> Told:
 
 async def engine_error(agent: Agent, folder: Path) -> Told:
     """The engine dies in the middle of its third answer."""
-    return await _with_engine(agent, folder, FaultyChat(turns=agent.turns(), broken=frozenset({3})))
+    third = min(3, len(agent.turns()))
+    engine = FaultyChat(turns=agent.turns(), broken=frozenset({third}))
+    return await _with_engine(agent, folder, engine)
 
 
 async def overflow(agent: Agent, folder: Path) -> Told:
     """The agent reads a file that is larger than the model's context."""
-    context = "7000" if agent.name.startswith("Codex") else "4000"
-    flags = (*scripted(folder, big_read(agent)), "--context-tokens", context)
+    turns = [agent.read(BIG), *agent.turns()]
+    flags = (*scripted(folder, turns), "--context-tokens", str(agent.context_tokens))
     async with staged(folder, *flags) as stage:
         (stage.repository / BIG).write_text("All prices are in cents, whatever they say.\n" * 2_000)
         return await _told(stage, agent)
-
-
-def big_read(agent: Agent) -> Turns:
-    if agent.name.startswith("Codex"):
-        return [call("exec_command", cmd=f"cat {BIG}"), *agent.turns()]
-    return [call("read_file", path=BIG), *agent.turns()]
 
 
 async def silence(agent: Agent, folder: Path) -> Told:
@@ -124,7 +120,8 @@ async def silence(agent: Agent, folder: Path) -> Told:
     if agent.name.startswith("Codex"):
         patience = {"stream_idle_timeout_ms": int(IDLE_S * 1000), "stream_max_retries": 0}
         agent = replace(agent, start=partial(agent.start, **patience))
-    engine = FaultyChat(turns=agent.turns(), silent_s={2: SILENT_S})
+    second = min(2, len(agent.turns()))
+    engine = FaultyChat(turns=agent.turns(), silent_s={second: SILENT_S})
     return await _with_engine(agent, folder, engine, "--heartbeat-s", "0.3")
 
 
