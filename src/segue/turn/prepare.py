@@ -79,7 +79,7 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
         tally.items_validated += len(create.input) if known is None else known.count(None)
         items = await decode_items(create.input, known=known)
         if known is not None:
-            resent = await cache.recognise(caller.owner, create, items, size)
+            resent = await cache.recognise(caller.owner, create, items, known)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
         items = await resources.hosted.load().fetch(caller.owner, items)
