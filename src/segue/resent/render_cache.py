@@ -40,8 +40,10 @@ Voice = Literal["others", "model", "none"]
 DAY_S = 86_400
 # What is longer is decoded and rendered each time: to know it again would hold the loop, and fill the cache.
 RESENT_BYTES_MAX = 16 * 1024 * 1024
-# More than this is looked for, and read, beside the event loop: it takes some milliseconds.
+# More than this is looked for beside the event loop: it takes a millisecond.
 LOOKUP_BYTES = 1024 * 1024
+# What is new is read: more than this beside the event loop.
+DIGEST_BYTES_MAX = 64 * 1024
 # Of tools with secrets only a digest is kept, as everywhere.
 SECRET_DIGEST_BYTES = 32
 
@@ -123,10 +125,12 @@ class RenderCache:
         return await off_loop(size > LOOKUP_BYTES, find)
 
     async def recognise(
-        self, owner: Owner, create: Create, items: tuple[Item, ...], size: int
+        self, owner: Owner, create: Create, items: tuple[Item, ...], known: Sequence[Item | None]
     ) -> Resent:
         """What this history is known by, and its longest beginning that was sent before."""
-        resent = await off_loop(size > LOOKUP_BYTES, self._recognise, owner, create, items)
+        new = (item for item, old in zip(items, known, strict=True) if old is None)
+        is_long = sum(len(item.raw) for item in new) > DIGEST_BYTES_MAX
+        resent = await off_loop(is_long, self._recognise, owner, create, items)
         if (beginning := resent.beginning) is not None and beginning.key in self._entries:
             self._entries.move_to_end(beginning.key)
         return resent
