@@ -57,8 +57,6 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     if resolved.has_media:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
     plan = admit(resolved, arrival, resources, turn_id, tally)
-    if resources.hosted is not None and resolved.head.tools.hosted and plan.generates:
-        plan = await resources.hosted.load().prepare(plan)
     tally.tool_decodes += resolved.tool_decodes
     tally.unserved_tools = resolved.head.tools.unserved
     tally.spans += (Span("validate", began, validated), Span("resolve", validated, perf_counter()))
