@@ -117,7 +117,7 @@ def started(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     program = AIDER if agent == "aider" else NPM_MORE / ".bin" / agent
-    path = f"{NODE.parent}:{Path('/usr/bin')}:/bin"
+    path = f"{NODE.parent}:/usr/bin:/bin"
     # opencode works in the folder that the variable names.
     own = {"HOME": str(home), "PATH": path, "PWD": str(repository), **ALONE}
     return [str(program), *setup.words, *words], {**own, **setup.environment, **(more or {})}
@@ -201,7 +201,8 @@ CONTEXTS = {
     "aider": 600,
     "cline": 7_500,
 }
-CLAUDE_PACKAGE = "@anthropic-ai/claude-code-linux-x64"
+# One for each kind of machine.
+CLAUDE_PACKAGE = "@anthropic-ai/claude-code-*"
 OLDER = PYTHON_AGENTS / "python"
 
 CODERS = {
@@ -253,8 +254,7 @@ CODERS = {
 def coder_version(coder: Coder) -> str:
     """The version that is installed."""
     (package,) = coder.packages
-    manifest = NPM_MORE / package / "package.json"
-    if manifest.exists():
+    for manifest in NPM_MORE.glob(f"{package}/package.json"):
         return str(json.loads(manifest.read_text())["version"])
     folder = package.replace("-", "_")
     environments = (
