@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from segue.completions.answer import encode_completion
 from segue.completions.messages import translate
+from segue.completions.request import AnswerForm
 from segue.resent.answers import answer_length
 from segue.turn.decide import End
 from segue.wire.codec import decode_item
@@ -48,7 +49,7 @@ def test_answer_that_comes_back_is_known_whatever_its_order(
 ) -> None:
     _, response = play(wrote, set(), End("completed"))
     sampled = [decode_item(raw, "output") for raw in response.output]
-    whole = json.loads(encode_completion(response, wants_logprobs=False, is_old=False))
+    whole = json.loads(encode_completion(response, AnswerForm()))
     message = whole["choices"][0]["message"]
     thoughtless = {name: one for name, one in message.items() if name != "reasoning_content"}
     asked = decode_item(b'{"type":"message","role":"user","content":"And?"}', "input[9]")

@@ -425,3 +425,14 @@ def is_keeper(pid: int) -> bool:
         return b"segue.sandbox.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("path, fields", [("/input_tokens", {}), ("", {"generate": False})])
+async def test_request_that_runs_nothing_makes_no_container(
+    path: str, fields: Body, tmp_path: Path
+) -> None:
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        body = {"model": MODEL, "input": "Go", "tools": [AUTO], **fields}
+        answer = await fetch(served, "POST", f"/v1/responses{path}", body)
+        assert answer.status == 200, answer.body
+        assert await keeper_of(served).list_all(LOCAL) == []

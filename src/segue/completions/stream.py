@@ -27,6 +27,7 @@ from segue.completions.answer import (
     finish_reason,
     usage_of,
 )
+from segue.completions.request import AnswerForm
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.assemble import CALLERS_FAULTS
 from segue.wire.codec import encode, encode_error_body
@@ -104,10 +105,9 @@ _read_end = msgspec.json.Decoder(Ended).decode
 class ChunkWriter:
     """Writes the chunks of one turn."""
 
-    def __init__(self, *, wants_usage: bool, is_old: bool) -> None:
-        """`is_old`: the request had `functions`."""
-        self._wants_usage = wants_usage
-        self._is_old = is_old
+    def __init__(self, form: AnswerForm) -> None:
+        self._wants_usage = form.wants_usage
+        self._is_old = form.is_old
         self._head = self._tail = self._text_tail = b""
         # What a chunk begins with, by the event whose text it has.
         self._text_heads: dict[str, bytes] = {}
