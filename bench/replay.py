@@ -1,8 +1,7 @@
 """How is a recorded session of a client played again, so that it hears this server's answers and sends them back?
 
-A recording (`tests/golden/wires`) has the requests as the client sent them, in order. The model's part is in it,
-because clients resend it: the answer to a request is the assistant message with which a later request goes on. Those
-answers become the scripts of the scripted engine. When a request is played, what this server really answered stands in
+A recording (`tests/golden/wires`) has the requests as the client sent them, in order, and what the model said to each,
+which becomes the script of the scripted engine. When a request is played, what this server really answered stands in
 the place of the recorded answers, in the client's own spelling: ids of calls, signatures and thoughts are the server's;
 the order of keys, the spelling of arguments, what was left out and all the rest is the client's.
 """
@@ -23,14 +22,14 @@ LAST_ANSWER = {"text": "That is all."}
 
 @dataclass(eq=False)
 class Recorded:
-    """A request for a turn: its conversation, the request that it goes on from, and the answer that a later one has."""
+    """A request for a turn: what the model says to it, the request that it goes on from, its conversation."""
 
     path: str
     headers: dict[str, str]
     body: Body
+    turn: Body | None
     parent: Recorded | None = None
     conversation: int = 0
-    answer: Body | None = None
     # What this server answered.
     reply: Reply | None = None
 
@@ -65,10 +64,9 @@ class Recording:
         answers: dict[int, dict[int, Body]] = {}
         for request in self.requests:
             turns = answers.setdefault(request.conversation, {})
-            if request.answer is not None:
-                turns[request.turns_before] = scripted(request.answer)
+            turns[request.turns_before] = request.turn or LAST_ANSWER
         return [
-            {"turns": [turns.get(n, LAST_ANSWER) for n in range(max(turns, default=-1) + 2)]}
+            {"turns": [turns.get(n, LAST_ANSWER) for n in range(max(turns) + 1)]}
             for _, turns in sorted(answers.items())
         ]
 
@@ -79,21 +77,14 @@ def load(name: str) -> Recording:
     for sent in read_recording(name):
         where = sent.path.partition("?")[0]
         if where in TURN_PATHS and "thread" not in sent.body:
-            request = Recorded(where, sent.headers, sent.body)
-            _link(found, request, _parent(found.requests, request))
+            request = Recorded(where, sent.headers, sent.body, sent.turn)
+            request.parent = _parent(found.requests, request)
+            if request.parent is not None:
+                request.conversation = request.parent.conversation
+            elif found.requests:
+                request.conversation = 1 + max(one.conversation for one in found.requests)
+            found.requests.append(request)
     return found
-
-
-def _link(recording: Recording, request: Recorded, parent: Recorded | None) -> None:
-    request.parent = parent
-    if parent is not None:
-        request.conversation = parent.conversation
-        said = request.messages[len(parent.messages) :]
-        if said and said[0]["role"] == "assistant":
-            parent.answer = parent.answer or said[0]
-    else:
-        request.conversation = 1 + max((r.conversation for r in recording.requests), default=-1)
-    recording.requests.append(request)
 
 
 def _parent(requests: Sequence[Recorded], request: Recorded) -> Recorded | None:
@@ -121,33 +112,6 @@ def meaning(message: Body) -> str:
     if isinstance(message.get("content"), str):
         message["content"] = [{"type": "text", "text": message["content"]}]
     return json.dumps(message, sort_keys=True)
-
-
-def scripted(answer: Body) -> Body:
-    """An assistant message as an entry of a script."""
-    thought = answer.get("reasoning_content") or answer.get("reasoning") or ""
-    content = answer.get("content") or ""
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    thought += "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
-    calls = [
-        {"name": block["name"], "arguments": block["input"]}
-        for block in blocks
-        if block["type"] == "tool_use"
-    ]
-    calls += [
-        {"name": call["function"]["name"], "arguments": parsed(call["function"]["arguments"])}
-        for call in answer.get("tool_calls") or ()
-    ]
-    return {"reasoning": thought, "text": text, "calls": calls}
-
-
-def parsed(arguments: str) -> Any:
-    """Arguments as JSON; where a recording has something else in their place, that as an argument."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return {"given": arguments}
 
 
 def body_for(request: Recorded, model: str) -> Body:
@@ -227,7 +191,10 @@ def _answer(message: Body, reply: Reply) -> dict[str, str]:
     ids: dict[str, str] = {}
     calls = iter(reply.calls)
     thoughts = iter(reply.thoughts)
-    blocks = message["content"] if isinstance(message.get("content"), list) else []
+    content = message.get("content") or ""
+    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    assert "".join(texts).strip() == reply.text.strip()
     for block in list(blocks):
         if block["type"] == "tool_use":
             call = next(calls)
@@ -244,13 +211,11 @@ def _answer(message: Body, reply: Reply) -> dict[str, str]:
     for recorded in message.get("tool_calls") or ():
         call = next(calls)
         function = recorded["function"]
-        assert (function["name"], parsed(function["arguments"])) == (
+        assert (function["name"], json.loads(function["arguments"])) == (
             call.name,
-            parsed(call.arguments),
+            json.loads(call.arguments),
         )
         ids[recorded["id"]], recorded["id"] = call.id, call.id
-        if not function["arguments"].startswith("{"):
-            function["arguments"] = call.arguments
     for key in ("reasoning_content", "reasoning"):
         if key in message:
             message[key] = reply.thoughts[0][0] if reply.thoughts else ""

@@ -47,9 +47,9 @@ CHAT = TURN_PATHS[1]
 # An engine's cache shares blocks of so many tokens, and the last token that was sampled was never computed: what no
 # cache could have held is not charged.
 BLOCK_TOKENS = {"llamacpp": 1, "hollow": 128}
-# What a free engine may say in a turn, and the context that a llama.cpp of ours has.
+# The name of a free engine's model, and what it may say in a turn; the context that SmolLM2 has.
 FREE, FREE_TOKENS = "smollm2", 24
-CONTEXT_TOKENS = 65_536
+CONTEXT_TOKENS = 8_192
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,35 @@ def test_error_of_an_item_names_its_message() -> None:
         assert named.message == f"Invalid value for 'messages[{message}]'."
 
 
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+        {"type": "json_object", "schema": {"type": "object"}},
+        None,
+    ],
+)
+def test_nothing_of_a_turn_holds_the_body(response_format: object) -> None:
+    asked = {
+        "model": "m",
+        "messages": [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]}],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        ],
+        "response_format": response_format,
+        "guided_json": {"type": "object"},
+        "web_search_options": {},
+    }
+    body = bytearray(json.dumps(asked).encode())
+    reading = ChatReading(MEMO, "ada", None)
+    create = reading.decode(body)
+    # It could not be emptied if anything pointed into it.
+    body.clear()
+    assert create.text is not None
+    assert create.text.format is not None
+    assert reading.form.wants_search
+
+
 def test_messages_are_read_once() -> None:
     memo: Memo[tuple[Raw, ...]] = Memo(1_000_000)
     body = json.dumps({"model": "m", "messages": HELLO * 3}).encode()

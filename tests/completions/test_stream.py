@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from segue.completions.answer import encode_completion
+from segue.completions.request import AnswerForm
 from segue.completions.stream import DONE, PING, ChunkWriter
 from segue.errors import EngineFailed
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed
@@ -91,7 +92,7 @@ def test_random_turns_have_chunks_in_order_that_say_what_the_object_says(
     items: list[tuple[str, list[str]]], beats: set[int], end: End, wants_usage: bool, size: int
 ) -> None:
     events, response = play(items, beats, end)
-    writer = ChunkWriter(wants_usage=wants_usage, is_old=False)
+    writer = ChunkWriter(AnswerForm(wants_usage=wants_usage))
     body = b"".join(
         chunk
         for at in range(0, len(events), size)
@@ -99,7 +100,7 @@ def test_random_turns_have_chunks_in_order_that_say_what_the_object_says(
     )
     chunks = chunks_of(body)
     check_order(chunks, wants_usage=wants_usage)
-    whole: Any = json.loads(encode_completion(response, wants_logprobs=False, is_old=False))
+    whole: Any = json.loads(encode_completion(response, AnswerForm()))
     assert without_ids(joined(chunks)) == without_ids(whole["choices"][0])
     assert whole["id"] == chunks[0]["id"] == "chatcmpl-" + "0" * 32
     assert whole["usage"] == {
@@ -115,7 +116,7 @@ def test_random_turns_have_chunks_in_order_that_say_what_the_object_says(
 
 def test_nothing_is_written_before_the_first_output_or_heartbeat() -> None:
     events, _ = play([("message", ["Hi"])], set(), End("completed"))
-    writer = ChunkWriter(wants_usage=False, is_old=False)
+    writer = ChunkWriter(AnswerForm())
     assert writer.write(events[:2]) == []
     first, *_ = writer.write(events[2:3])
     assert b'"role":"assistant"' in first
@@ -123,7 +124,7 @@ def test_nothing_is_written_before_the_first_output_or_heartbeat() -> None:
 
 def test_heartbeat_is_a_comment_after_the_role() -> None:
     events, _ = play([("message", ["Hi"])], {0}, End("completed"))
-    writer = ChunkWriter(wants_usage=False, is_old=False)
+    writer = ChunkWriter(AnswerForm())
     role, ping = writer.write(events[:3])
     assert b'"role":"assistant"' in role
     assert ping == PING
@@ -133,9 +134,9 @@ def test_heartbeat_is_a_comment_after_the_role() -> None:
 def test_failure_is_nothing_before_the_first_chunk_and_an_error_after_it() -> None:
     end = End("failed", error=EngineFailed("The engine broke off."))
     events, _ = play([], set(), end)
-    assert ChunkWriter(wants_usage=True, is_old=False).write(events) == []
+    assert ChunkWriter(AnswerForm(wants_usage=True)).write(events) == []
     events, _ = play([("message", ["Hi"])], set(), end)
-    *_, last = ChunkWriter(wants_usage=True, is_old=False).write(events)
+    *_, last = ChunkWriter(AnswerForm(wants_usage=True)).write(events)
     error = msgspec.json.decode(last.removeprefix(b"data: "))["error"]
     assert error == {
         "message": "The engine broke off.",
@@ -149,9 +150,9 @@ def test_failure_is_nothing_before_the_first_chunk_and_an_error_after_it() -> No
 def test_old_function_call_is_written_once() -> None:
     items = [("function", ["{", "}"]), ("function", ["{}"])]
     events, response = play(items, set(), End("completed"))
-    chunks = chunks_of(b"".join(ChunkWriter(wants_usage=False, is_old=True).write(events)))
+    chunks = chunks_of(b"".join(ChunkWriter(AnswerForm(is_old=True)).write(events)))
     said = joined(chunks)
     assert said["message"]["function_call"] == {"name": "f", "arguments": "{}"}
     assert said["finish_reason"] == "function_call"
-    whole = json.loads(encode_completion(response, wants_logprobs=False, is_old=True))
+    whole = json.loads(encode_completion(response, AnswerForm(is_old=True)))
     assert whole["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": "{}"}

@@ -350,6 +350,25 @@ async def test_text_reasoning_and_calls_become_deltas() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "said, stop_string",
+    [
+        ({"stop_reason": "END"}, "END"),
+        ({"matched_stop": "END"}, "END"),
+        ({"stop_reason": None}, None),
+        ({"stop_reason": 151_645}, None),
+        ({"matched_stop": {"odd": True}}, None),
+        ({}, None),
+    ],
+)
+async def test_stop_string_is_named_where_the_endpoint_says_it(
+    said: dict[str, object], stop_string: str | None
+) -> None:
+    last = {"choices": [{"delta": {}, "finish_reason": "stop", **said}]}
+    finish = (await heard_from(delta(content="One"), last))[-1]
+    assert finish == Finish("stop", stop_string=stop_string)
+
+
 async def test_same_reasoning_under_both_names_is_heard_once() -> None:
     pieces = await heard_from(delta(reasoning_content="Hm", reasoning="Hm"), end())
     assert pieces[:-1] == [Delta(reasoning="Hm")]

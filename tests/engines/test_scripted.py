@@ -225,7 +225,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         ([CUSTOM, FIRST], "auto", "first"),
         ([CUSTOM], "auto", "patch"),
         ([CRM], "auto", "find"),
-        ([{"type": "web_search"}], "auto", None),
+        ([FIRST, {"type": "web_search"}], "auto", "first"),
     ],
 )
 async def test_engine_calls_the_tool_that_the_request_means(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from tests.growth.client import Client, create, create_frame, frame, unique
+from tests.growth.client import MODEL, Client, create, create_frame, frame, unique
 from tests.growth.measure import Case, Structure
 
 Json = Any
@@ -23,7 +23,7 @@ ITEMS, VALUES, TOOLS, REFERENCES, BODY = 100_000, 65_000, 4_096, 4_096, 60_000_0
 TEXT, ESCAPED, FRAME = 30_000_000, 4_000_000, 20_000_000
 # Earlier prompts that a new one is compared with; their items fit into what is kept of them.
 EARLIER, COMPARED = 12, 12_000
-RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+RESPONSES, CONVERSATIONS, MESSAGES = "/v1/responses", "/v1/conversations", "/v1/messages"
 
 
 def function(name: str, parameters: Json = None) -> Json:
@@ -658,6 +658,75 @@ def streamed(size: int) -> Mapping[str, Json]:
     return {"input": "x", "stream": True, "max_output_tokens": size}
 
 
+# --- the Messages API
+
+
+def of_messages(make: Callable[[int], Mapping[str, Json]], path: str = "") -> Case:
+    """One request of the Messages API, with a system prompt that no request had before."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        usual = {"model": MODEL, "max_tokens": 16, "system": unique()}
+        body = json.dumps({**usual, "messages": [message(0)], **make(size)}).encode()
+        return lambda: client.post(MESSAGES + path, body)
+
+    return case
+
+
+def items_of_messages(size: int) -> Mapping[str, Json]:
+    return {"messages": [message(index) for index in range(size)]}
+
+
+def blocks(size: int) -> Mapping[str, Json]:
+    content = [{"type": "text", "text": f"Block {index}."} for index in range(size)]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def uses(size: int) -> Mapping[str, Json]:
+    """Calls, each in a message of its own, with their results."""
+    said: list[Json] = [message(0)]
+    for index in range(size // 2):
+        use = {"type": "tool_use", "id": f"toolu_{index}", "name": "f", "input": {"a": index}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{index}", "content": "done"}
+        said.append({"role": "assistant", "content": [use]})
+        said.append({"role": "user", "content": [result]})
+    return {"messages": said}
+
+
+def parallel_uses(size: int) -> Mapping[str, Json]:
+    """All calls in one message, and their results in the other order."""
+    half = range(size // 2)
+    called = [{"type": "tool_use", "id": f"a{index}", "name": "f", "input": {}} for index in half]
+    given = [{"type": "tool_result", "tool_use_id": f"a{index}"} for index in reversed(half)]
+    answers = [{"role": "assistant", "content": called}, {"role": "user", "content": given}]
+    return {"messages": [message(0), *answers]}
+
+
+def given_tools(size: int, **fields: Json) -> list[Json]:
+    return [
+        {"name": f"tool_{index}", "input_schema": {"type": "object"}, **fields}
+        for index in range(size)
+    ]
+
+
+def found_tools(size: int) -> Mapping[str, Json]:
+    """Deferred tools, all of which a result names."""
+    use = {"type": "tool_use", "id": "a", "name": "search", "input": {}}
+    names = [{"type": "tool_reference", "tool_name": f"tool_{index}"} for index in range(size)]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": names}
+    said = [message(0), {"role": "assistant", "content": [use]}]
+    tools = given_tools(size, defer_loading=True)
+    return {"messages": [*said, {"role": "user", "content": [result]}], "tools": tools}
+
+
+def resent_messages(client: Client, size: int) -> Callable[[], object]:
+    """A history that came before, with one more message."""
+    usual = {"model": MODEL, "max_tokens": 16, "system": unique()}
+    said = [message(index) for index in range(size)]
+    client.post(MESSAGES, json.dumps({**usual, "messages": said}).encode())
+    body = json.dumps({**usual, "messages": [*said, message(size)]}).encode()
+    return lambda: client.post(MESSAGES, body)
+
+
 STRUCTURES = (
     # --- items of an input
     Structure("messages", posted(items(message)), 2_000, ITEMS),
@@ -783,4 +852,13 @@ STRUCTURES = (
     Structure("input tokens of messages", input_tokens, 2_000, ITEMS),
     Structure("messages to compact", compacted, 500, ITEMS),
     Structure("output tokens", posted(streamed), 500, 20_000),
+    # --- the Messages API
+    Structure("Messages: messages", of_messages(items_of_messages), 2_000, ITEMS),
+    Structure("Messages: messages, again", resent_messages, 2_000, ITEMS - 1),
+    Structure("Messages: blocks", of_messages(blocks), 2_000, 20_000),
+    Structure("Messages: calls with their results", of_messages(uses), 2_000, ITEMS // 2),
+    Structure("Messages: parallel calls", of_messages(parallel_uses), 2_000, 20_000),
+    Structure("Messages: tools", of_messages(lambda n: {"tools": given_tools(n)}), 500, TOOLS),
+    Structure("Messages: tools that were found", of_messages(found_tools), 500, TOOLS),
+    Structure("Messages: a count", of_messages(uses, "/count_tokens"), 2_000, ITEMS // 2),
 )

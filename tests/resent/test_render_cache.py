@@ -79,7 +79,7 @@ async def test_item_that_says_nothing_is_no_place_to_cut(silent: dict[str, Any])
     for before in ([first], []):
         async with serving(check_rendering=True) as served:
             for history in (*before, [*first, *more]):
-                body = {"model": MODEL, "input": history, "store": False}
+                body = {"model": MODEL, "input": history, "tools": [WEATHER], "store": False}
                 answer = await fetch(served, "POST", "/v1/responses", body)
                 assert answer.json["status"] == "completed", answer.body
             used.append(answer.json["usage"]["input_tokens"])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from segue.dialects.choose import choose
 from segue.dialects.deepseek import TEMPLATES
 from segue.dialects.messages import MessagesDialect
 from segue.dialects.template import template_dialect
@@ -24,7 +25,7 @@ from segue.vocabularies.chat_template import ChatTemplate
 from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Vocabulary
 from tests.contracts.test_dialects import MAKERS, examples
-from tests.models.families import model_folder
+from tests.models.families import BY_NAME, model_folder
 from tests.pipeline import Stage
 from tests.scenarios.test_upstream_engines import staged
 
@@ -69,6 +70,8 @@ class FamilyCase(NamedTuple):
     # None: prompts are messages.
     vocabulary: Vocabulary | None
     counts_tokens: bool = True
+    # How many tokens at the end of a prompt an answer without thoughts may change.
+    cue_tokens: int = 0
 
     def engine(self, script: Script) -> Engine:
         is_chat = self.vocabulary is None
@@ -88,6 +91,10 @@ class FamilyCase(NamedTuple):
 def family_of(name: str) -> FamilyCase:
     if name == "messages":
         return FamilyCase(MessagesDialect(), None, counts_tokens=False)
+    if name in BY_NAME:
+        folder = model_folder(name)
+        vocabulary = vocabulary_from_file(folder)
+        return FamilyCase(choose(folder, vocabulary), vocabulary, counts_tokens=False, cue_tokens=8)
     if name not in TEMPLATES:
         case = MAKERS[name]()
         return FamilyCase(case.dialect, case.vocabulary)
@@ -222,7 +229,8 @@ async def play(
         told = await stage.turn(input=sent_history(history, lost, draw), tools=tools, store=False)
         assert told.response["status"] == "completed", told.response["error"]
         prompt = case.flat(stage.engine.jobs[-1].prompt)
-        assert prompt[: len(before)] == before
+        kept = len(before) - case.cue_tokens if before else 0
+        assert prompt[:kept] == before[:kept]
         if before and case.counts_tokens:
             # What was written and what was sampled is not tokenized again.
             sampled = len(stage.engine.sampled[-2])
@@ -273,5 +281,29 @@ def test_history_that_was_changed_is_not_taken_for_the_old_one(
             text = case.text(stage.engine.jobs[-1].prompt)
             assert "changed" in text
             assert not re.search(rf"\b{old}\b", text)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("family", [name for name, row in BY_NAME.items() if row.is_quick])
+def test_reminders_and_new_tools_cost_nothing_of_what_is_before_them(family: str) -> None:
+    """In the templates of well-known models: the strict ones take no system message there, or forget at a question."""
+    case = family_of(family)
+    steps = [LoopStep(True, True, 2, True, True, True)] * 3
+
+    async def run() -> None:
+        engine = case.engine(script_of(steps))
+        async with staged(engine, case.dialect, checks_rendering=True) as stage:
+            history: list[Json] = [{"type": "message", "role": "user", "content": "asking0"}]
+            before: list[int] = []
+            for n, step in enumerate([*steps, steps[0]]):
+                told = await stage.turn(input=history, tools=TOOLS, store=False)
+                assert told.response["status"] == "completed", told.response["error"]
+                prompt = case.flat(stage.engine.jobs[-1].prompt)
+                kept = max(0, len(before) - case.cue_tokens)
+                assert prompt[:kept] == before[:kept]
+                before = prompt
+                output = told.response["output"]
+                history += [*output, *added_by(step, n, output)]
 
     asyncio.run(run())

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CODE = ("src", "tests", "bench", "examples")
 # Names of Markdown files that are no documents of ours: one that Segue writes, and a pattern.
-NO_DOCUMENTS = {"segue-small-model.md", "NNNN-few-words.md"}
+NO_DOCUMENTS = {"SKILL.md", "segue-small-model.md", "NNNN-few-words.md"}
 
 NAME = re.compile(r"(?<![\w/.-])[\w./-]*[\w-]\.md\b")
 MARK = r"(?:[FT]\d+|\d+(?:\.\d+)*)"

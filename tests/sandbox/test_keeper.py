@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,14 +52,9 @@ async def run(
     return said + outcome.stdout + outcome.stderr, outcome
 
 
-async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for each in data:
-        yield each
-
-
 async def test_commands_and_files(client: KeeperClient) -> None:
     name = await container(client, name="first")
-    await client.write_file("me", name, "in/a.csv", pieces(b"1,", b"2\n"))
+    await client.write_file("me", name, "in/a.csv", b"1,2\n")
     said, outcome = await run(client, name, "cat in/a.csv; echo err >&2; echo out > b.txt; exit 3")
     assert (sorted(said.split()), outcome.exit_code) == (["1,2", "err"], 3)
     found = {entry.path: entry.is_uploaded for entry in await client.list_files("me", name)}
@@ -125,6 +120,8 @@ async def test_unstored_container_touches_no_disk(
     client: KeeperClient, keeper: KeeperProcess
 ) -> None:
     name = await container(client, is_volatile=True)
+    await client.write_file("me", name, "in/a", b"words")
+    assert (await run(client, name, "cat in/a; echo more >> in/a"))[0] == "words"
     await run(client, name, "echo canary-in-memory > /mnt/data/x; df /mnt/data | grep tmpfs")
     folder = Path("/tmp", f"segue-sandboxes-{os.geteuid()}")
     assert not _contains(folder, "canary-in-memory")

@@ -26,8 +26,10 @@ TALK = "/v1/conversations/{id}"
 SAID = TALK + "/items/{item_id}"
 KEY = "/dashboard/keys/{id}"
 FILE = "/v1/files/{id}"
+CHAT = "/v1/chat/completions"
 WRONG = "sk-segue-" + "y" * 43
 LONG = " ".join(str(number) for number in range(2_000))
+REQUEST_IDS = ("x-request-id", "request-id")
 ABSENT = "resp_" + "0" * 32
 
 
@@ -59,6 +61,15 @@ UPLOADED = {"input": [{"role": "user", "content": [{"type": "input_file", "file_
 SEALED = {"input": [{"type": "compaction", "encrypted_content": "{sealed}"}]}
 TALKING = {"conversation": "{conversation}", "store": True}
 PARENT = {"previous_response_id": "{response}"}
+
+THREAD = {"thread": {"type": "continue", "previous_message_id": "{message}"}}
+
+
+def speak(**fields: Any) -> dict[str, Any]:
+    """A request of the Messages API or of Chat Completions."""
+    said = [{"role": "user", "content": "go on"}]
+    return {"model": MODEL, "max_tokens": 50, "messages": said, **fields}
+
 
 # By route: a probe for each way to name something. A route without ids has probes that name nothing.
 MATRIX: dict[tuple[str, str], list[Probe]] = {
@@ -136,6 +147,25 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ("GET", FILE): [Probe("GET", "/v1/files/{file}")],
     ("GET", FILE + "/content"): [Probe("GET", "/v1/files/{file}/content")],
     ("DELETE", FILE): [Probe("DELETE", "/v1/files/{file}", is_safe=False)],
+    ("POST", "/v1/messages"): [
+        Probe("POST", "/v1/messages", speak(**THREAD)),
+        Probe("POST", "/v1/messages", speak(**THREAD, stream=True)),
+        Probe("POST", "/messages", speak(**THREAD)),
+    ],
+    ("POST", "/v1/messages/count_tokens"): [
+        Probe("POST", "/v1/messages/count_tokens", speak(**THREAD)),
+    ],
+    ("POST", CHAT): [Probe("POST", CHAT, speak(), foreign=200)],
+    # Its answers are not stored.
+    ("GET", CHAT): [Probe("GET", CHAT, right=404)],
+    ("GET", CHAT + "/{id}"): [Probe("GET", CHAT + "/{response}", right=404)],
+    # The engine has neither.
+    ("POST", "/v1/completions"): [
+        Probe("POST", "/v1/completions", {"model": MODEL, "prompt": "x"}, right=404),
+    ],
+    ("POST", "/v1/embeddings"): [
+        Probe("POST", "/v1/embeddings", {"model": MODEL, "input": "x"}, right=404),
+    ],
     ("GET", "/v1/models"): [Probe("GET", "/v1/models", foreign=200)],
     ("GET", "/v1/models/{id}"): [Probe("GET", f"/v1/models/{MODEL}", foreign=200)],
     ("GET", "/metrics"): [Probe("GET", "/metrics", foreign=403, right=403)],
@@ -145,6 +175,7 @@ OPEN = {
     ("GET", "/"),
     ("GET", "/docs"),
     ("GET", "/health"),
+    ("GET", "/api/hello"),
     ("GET", "/ready"),
     ("GET", "/dashboard/{name}"),
     ("GET", "/openapi.json"),
@@ -204,8 +235,11 @@ async def make_things(served: Served, secret: str) -> dict[str, str]:
     path = f"/v1/conversations/{talk['id']}/items"
     items = (await fetch(served, "GET", path, headers=headers)).json["data"]
     file = await upload(served, headers=headers)
+    asked = {"thread": {"type": "create"}}
+    message = (await fetch(served, "POST", "/v1/messages", speak(**asked), headers)).json
     return {
         "file": file["id"],
+        "message": message["id"],
         "conversation": talk["id"],
         "said": items[0]["id"],
         "response": made["id"],
@@ -216,8 +250,8 @@ async def make_things(served: Served, secret: str) -> dict[str, str]:
 
 def said(answer: Answer) -> tuple[int, dict[str, str], bytes]:
     """Everything of an answer that may not tell whether a thing is there."""
-    shown = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
-    return answer.status, shown, answer.body
+    shown = {k: v for k, v in answer.headers.items() if k not in ("date", *REQUEST_IDS)}
+    return answer.status, shown, re.sub(rb"req_[0-9a-f]{32}", b"", answer.body)
 
 
 def all_probes() -> list[Probe]:
@@ -237,7 +271,7 @@ async def test_matrix_over_http(tenants: Tenants) -> None:
     for probe in probes:
         strangers = [await tenants.ask(probe, one) for one in (None, WRONG, tenants.revoked)]
         assert [answer.status for answer in strangers] == [401, 401, 401], probe
-        assert strangers[1].body == strangers[2].body
+        assert said(strangers[1])[2] == said(strangers[2])[2]
     before = [await tenants.ask(probe, tenants.eve) for probe in probes]
     assert [
         (one.verb, one.path, answer.status) for one, answer in zip(probes, before, strict=True)

@@ -13,6 +13,7 @@ import pytest
 from segue.accounts.hashes import issue_key
 from segue.limits import KeyLimits
 from tests.chat import script
+from tests.engines.fakes.chat import FakeChat, delta, usage
 from tests.message_events import (
     BASH,
     HELLO,
@@ -474,6 +475,32 @@ async def test_guard_that_stops_input_or_answer_is_a_refusal(tmp_path: Path) -> 
         assert message["stop_details"]["type"] == "refusal"
         assert message["stop_details"]["explanation"]
     assert asked["content"] == []
+
+
+# --- chat endpoints -----------------------------------------------------------------------------------
+
+
+async def test_chat_endpoint_names_the_stop_sequence_and_says_how_long_is_too_long() -> None:
+    met = {"choices": [{"delta": {}, "finish_reason": "stop", "stop_reason": "END"}]}
+    words = (
+        "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens. "
+        "Please reduce the length of the messages."
+    )
+    events = [delta(content="One."), met, usage(9, 3, cached=4)]
+    async with (
+        FakeChat(events=events) as fake,
+        serving(engine="chat", engine_url=(fake.url,), model=(MODEL,)) as served,
+    ):
+        message = await both(served, stop_sequences=[str(number) for number in range(9)] + ["END"])
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+        assert prompt_of(message["usage"]) == 9
+        assert message["usage"]["cache_read_input_tokens"] == 4
+        assert len(fake.requests[0]["stop"]) == 4
+        fake.refuses = (400, words)
+        for is_streamed in (False, True):
+            refused = await ask(served, stream=is_streamed)
+            said = "prompt is too long: 9000 tokens > 4096 maximum"
+            assert (refused.status, refused.json["error"]["message"]) == (400, said)
 
 
 # --- keys and limits ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.replay import load
-from bench.wires import play, scripted_server, summed
+from bench.wires import free_server, play, scripted_server, summed
 from segue_bench.server import ServerProcess
 from tests.clients.recordings import recordings
 
@@ -47,4 +47,12 @@ def test_turn_of_a_recorded_client_costs_what_is_new_in_it(
     assert session.turns >= 3
     assert session.is_held, (session, played)
     # Not one token of what was there is rendered again, in any turn.
+    assert [one for one in played if one.reused < one.known] == []
+
+
+def test_real_llamacpp_finds_all_of_a_recorded_history() -> None:
+    """By its own count, with answers that a real model has sampled."""
+    with free_server("llamacpp") as process:
+        played = play(load("langchain-messages"), process, "llamacpp")
+    assert len(played) == 4
     assert [one for one in played if one.reused < one.known] == []

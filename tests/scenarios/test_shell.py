@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.sandbox.client import KeeperClient
+from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
 from tests.events import check_turn, told_alike
+from tests.sandbox.test_skills import packed
+from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, until, wire
 
@@ -307,3 +313,126 @@ async def test_uploaded_file_is_in_the_container(tmp_path: Path) -> None:
         body = {"model": MODEL, "input": "Go", "tools": [tool]}
         response = (await fetch(served, "POST", "/v1/responses", body)).json
     assert response["output"][1]["output"][0]["stdout"].strip() == "words"
+
+
+# --- skills ---------------------------------------------------------------------------------------------
+
+
+def inline(name: str = "csv-insights", words: str = "Sum it up.") -> Body:
+    data = b64encode(packed({f"{name}/SKILL.md": words.encode(), f"{name}/a/b.txt": b"b"}))
+    source = {"type": "base64", "media_type": "application/zip", "data": data.decode()}
+    return {"type": "inline", "name": name, "description": "Sums of CSV files.", "source": source}
+
+
+def shell_with(*skills: Body) -> Body:
+    return {"type": "shell", "environment": {"type": "container_auto", "skills": [*skills]}}
+
+
+async def test_model_hears_of_a_skill_once_and_finds_it_in_the_container(tmp_path: Path) -> None:
+    look = run("cat /home/user/skills/csv-insights-*/SKILL.md /home/user/skills/*/a/b.txt")
+    turns = [look, DONE, look, DONE]
+    async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:
+        tool = shell_with(inline())
+        first = (await socket.turn(input="Go", tools=[tool]))["response"]
+        assert first["output"][1]["output"][0]["stdout"] == "Sum it up.b"
+        # The skill is not echoed, and the head of the prompt is that of a shell without skills.
+        assert "skills" not in first["tools"][0]["environment"]
+        listed = await fetch(served, "GET", f"/v1/responses/{first['id']}/input_items?order=asc")
+        told = [one["content"][0]["text"] for one in listed.json["data"]]
+        assert told[0] == "Go"
+        assert "csv-insights: Sums of CSV files. (read /home/user/skills/csv-insights-" in told[1]
+        more = {"previous_response_id": first["id"]}
+        second = (await socket.turn(input="On", tools=[tool], **more))["response"]
+        assert second["tools"] == first["tools"]
+        assert second["output"][1]["output"][0]["stdout"] == "Sum it up.b"
+        listed = await fetch(served, "GET", f"/v1/responses/{second['id']}/input_items?order=asc")
+        said = [one.get("content", [{}])[0].get("text", "") for one in listed.json["data"]]
+        assert said.count("On") == 1
+        assert len([text for text in said if "csv-insights:" in text]) <= 1
+
+
+@pytest.mark.parametrize(
+    "skill, status, code",
+    [
+        ({"type": "skill_reference", "skill_id": "skill_x"}, 400, "skill_not_found"),
+        ({**inline(), "source": {"type": "base64", "data": "????"}}, 400, "invalid_skill"),
+        ({**inline(), "source": {"type": "url", "data": ""}}, 400, "invalid_value"),
+        ({**inline(), "name": "../up"}, 400, "invalid_skill"),
+    ],
+)
+async def test_bad_skill_is_refused_and_no_container_is_made(
+    skill: Body, status: int, code: str, tmp_path: Path
+) -> None:
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        body = {"model": MODEL, "input": "Go", "tools": [shell_with(skill)]}
+        refused = await fetch(served, "POST", "/v1/responses", body)
+        assert (refused.status, refused.json["error"]["code"]) == (status, code)
+        assert await keeper_of(served).list_all(LOCAL) == []
+
+
+# --- keys, and what ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scopes, tool, status",
+    [
+        ((), AUTO, 403),
+        (("shell",), AUTO, 200),
+        (("shell",), shell_with(inline()), 403),
+        (("shell", "skills"), shell_with(inline()), 200),
+    ],
+)
+async def test_key_needs_the_scope(
+    scopes: tuple[str, ...], tool: Body, status: int, tmp_path: Path
+) -> None:
+    async with scripted(tmp_path, run("true"), DONE, auth="keys", **FLAGS) as served:
+        headers = await key_for(served, *scopes)
+        body = {"model": MODEL, "input": "Go", "tools": [tool]}
+        answer = await fetch(served, "POST", "/v1/responses", body, headers=headers)
+        assert answer.status == status, answer.body
+        listed = await fetch(served, "GET", "/v1/containers", headers=headers)
+        assert listed.status == (200 if "shell" in scopes else 403)
+
+
+async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:
+    turns = [run("echo begun; sleep 62"), DONE, run("echo again"), DONE]
+    async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:
+        await socket.create(input="Go", tools=[AUTO])
+        events = [await socket.next()]
+        while not events[-1]["type"].endswith("output_content.delta"):
+            events.append(await socket.next())
+        (keeper,) = [pid for pid in processes_of(os.getpid()) if is_keeper(pid)]
+        os.kill(keeper, signal.SIGKILL)
+        events += await socket.events()
+        response = check_turn(events)
+        # It ends once, and the model reads why.
+        assert response["status"] == "completed"
+        output = response["output"][1]["output"][0]
+        assert (output["stdout"], output["outcome"]["type"]) == ("begun\n", "exit")
+        assert "does not answer" in output["stderr"]
+        async with asyncio.timeout(10):
+            while True:
+                more = {"previous_response_id": response["id"]}
+                event = await socket.turn(input="On", tools=[AUTO], **more)
+                if event["type"] == "response.completed":
+                    break
+                assert event["error"]["code"] == "container_failed"
+        assert event["response"]["output"][1]["output"][0]["stdout"] == "again\n"
+
+
+def is_keeper(pid: int) -> bool:
+    try:
+        return b"segue.sandbox.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("path, fields", [("/input_tokens", {}), ("", {"generate": False})])
+async def test_request_that_runs_nothing_makes_no_container(
+    path: str, fields: Body, tmp_path: Path
+) -> None:
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        body = {"model": MODEL, "input": "Go", "tools": [AUTO], **fields}
+        answer = await fetch(served, "POST", f"/v1/responses{path}", body)
+        assert answer.status == 200, answer.body
+        assert await keeper_of(served).list_all(LOCAL) == []

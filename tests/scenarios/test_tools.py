@@ -557,12 +557,13 @@ HOSTED = [
 
 
 @ways
-async def test_hosted_tools_are_taken_and_not_offered(way: str) -> None:
+async def test_hosted_tools_beside_others_are_taken_and_not_offered(way: str) -> None:
     async with serving() as served, asking(served, way) as ask:
-        told = response_of(await ask({"input": "Hello", "tools": HOSTED}))
+        tools = [*HOSTED, WEATHER]
+        told = response_of(await ask({"input": "Hello", "tools": tools, "tool_choice": "none"}))
         assert [one["type"] for one in told["output"]] == ["message"]
-        assert [one["type"] for one in told["tools"]] == [one["type"] for one in HOSTED]
-        bare = response_of(await ask({"input": "Hello"}))
+        assert [one["type"] for one in told["tools"]] == [one["type"] for one in tools]
+        bare = response_of(await ask({"input": "Hello", "tools": [WEATHER], "tool_choice": "none"}))
         assert told["usage"]["input_tokens"] == bare["usage"]["input_tokens"]
 
 

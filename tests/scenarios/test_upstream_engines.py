@@ -191,7 +191,8 @@ async def test_answer_that_is_sent_back_as_it_was_is_known_by_the_ids_that_were_
             known = await cache.known_items(owner, create, 0)
             assert known is not None
             assert isinstance(create.input, list)
-            found = await cache.recognise(owner, create, await decode_items(create.input), 0)
+            items = await decode_items(create.input)
+            found = await cache.recognise(owner, create, items, known)
             assert (found.beginning is not None) is any(known) is (owner == OWNER)
 
 

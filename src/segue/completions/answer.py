@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.completions.request import AnswerForm
 from segue.wire.codec import encode
-from segue.wire.items import UrlCitation
 from segue.wire.response import IncompleteDetails, Response, Usage
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -55,13 +55,6 @@ class WrittenCall(Struct, frozen=True, kw_only=True):
     type: Literal["function", "custom"]
     function: WrittenFunction | UnsetType = UNSET
     custom: WrittenCustom | UnsetType = UNSET
-
-
-class Citation(Struct, frozen=True):
-    """A mark in the text that stands for a page."""
-
-    url_citation: UrlCitation
-    type: Literal["url_citation"] = "url_citation"
 
 
 class ChatAnswer(Struct, frozen=True, kw_only=True):
@@ -149,8 +142,8 @@ def completion_id(turn_id: str) -> str:
     return "chatcmpl-" + turn_id.removeprefix("resp_")
 
 
-def encode_completion(response: Response, *, wants_logprobs: bool, is_old: bool) -> bytes:
-    """A response as a completion. `is_old`: the request had `functions`."""
+def encode_completion(response: Response, form: AnswerForm) -> bytes:
+    """A response as a completion."""
     items = [read_item(item) for item in response.output]
     calls = [call for item in items if (call := item.call) is not None]
     texts = [part for item in items if item.type == "message" for part in item.content or ()]
@@ -163,15 +156,15 @@ def encode_completion(response: Response, *, wants_logprobs: bool, is_old: bool)
         annotations=annotations_of(texts) or UNSET,
         tool_calls=calls or UNSET,
     )
-    if is_old and calls:
+    if form.is_old and calls:
         called = calls[0].function
         message = structs.replace(message, tool_calls=UNSET, function_call=called)
     likely = [raw for part in texts for raw in part.logprobs or ()]
     choice = OnlyChoice(
         message=message,
-        logprobs=TextLogprobs(likely) if wants_logprobs else None,
+        logprobs=TextLogprobs(likely) if form.wants_logprobs else None,
         finish_reason=finish_reason(
-            response.incomplete_details, has_calls=bool(calls), is_old=is_old
+            response.incomplete_details, has_calls=bool(calls), is_old=form.is_old
         ),
     )
     completion = Completion(

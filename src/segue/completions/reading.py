@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.completions.messages import translate
-from segue.completions.request import ChatRequest, decode_chat, given, to_create
+from segue.completions.request import AnswerForm, ChatRequest, decode_chat, given, to_create
 from segue.completions.tools import offered_tools
 from segue.errors import ApiError
 from segue.resent.memo import Memo
@@ -58,11 +58,12 @@ class ChatReading:
         self._session = session
         # After how many items each message ends.
         self._ends: list[int] = []
-        self.request = ChatRequest(messages=[])
+        self.form = AnswerForm()
 
     def decode(self, body: bytes | bytearray) -> Create:
         """The turn that a body asks for."""
-        self.request = request = decode_chat(body)
+        request = decode_chat(body)
+        self.form = request.form
         items = self._items(request.messages)
         return to_create(request, items, self._tools(request), self._session)
 

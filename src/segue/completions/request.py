@@ -124,7 +124,6 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     user: str | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
-    moderation: RawField = UNSET
     prompt_cache_key: str | None = None
     # Outside of the contract, and in daily use.
     chat_template_kwargs: TemplateValues | None = None
@@ -139,19 +138,31 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
 
     @property
-    def wants_usage(self) -> bool:
-        """Whether the stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage is True
-
-    @property
-    def wants_search(self) -> bool:
-        """Whether the model may search the web."""
-        return given(self.web_search_options) is not None
-
-    @property
     def is_old(self) -> bool:
         """Whether it offers `functions`, and so expects a `function_call` instead of tool calls."""
         return given(self.functions) is not None and given(self.tools) is None
+
+    @property
+    def form(self) -> AnswerForm:
+        options = self.stream_options
+        return AnswerForm(
+            wants_usage=options is not None and options.include_usage is True,
+            wants_logprobs=bool(self.logprobs),
+            wants_search=given(self.web_search_options) is not None,
+            is_old=self.is_old,
+        )
+
+
+class AnswerForm(Struct, frozen=True, kw_only=True):
+    """What of a request is needed to the end of its turn: the request itself holds the whole body."""
+
+    # Whether the stream ends with the usage.
+    wants_usage: bool = False
+    wants_logprobs: bool = False
+    # Whether the model may search the web.
+    wants_search: bool = False
+    # Whether the request had `functions`.
+    is_old: bool = False
 
 
 _request = msgspec.json.Decoder(ChatRequest)
@@ -199,7 +210,6 @@ def to_create(
         service_tier=request.service_tier,
         user=request.user,
         safety_identifier=request.safety_identifier,
-        moderation=request.moderation,
         prompt_cache_key=request.prompt_cache_key or session,
     )
 
@@ -247,14 +257,14 @@ def _tokens_max(request: ChatRequest) -> int | None:
 
 
 def _format(request: ChatRequest) -> TextFormat | None:
-    """What the answer must look like, under any of its names."""
+    """What the answer must look like, under any of its names. A schema outlives the body, and is copied."""
     match request.response_format:
         case ResponseFormat(type="json_schema", json_schema=SchemaFormat() as asked):
-            return TextFormat(
-                "json_schema", asked.name, asked.schema, asked.strict, asked.description
-            )
+            schema = given(asked.schema)
+            own = schema.copy() if schema else UNSET
+            return TextFormat("json_schema", asked.name, own, asked.strict, asked.description)
         case ResponseFormat(type="json_object", schema=raw) if schema := given(raw):
-            return TextFormat("json_schema", "answer", schema)
+            return TextFormat("json_schema", "answer", schema.copy())
         case ResponseFormat(type=kind):
             return TextFormat(kind)
         case None:
@@ -267,7 +277,7 @@ def _guided_format(request: ChatRequest) -> TextFormat | None:
     if schema := given(request.guided_json) or given(guided.json):
         # The schema, or a text that contains it.
         decoded = decode_body(_text, schema, "guided_json")
-        raw = Raw(decoded.encode()) if isinstance(decoded, str) else schema
+        raw = Raw(decoded.encode()) if isinstance(decoded, str) else schema.copy()
         return TextFormat("json_schema", "answer", raw)
     return TextFormat("json_object") if guided.json_object else None
 

@@ -16,6 +16,8 @@ from segue.turn.plan import Arrival
 
 # By which headers clients name their session. A hint for the routing, never an identity.
 SESSION_HEADERS = (b"x-session-affinity", b"x-session-id", b"session-id", b"x-conversation-id")
+# As much of it is kept with the turn.
+SESSION_CHARS_MAX = 256
 
 
 class ChatRoutes:
@@ -27,9 +29,10 @@ class ChatRoutes:
     async def create(self, exchange: Exchange) -> None:
         """A completion: as a stream of chunks, or as one object."""
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
-        reading = ChatReading(self._services.memo, exchange.owner, session)
+        hint = session and session[:SESSION_CHARS_MAX]
+        reading = ChatReading(self._services.memo, exchange.owner, hint)
         arrival = await receive(exchange, self._services, reading.decode)
-        if reading.request.wants_search:
+        if reading.form.wants_search:
             self._check_search(exchange)
         try:
             if arrival.create.stream:
@@ -46,14 +49,9 @@ class ChatRoutes:
             raise InvalidRequest(message, code="unsupported_value", param="web_search_options")
 
     async def _stream(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
-        request = reading.request
-        writer = ChunkWriter(wants_usage=request.wants_usage, is_old=request.is_old)
+        writer = ChunkWriter(reading.form)
         await stream(exchange, self._services, arrival, open_stream(self._services, writer.write))
 
     async def _answer(self, exchange: Exchange, arrival: Arrival, reading: ChatReading) -> None:
         running = await run_to_end(exchange, self._services, arrival)
-        request = reading.request
-        completion = encode_completion(
-            running.visible, wants_logprobs=bool(request.logprobs), is_old=request.is_old
-        )
-        await exchange.answer(200, completion)
+        await exchange.answer(200, encode_completion(running.visible, reading.form))

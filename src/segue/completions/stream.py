@@ -27,12 +27,15 @@ from segue.completions.answer import (
     finish_reason,
     usage_of,
 )
+from segue.completions.request import AnswerForm
 from segue.errors import InvalidRequest, ServerFault
 from segue.turn.assemble import CALLERS_FAULTS
 from segue.wire.codec import encode, encode_error_body
 from segue.wire.events import Event
 from segue.wire.response import Fault, IncompleteDetails, Usage
 
+# Around the text of a delta, as `DeltaTemplate` in `wire/codec.py` writes it: in a text both would be escaped.
+DELTA, NUMBER = b',"delta":', b',"sequence_number":'
 # A delta without text.
 NOTHING = b'""'
 PING = b": ping\n\n"
@@ -102,12 +105,12 @@ _read_end = msgspec.json.Decoder(Ended).decode
 class ChunkWriter:
     """Writes the chunks of one turn."""
 
-    def __init__(self, *, wants_usage: bool, is_old: bool) -> None:
-        """`is_old`: the request had `functions`."""
-        self._wants_usage = wants_usage
-        self._is_old = is_old
-        self._head = b""
-        self._tail = b""
+    def __init__(self, form: AnswerForm) -> None:
+        self._wants_usage = form.wants_usage
+        self._is_old = form.is_old
+        self._head = self._tail = self._text_tail = b""
+        # What a chunk begins with, by the event whose text it has.
+        self._text_heads: dict[str, bytes] = {}
         self._beats = 0
         self._has_begun = False
         # The places of calls in the list of calls, by their places in the output.
@@ -118,8 +121,14 @@ class ChunkWriter:
         chunks: list[bytes] = []
         for event in events:
             kind = event.type
-            if (name := TEXT_DELTAS.get(kind)) is not None:
-                chunks += self._text_chunks(name, event.data)
+            if (head := self._text_heads.get(kind)) is not None:
+                # Nearly all of them, and nearly all in this form: what decoding costs would be paid for each token.
+                data = event.data
+                begin, end = data.find(DELTA) + len(DELTA), data.rfind(NUMBER)
+                if begin < end - len(NOTHING):
+                    chunks.append(b"".join((head, data[begin:end], self._text_tail)))
+                else:
+                    chunks += self._text_chunks(head, data)
             elif (opening := CALL_DELTAS.get(kind)) is not None:
                 chunks += self._call_chunks(opening, event.data)
             elif kind == "response.output_item.added":
@@ -149,6 +158,11 @@ class ChunkWriter:
         }
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._tail = b"]" + b',"usage":null' * self._wants_usage + b"}\n\n"
+        self._text_heads = {
+            kind: b'%b{"index":0,"delta":{"%b":' % (self._head, name)
+            for kind, name in TEXT_DELTAS.items()
+        }
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def _chunk(self, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
         return b'%b{"index":0,"delta":{%b},"logprobs":%b,"finish_reason":%b}%b' % (
@@ -164,15 +178,16 @@ class ChunkWriter:
             self._has_begun = True
             chunks.append(self._chunk(b'"role":"assistant","content":""'))
 
-    def _text_chunks(self, name: bytes, data: bytes) -> list[bytes]:
+    def _text_chunks(self, head: bytes, data: bytes) -> list[bytes]:
+        """A delta with how likely its tokens were, or without text."""
         read = _read_delta(data)
         text = bytes(read.delta)
-        if text == NOTHING and not read.logprobs:
-            return []
-        delta = b'"%b":%b' % (name, text)
-        if not read.logprobs:
-            return [self._chunk(delta)]
-        return [self._chunk(delta, encode({"content": read.logprobs, "refusal": None}))]
+        if read.logprobs:
+            likely = encode({"content": read.logprobs, "refusal": None})
+            return [
+                b'%b%b},"logprobs":%b,"finish_reason":null}%b' % (head, text, likely, self._tail)
+            ]
+        return [] if text == NOTHING else [b"".join((head, text, self._text_tail))]
 
     def _item_chunks(self, data: bytes) -> list[bytes]:
         """A call begins with its id and its name, which come once."""

@@ -30,8 +30,8 @@ class RoleRule(Struct, frozen=True):
     alternates: bool = False
     # Whether messages without a single one of a user are refused.
     needs_user: bool = False
-    # Whether what a user says after a tool's output is a new question, before which the thoughts are forgotten. Then
-    # instructions that stand there are said at the end of that output.
+    # Whether what a user says after a tool's output is a new question, which changes what stands before it: thoughts
+    # are forgotten, or the tools move. Then instructions that stand there are said at the end of that output.
     is_forgetful: bool = False
 
     @property

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NamedTuple
 
+from msgspec import structs
+
 from segue.dialects.chatml import (
     JOINS,
     ROLES,
@@ -334,9 +336,9 @@ class _Probe:
             alternates = taken.rule.alternates or not self._takes(
                 goes_on, "question-47", "another-47"
             )
-            is_forgetful = self._forgets(taken.thoughts, call)
-            rule = RoleRule(taken.rule.system, alternates, is_forgetful=is_forgetful)
-            taken = replace(taken, rule=rule)
+            rule = RoleRule(taken.rule.system, alternates)
+            is_forgetful = self._forgets(rule, taken.thoughts, call)
+            taken = replace(taken, rule=structs.replace(rule, is_forgetful=is_forgetful))
         return taken
 
     def _rule(self) -> RoleRule:
@@ -390,16 +392,25 @@ class _Probe:
             for chat, tools in ((answer, None), (calling, TOOLS))
         )
 
-    def _forgets(self, field: str | None, call: dict[str, object]) -> bool:
-        """Whether a thought is shown until a user speaks after a tool."""
+    def _forgets(self, rule: RoleRule, field: str | None, call: dict[str, object]) -> bool:
+        """Whether instructions after a tool's output, said as a user's, change what stands before it: thoughts are
+        dropped, or the tools move."""
+        if rule.system == "anywhere":
+            return False
         thought = "thought-47" if field else f"{THINK}\nthought-47\n{THOUGHT}\n\n"
         calling = [ASKED, {**call, field or "content": thought}, _answered(ONE)]
-        asked = [*calling, _said("user", "another-47")]
-        return any(
-            self._takes(calling, "thought-47", tools=TOOLS, effort=effort)
-            and not self._takes(asked, "thought-47", tools=TOOLS, effort=effort)
-            for effort in EFFORTS
-        )
+        asked = place([*calling, _said("system", "another-47")], rule)
+        for effort in EFFORTS:
+            try:
+                text, longer = (
+                    self._runner.run(chat, TOOLS, 0, is_cued=False, effort=effort)
+                    for chat in (calling, asked)
+                )
+            except InvalidRequest:
+                continue
+            if not longer.startswith(text.partition(f"output {ONE}")[0]):
+                return True
+        return False
 
     def _takes(
         self,

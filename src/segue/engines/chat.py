@@ -107,6 +107,8 @@ SEEING = re.compile(
     r"|qwen-?3\.[5-9]|kimi-k2\.[5-9]|mistral-(small|medium|large)-?3|glm-\d\.\dv",
     re.IGNORECASE,
 )
+# How many stop strings every endpoint takes.
+STOPS_MAX = 4
 # The nearest effort that more endpoints know.
 NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -175,6 +177,9 @@ class _Choice(Struct, frozen=True):
     delta: _Delta | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
+    # The stop string, by vLLM and by SGLang; also ids, and null.
+    stop_reason: Raw | UnsetType = UNSET
+    matched_stop: Raw | UnsetType = UNSET
 
 
 NO_CHOICE = _Choice()
@@ -491,7 +496,8 @@ def _effort(wanted: str | None, left_out: frozenset[str]) -> str | None:
 def _sampling(sampling: Sampling) -> dict[str, object]:
     settings = SAMPLING.of(sampling)
     if sampling.stop_strings:
-        settings["stop"] = sampling.stop_strings
+        # More than the contract allows are looked for here, as these are.
+        settings["stop"] = sampling.stop_strings[:STOPS_MAX]
     if sampling.wants_logprobs:
         settings["logprobs"] = True
         if sampling.top_logprobs:
@@ -592,6 +598,7 @@ class _Answer:
         self.thoughts_in = ""
         # Not yet taken.
         self.deltas: list[Delta] = []
+        self._stop: Raw | UnsetType = UNSET
         # What went wrong; what was sent before it counts.
         self.error: ApiError | None = None
         # Whether no more is read: the endpoint has ended it, or is far beyond the limit.
@@ -642,6 +649,7 @@ class _Answer:
             if choice.finish_reason:
                 # Alone it is the end; some endpoints name a reason in every event, with what the event brings.
                 self._reason = choice.finish_reason
+                self._stop = choice.stop_reason or choice.matched_stop
                 self._is_closed = delta is None or delta.is_empty
             if delta is None or self._is_warm_up:
                 return None
@@ -696,7 +704,16 @@ class _Answer:
             input_tokens=usage.prompt_tokens,
             output_tokens=wrote,
             reasoning_tokens=thought,
+            stop_string=_read_stop(self._stop),
         )
+
+
+def _read_stop(raw: Raw | UnsetType) -> str | None:
+    """The stop string that was met; ids and anything else are none."""
+    try:
+        return None if raw is UNSET else msgspec.json.decode(raw, type=str)
+    except UNREADABLE:
+        return None
 
 
 def _read_usage(data: bytes) -> _Usage:

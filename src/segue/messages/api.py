@@ -6,9 +6,9 @@ Everything else of this room is loaded by the first request for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from segue.aio import off_loop
 from segue.listener.api import Api, Route
 from segue.listener.auth import bearer_key
 from segue.listener.exchange import Exchange, ReadHeader
@@ -24,28 +24,34 @@ VERSION = b"anthropic-version"
 
 
 class LateRoutes:
-    """The handlers of the API, loaded by the first request."""
+    """The handlers of the API, loaded by the first request, and beside the event loop: that takes a while."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._loaded: MessageRoutes | None = None
 
-    @cached_property
-    def _loaded(self) -> MessageRoutes:
-        from segue.messages.routes import MessageRoutes
-
-        return MessageRoutes(self._services)
+    async def _routes(self) -> MessageRoutes:
+        if self._loaded is None:
+            self._loaded = await off_loop(True, _load, self._services)
+        return self._loaded
 
     async def create(self, exchange: Exchange) -> None:
-        await self._loaded.create(exchange)
+        await (await self._routes()).create(exchange)
 
     async def count_tokens(self, exchange: Exchange) -> None:
-        await self._loaded.count_tokens(exchange)
+        await (await self._routes()).count_tokens(exchange)
 
     async def list_models(self, exchange: Exchange) -> None:
-        await self._loaded.list_models(exchange)
+        await (await self._routes()).list_models(exchange)
 
     async def model(self, exchange: Exchange) -> None:
-        await self._loaded.model(exchange)
+        await (await self._routes()).model(exchange)
+
+
+def _load(services: Services) -> MessageRoutes:
+    from segue.messages.routes import MessageRoutes
+
+    return MessageRoutes(services)
 
 
 def routes(services: Services) -> Sequence[Route]:

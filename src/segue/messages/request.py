@@ -263,7 +263,8 @@ class _History:
 
     @property
     def shown(self) -> ShownTools:
-        joined = (name for name in self._names if name not in self._tooling.names)
+        listed = set(self._tooling.names)
+        joined = (name for name in self._names if name not in listed)
         return ShownTools(tuple(joined), tuple(self._removed))
 
     @property

@@ -108,7 +108,7 @@ def translate_tools(raw: Raw) -> Tooling:
     if len(raws) > TOOLS_MAX:
         raise InvalidRequest(f"tools: at most {TOOLS_MAX} tools, not {len(raws)}", param="tools")
     listed: list[Raw] = []
-    names: list[str] = []
+    names: dict[str, None] = {}
     deferred: dict[str, Raw] = {}
     # The deferred ones, as a search of ours finds them.
     findable: list[Raw] = []
@@ -140,7 +140,7 @@ def translate_tools(raw: Raw) -> Tooling:
             findable.append(Raw(encode({**function, "defer_loading": True})))
         else:
             listed.append(definition)
-            names.append(name)
+            names[name] = None
     if "tool_search" in served:
         listed += findable
     return Tooling(

@@ -127,6 +127,8 @@ RAW: dict[str, Schema] = {
     "annotations": OBJECTS,
     "annotation": OBJECT,
     "ShellOutputDelta.delta": OBJECT,
+    "ShellEnvironment.network_policy": OBJECT,
+    "Skill.source": OBJECT,
     "ShellOutputDone.output": OBJECTS,
     "McpListTools.tools": OBJECTS,
     "variables": _or_null(OBJECT),

@@ -193,7 +193,7 @@ class Runner:
             caller = replace(arrival.caller, joined=conversation.joined)
             arrival = structs.replace(arrival, caller=caller)
         try:
-            plan = await self._prepare(arrival, turn_id)
+            plan = await self._make_ready(await self._prepare(arrival, turn_id))
             if taken_over is not None:
                 response = structs.replace(plan.response, created_at=taken_over.created_at)
                 plan = replace(plan, response=response)
@@ -218,6 +218,17 @@ class Runner:
             self._give_up(plan)
             raise
         return plan
+
+    async def _make_ready(self, plan: Plan) -> Plan:
+        """The plan, with what its hosted tools need made ready; a request that is only counted needs nothing."""
+        hosted = self.resources.hosted
+        if hosted is None or not plan.generates or not plan.resolved.head.tools.hosted:
+            return plan
+        try:
+            return await hosted.load().prepare(plan)
+        except BaseException:
+            self._give_up(plan)
+            raise
 
     def _give_up(self, plan: Plan) -> None:
         """Release what a plan holds that is not started."""

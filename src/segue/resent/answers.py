@@ -15,6 +15,9 @@ from segue.resent.canonical import canonical
 from segue.wire.items import InputText, Item, Message, OutputText, Reasoning, Refusal
 from segue.wire.kinds import is_model_written
 
+# How much longer a call may become in another spelling: every letter escaped, every value on a line of its own.
+SPELLING_FACTOR, SPELLING_BYTES = 8, 4_096
+
 
 def answer_length(wrote: Sequence[Item], later: Sequence[Item]) -> int:
     """How many of the later items are this answer; 0 if they do not begin with it."""
@@ -31,7 +34,7 @@ def _is_same(wrote: Sequence[Item], returned: Sequence[Item]) -> bool:
     return (
         words is not None
         and words == _words(wrote)
-        and _calls(returned) == _calls(wrote)
+        and _has_calls(wrote, returned)
         and _phases(returned) <= _phases(wrote)
         and _has_thoughts(wrote, returned)
     )
@@ -52,8 +55,18 @@ def _words(items: Sequence[Item]) -> str | None:
     return "".join(texts).strip()
 
 
-def _calls(items: Sequence[Item]) -> list[object]:
-    return [canonical(item) for item in items if not isinstance(item.value, Message | Reasoning)]
+def _has_calls(wrote: Sequence[Item], returned: Sequence[Item]) -> bool:
+    calls, others = (
+        [item for item in items if not isinstance(item.value, Message | Reasoning)]
+        for items in (wrote, returned)
+    )
+    return len(calls) == len(others) and all(map(_is_same_call, calls, others))
+
+
+def _is_same_call(wrote: Item, returned: Item) -> bool:
+    """What is so much longer is not only spelt otherwise, and need not be read."""
+    is_longer = len(returned.raw) > SPELLING_FACTOR * len(wrote.raw) + SPELLING_BYTES
+    return not is_longer and canonical(wrote) == canonical(returned)
 
 
 def _phases(items: Sequence[Item]) -> set[object]:

@@ -66,29 +66,45 @@ def plain_file(folder: int, path: str) -> Iterator[int]:
 
 @contextmanager
 def new_file(folder: int, path: str, owner: int | None) -> Iterator[int]:
-    """A new file at this path, in folders that are made; what was there before is replaced."""
+    """A new file of this user at this path, in folders that are made; what was there before is replaced."""
+    with _as_user(owner):
+        fd = _create(folder, path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _create(folder: int, path: str) -> int:
     *folders, name = path.split("/")
     at = os.dup(folder)
     try:
         for each in folders:
             with suppress(FileExistsError):
                 os.mkdir(each, 0o755, dir_fd=at)
-                if owner is not None:
-                    os.chown(each, owner, owner, dir_fd=at, follow_symlinks=False)
             inner = open_beneath(at, each, os.O_RDONLY | os.O_DIRECTORY)
             os.close(at)
             at = inner
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=at)
-        fd = open_beneath(at, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            if owner is not None:
-                os.fchown(fd, owner, owner)
-            yield fd
-        finally:
-            os.close(fd)
+        return open_beneath(at, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     finally:
         os.close(at)
+
+
+@contextmanager
+def _as_user(uid: int | None) -> Iterator[None]:
+    """Files are made as this user, in this thread; a folder in memory of a sandbox knows no other user."""
+    if uid is None:
+        yield
+        return
+    _libc.setfsgid(uid)
+    _libc.setfsuid(uid)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(os.geteuid())
+        _libc.setfsgid(os.getegid())
 
 
 def remove_file(folder: int, path: str) -> None:

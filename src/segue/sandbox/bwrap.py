@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,7 +34,8 @@ from segue.sandbox.seccomp import load_filter
 ISOLATION = "kernel-shared"
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
-IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, "/home/user": 16}
+HOME = "/home/user"
+IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, HOME: 16}
 FOLDER_BYTES_MIN = 16 * MIB
 START_S_MAX, CLOSE_S_MAX = 20.0, 1.0
 # A group can be removed when its last process is gone.
@@ -44,7 +46,7 @@ SUPERVISOR = "/run/supervisor.py"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
     "PATH": PATH,
-    "HOME": "/home/user",
+    "HOME": HOME,
     "USER": "user",
     "LANG": "C.UTF-8",
     "TMPDIR": "/tmp",
@@ -207,6 +209,8 @@ class Sandbox:
     process: asyncio.subprocess.Process
     pid: int
     pidfd: int
+    # Its root folder, held open: a number of a process may come again, this does not.
+    root: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     group: Group
@@ -222,6 +226,7 @@ class Sandbox:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self.pidfd)
+        os.close(self.root)
         self.writer.close()
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
@@ -261,9 +266,8 @@ async def _start(
     words = arguments(bwrap, data, limits, [*given, info_in, block_out])
     given.append(_readable("\0".join(words).encode() + b"\0"))
     passed = (*given, info_in, block_out, far.fileno())
-    # A user id of its own counts its processes alone.
-    processes = limits.processes if uid is not None or not group.folders else 0
-    limited = [limits.open_files, processes if uid is not None else 0, limits.disk_bytes]
+    processes = limits.processes if uid is not None or _counts_by_namespace() else 0
+    limited = [limits.open_files, processes, limits.disk_bytes]
     program = [bwrap.python, "-I", "-S", "-B", SUPERVISOR, str(far.fileno()), *map(str, limited)]
     process, writer = None, None
     try:
@@ -291,7 +295,8 @@ async def _start(
         ready = await channel.read_frame(reader)
         if ready.kind != channel.READY or pid is None:
             raise channel.BadFrame("something else than the supervisor")
-        return Sandbox(process, pid, os.pidfd_open(pid), reader, writer, group, uid)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Sandbox(process, pid, os.pidfd_open(pid), root, reader, writer, group, uid)
     except BaseException as error:
         near.close()
         if writer is not None:
@@ -306,6 +311,13 @@ async def _start(
         for fd in (block, *passed[:-1]) if process is None else (block,):
             with suppress(OSError):
                 os.close(fd)
+
+
+def _counts_by_namespace() -> bool:
+    """Whether the kernel counts the processes of a user in each user namespace, and not those of the server with them
+    (Linux 5.14)."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= (5, 14)
 
 
 async def _pid_of(info: int) -> int | None:

@@ -126,6 +126,7 @@ class KeeperProcess:
                 status = await asyncio.to_thread(process.wait)
                 if process is not self._process:
                     return
+                _release(process)
                 log.error("the keeper of sandboxes ended with status %d; starting it again", status)
             try:
                 await asyncio.to_thread(self.start)
@@ -140,16 +141,20 @@ class KeeperProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
         if process is None:
             return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(OSError):
-            process.stdin.close()
+        _release(process)
         try:
             process.wait(CLOSE_S_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes to a keeper; it ends when it notices."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 class KeeperClient:
@@ -198,27 +203,31 @@ class KeeperClient:
                     yield reply.data
 
     async def write_file(
-        self, owner: str, container_id: str, path: str, data: AsyncIterator[bytes]
+        self, owner: str, container_id: str, path: str, data: bytes, *, is_skill: bool = False
     ) -> None:
-        """Put a file there as it arrives."""
-        async with self.writing(owner, container_id, path) as write:
-            async for piece in data:
-                await write(piece)
+        """Put a file there."""
+        async with self.writing(owner, container_id, path, is_skill=is_skill) as write:
+            await write(data)
 
     @asynccontextmanager
-    async def writing(self, owner: str, container_id: str, path: str) -> AsyncIterator[WritePiece]:
+    async def writing(
+        self, owner: str, container_id: str, path: str, *, is_skill: bool = False
+    ) -> AsyncIterator[WritePiece]:
         """A file that is written while inside; it is whole on the way out."""
         async with self._connected() as (reader, writer):
-            write_frame(writer, WriteContainerFile(owner, container_id, path))
+            write_frame(writer, WriteContainerFile(owner, container_id, path, is_skill))
 
             async def write(data: bytes) -> None:
-                for start in range(0, len(data), PIECE_BYTES):
-                    write_frame(writer, FilePiece(data[start : start + PIECE_BYTES]))
-                    await writer.drain()
+                # A keeper that refuses says why and closes the connection: its answer is read at the end.
+                with suppress(OSError):
+                    for start in range(0, len(data), PIECE_BYTES):
+                        write_frame(writer, FilePiece(data[start : start + PIECE_BYTES]))
+                        await writer.drain()
 
             yield write
-            write_frame(writer, FilePiece(b""))
-            await writer.drain()
+            with suppress(OSError):
+                write_frame(writer, FilePiece(b""))
+                await writer.drain()
             _checked(_reply.decode(await read_frame(reader)))
 
     async def _ask(self, request: KeeperRequest) -> KeeperAnswer:

@@ -122,8 +122,13 @@ class LiveSandbox:
     def data(self) -> str:
         """`/mnt/data` as the keeper sees it."""
         if self.is_volatile:
-            return f"/proc/{self.sandbox.pid}/root{bwrap.DATA}"
+            return f"/proc/self/fd/{self.sandbox.root}{bwrap.DATA}"
         return str(self.folder / "data")
+
+    @property
+    def home(self) -> str:
+        """The home of the sandbox, which is in memory, as the keeper sees it."""
+        return f"/proc/self/fd/{self.sandbox.root}{bwrap.HOME}"
 
     @property
     def is_busy(self) -> bool:
@@ -243,6 +248,8 @@ class Held:
     starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
+    # Folders of skills.
+    skills: set[str] = field(default_factory=set)
     ended_at: float | None = None
     reason: str = ""
 
@@ -403,6 +410,7 @@ class Containers:
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
             cpu_s=0.0 if held.place is None else held.place.cpu_s,
+            skills=sorted(held.skills),
         )
 
     # --- ending ---
@@ -425,8 +433,8 @@ class Containers:
             is_busy = held.place is not None and held.place.is_busy
             is_idle = now - held.last_active_at > self._idle(held) and not is_busy
             if self._is_alive(held) and (is_idle or now - held.created_at > LIFE_S_MAX):
-                held.ended_at = now
-                await _close(held.starting, "It was not used for too long.")
+                held.ended_at, held.reason = now, "It was not used for too long."
+                await _close(held.starting, held.reason)
         ended = [held for held in self._held.values() if held.ended_at is not None]
         for held in ended:
             is_old = now - (held.ended_at or now) > ENDED_S

@@ -9,6 +9,7 @@ all sandboxes with it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -136,7 +137,7 @@ class Keeper:
                 return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
             case DeleteContainerFile(owner=owner, container_id=name, path=path):
                 _, place = await containers.place(owner, name)
-                with _file_errors(path), _data(place) as folder:
+                with _file_errors(path), _open_folder(place.data) as folder:
                     remove_file(folder, path)
                 return KeeperAnswer()
 
@@ -172,7 +173,7 @@ class Keeper:
         _, place = await self._containers.place(request.owner, request.container_id)
         with (
             _file_errors(request.path),
-            _data(place) as folder,
+            _open_folder(place.data) as folder,
             plain_file(folder, request.path) as fd,
         ):
             # No more than it has now: it may grow faster than it is read.
@@ -190,7 +191,7 @@ class Keeper:
         left = place.limits.disk_bytes
         with (
             _file_errors(request.path),
-            _data(place) as folder,
+            _open_folder(place.home if request.is_skill else place.data) as folder,
             new_file(folder, request.path, place.sandbox.uid) as fd,
         ):
             while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
@@ -202,7 +203,10 @@ class Keeper:
                         )
                     )
                 await asyncio.to_thread(_write, fd, data)
-        held.uploaded.add(request.path)
+        if request.is_skill:
+            held.skills.add(request.path.split("/")[1])
+        else:
+            held.uploaded.add(request.path)
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -212,16 +216,16 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _listed(held: Held, place: LiveSandbox) -> list[FileEntry]:
-    with _data(place) as folder:
+    with _open_folder(place.data) as folder:
         found = list_files(folder, FILES_MAX)
     return [FileEntry(*entry, is_uploaded=entry.path in held.uploaded) for entry in found]
 
 
-class _data:
-    """`/mnt/data` of a sandbox, open while inside."""
+class _open_folder:
+    """A folder of a sandbox, open while inside."""
 
-    def __init__(self, place: LiveSandbox) -> None:
-        self._path = place.data
+    def __init__(self, path: str) -> None:
+        self._path = path
 
     def __enter__(self) -> int:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -241,6 +245,9 @@ class _file_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                failure = KeeperFailure(code="container_full", message="The container is full.")
+                raise KeeperFault(failure) from None
             message = f"The container has no file '{self._path[:256]}', or it is not a plain file."
             raise KeeperFault(
                 KeeperFailure(code="container_file_not_found", message=message)

@@ -100,6 +100,8 @@ class WriteContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
     path: str
+    # Whether it belongs to a skill: then it is not in `/mnt/data`.
+    is_skill: bool = False
 
 
 class DeleteContainerFile(Struct, frozen=True, tag=True):
@@ -135,6 +137,8 @@ class Container(Struct, frozen=True):
     held_by: HeldBy
     is_volatile: bool
     cpu_s: float = 0.0
+    # The folders of the skills that it has.
+    skills: list[str] = []
 
 
 class FileEntry(Struct, frozen=True):

@@ -8,9 +8,9 @@ Trouble while a command runs is an output, never an error of the response.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Container,
@@ -35,7 +35,9 @@ from segue.sandbox.messages import (
     Printed,
     RunCommand,
 )
+from segue.sandbox.messages import Container as About
 from segue.sandbox.output import chars_of
+from segue.sandbox.skills import SKILLS_MAX, Bundle, folder_of, note, unpack
 from segue.seams.history import Owner
 from segue.seams.tools import (
     AnyHostedKind,
@@ -48,11 +50,12 @@ from segue.seams.tools import (
     TurnAhead,
 )
 from segue.wire.calls import shell_action
-from segue.wire.codec import as_item, encode
+from segue.wire.codec import as_item, encode, user_message
 from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
+    Item,
     ItemValue,
     ShellCall,
     ShellCallOutput,
@@ -66,11 +69,13 @@ from segue.wire.tools import (
     Offer,
     ShellEnvironment,
     ShellTool,
+    Skill,
     ToolDefinition,
     Tools,
 )
 
 NAME = SCOPE = "shell"
+SKILLS_SCOPE = "skills"
 ABOUT = (
     "Runs commands in a shell of a container of its own (Linux, no network, no sudo, no terminal). Each command is run "
     "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
@@ -86,6 +91,8 @@ COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
 CITED_MAX = 1_000
 FILES_MAX, FILE_BYTES_MAX = 32, 512 * 1024 * 1024
+# Notes of turns that were prepared and never begun are few.
+NOTES_MAX = 1_000
 # For starting the container, beyond the time of the commands.
 START_S = 30.0
 
@@ -95,6 +102,11 @@ ReadUpload = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
 
 class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference"):
     container_id: str
+
+
+class _Source(Struct, frozen=True):
+    type: str
+    data: str
 
 
 class _Network(Struct, frozen=True):
@@ -138,6 +150,7 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         ),
         stopped=lambda value: structs.replace(value, status="incomplete"),
     )
+    preparation = Preparation(client, read_upload)
     return HostedTool(
         name=NAME,
         definitions=(ShellTool,),
@@ -146,7 +159,8 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         streamed=_streamed,
         offers=_offers,
         check=check,
-        prepare=Preparation(client, read_upload).prepare,
+        prepare=preparation.prepare,
+        notes=preparation.notes,
         cite=cite,
         call_s_max=s_max + START_S,
     )
@@ -181,10 +195,37 @@ def check(tools: Tools, may: Container[str]) -> None:
         if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
             raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
         if place.skills:
-            raise _refused(f"{at}.skills", "left out: this server has no skills for containers")
+            check_skills(place, f"{at}.skills", may)
         if place.file_ids and len(place.file_ids) > FILES_MAX:
             raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
         check_network(place.network_policy, f"{at}.network_policy")
+
+
+def check_skills(place: ShellEnvironment, at: str, may: Container[str]) -> None:
+    """Refuse skills that the key may not bring, and those that are not in the request itself."""
+    if SKILLS_SCOPE not in may:
+        message = f"This API key may not bring skills: it has not the scope '{SKILLS_SCOPE}'."
+        raise Forbidden(message)
+    if place.type != "container_auto":
+        raise _refused(at, "left out with a 'container_reference'")
+    if len(place.skills or ()) > SKILLS_MAX:
+        raise _refused(at, f"at most {SKILLS_MAX} skills")
+    for index, skill in enumerate(place.skills or ()):
+        if skill.type == "skill_reference":
+            message = "This server keeps no skills: send the skill inline."
+            raise InvalidRequest(message, code="skill_not_found", param=f"{at}[{index}]")
+        _source(skill, f"{at}[{index}]")
+
+
+def _source(skill: Skill, at: str) -> str:
+    """The zip of an inline skill, in base64."""
+    try:
+        source = msgspec.json.decode(skill.source or b"", type=_Source)
+    except msgspec.MsgspecError:
+        raise _refused(f"{at}.source", "a zip in base64") from None
+    if skill.type != "inline" or source.type != "base64":
+        raise _refused(at, "an inline skill with a source in base64")
+    return source.data
 
 
 def check_network(policy: object, at: str) -> None:
@@ -217,6 +258,8 @@ class Preparation:
     def __init__(self, client: KeeperClient, read_upload: ReadUpload | None) -> None:
         self._client = client
         self._read_upload = read_upload
+        # What models are to be told of their containers, until their turns begin.
+        self._notes: dict[str, Item] = {}
 
     async def prepare(self, ahead: TurnAhead) -> Raw:
         """The tools with the container that the turn uses."""
@@ -242,9 +285,19 @@ class Preparation:
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
             return about.id
+        bundles = {
+            folder_of(skill.name or "", data): (skill, data)
+            for skill in place.skills or ()
+            if (data := _source(skill, "skills"))
+        }
         for container_id in _before(ahead):
-            if await self._is_reusable(ahead, container_id):
+            if (reused := await self._reusable(ahead, container_id)) is not None:
+                has = reused.skills
+                missing = [each for folder, each in bundles.items() if folder not in has]
+                await self._add_skills(owner, container_id, missing)
                 return container_id
+        # Before the container: a bad skill leaves nothing behind.
+        unpacked = await self._unpack([*bundles.values()])
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
         )
@@ -252,28 +305,60 @@ class Preparation:
         await client.create(owner, container_id, spec)
         for each in place.file_ids or ():
             await self.copy(owner, container_id, each)
+        await self._write_skills(owner, container_id, unpacked)
         return container_id
 
-    async def _is_reusable(self, ahead: TurnAhead, container_id: str) -> bool:
-        """Whether the container of an earlier turn can be used: it is alive, and keeps no more than this turn may."""
+    async def _add_skills(
+        self, owner: Owner, container_id: str, skills: list[tuple[Skill, str]]
+    ) -> None:
+        await self._write_skills(owner, container_id, await self._unpack(skills))
+
+    async def _unpack(self, skills: list[tuple[Skill, str]]) -> list[Bundle]:
+        """The skills with their files. Beside the event loop: a zip may be large."""
+        return [
+            await asyncio.to_thread(
+                unpack, skill.name or "", skill.description or "", data, "tools.environment.skills"
+            )
+            for skill, data in skills
+        ]
+
+    async def _write_skills(
+        self, owner: Owner, container_id: str, bundles: Sequence[Bundle]
+    ) -> None:
+        """Put the skills into the container; the model is told of them when the turn begins."""
+        for bundle in bundles:
+            for path, data in bundle.files.items():
+                place = f"skills/{bundle.folder}/{path}"
+                await self._client.write_file(owner, container_id, place, data, is_skill=True)
+        if bundles:
+            self._notes[container_id] = user_message(note(bundles))
+            if len(self._notes) > NOTES_MAX:
+                del self._notes[next(iter(self._notes))]
+
+    def notes(self, shown: Raw) -> Sequence[Item]:
+        """What the model is told of its container, once."""
+        if not self._notes:
+            return ()
+        told = self._notes.pop(container_of(shown) or "", None)
+        return () if told is None else (told,)
+
+    async def _reusable(self, ahead: TurnAhead, container_id: str) -> About | None:
+        """The container of an earlier turn, if it can be used: it is alive, and keeps no more than this turn may."""
         try:
             about = await self._client.find(ahead.owner, container_id)
         except ApiError as error:
             if error.code != "container_not_found":
                 raise
-            return False
-        return about.status == "active" and (about.is_volatile or ahead.is_stored)
+            return None
+        is_fitting = about.status == "active" and (about.is_volatile or ahead.is_stored)
+        return about if is_fitting else None
 
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
         """Put a file that the client has uploaded into the container; returns its path."""
         if self._read_upload is None:
             raise InvalidRequest("This server has no Files API.", code="unsupported_value")
         name, data = await self._read_upload(owner, upload_id, FILE_BYTES_MAX)
-
-        async def pieces() -> AsyncIterator[bytes]:
-            yield data
-
-        await self._client.write_file(owner, container_id, name, pieces())
+        await self._client.write_file(owner, container_id, name, data)
         return name
 
 

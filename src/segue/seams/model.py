@@ -226,6 +226,8 @@ class Finish(Struct, frozen=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
+    # At which of the client's stop strings it stopped, where the engine looks for them and says it.
+    stop_string: str | None = None
 
 
 # What a model wrote.

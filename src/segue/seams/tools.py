@@ -191,6 +191,8 @@ class HostedTool:
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
     # Makes ready what a turn needs of it, or refuses the request; returns the tools as the response shows them.
     prepare: Callable[[TurnAhead], Awaitable[Raw]] | None = None
+    # Items that the model of this turn is given after those of the request, by the tools as the response shows them.
+    notes: Callable[[Raw], Sequence[Item]] = lambda shown: ()
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.
     begin: Callable[[TurnStart], Sequence[Task]] | None = None
     acts_on: tuple[type[ItemValue], ...] = ()

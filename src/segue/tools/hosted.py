@@ -238,6 +238,9 @@ class TurnToolCalls:
         given = await self._do_allowed(resolved.given, allowed)
         own = [task.item for task in tasks if task.after is None]
         listed = () if plan.compacts else await self._do([self._hosted.work_on(one) for one in own])
+        if not plan.compacts:
+            shown = plan.response.tools
+            given += tuple(note for tool in self._hosted.tools for note in tool.notes(shown))
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
             tools = self._hosted.with_offers(

@@ -57,8 +57,6 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     if resolved.has_media:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
     plan = admit(resolved, arrival, resources, turn_id, tally)
-    if resources.hosted is not None and resolved.head.tools.hosted and plan.generates:
-        plan = await resources.hosted.load().prepare(plan)
     tally.tool_decodes += resolved.tool_decodes
     tally.unserved_tools = resolved.head.tools.unserved
     tally.spans += (Span("validate", began, validated), Span("resolve", validated, perf_counter()))
@@ -81,7 +79,7 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
         tally.items_validated += len(create.input) if known is None else known.count(None)
         items = await decode_items(create.input, known=known)
         if known is not None:
-            resent = await cache.recognise(caller.owner, create, items, size)
+            resent = await cache.recognise(caller.owner, create, items, known)
     has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
     if has_media and resources.hosted is not None:
         items = await resources.hosted.load().fetch(caller.owner, items)

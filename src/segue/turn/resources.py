@@ -69,7 +69,7 @@ class PromptCache(Protocol):
         known. `size` is that of the request in bytes."""
 
     async def recognise(
-        self, owner: Owner, create: Create, items: tuple[Item, ...], size: int
+        self, owner: Owner, create: Create, items: tuple[Item, ...], known: Sequence[Item | None]
     ) -> Resent:
         """What a history that comes as a whole is known by, and its longest beginning that was sent before."""
 

@@ -72,6 +72,7 @@ class ModelCall:
                         self._lead = NO_IDS
                     if isinstance(piece, Finish):
                         self.finish = piece
+                        self._tally.stop_string = piece.stop_string or self._tally.stop_string
                         is_over = reader is not None and reader.is_over
                         return structs.replace(piece, reason="stop") if is_over else piece
                     if await self._read(piece):

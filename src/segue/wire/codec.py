@@ -54,6 +54,8 @@ VALUES_MAX = 500_000
 FIELDS_MAX = 1_000
 ITEMS_MAX = 100_000
 ELEMENTS_MAX = 65_536
+# The fields whose elements become items.
+ITEM_LISTS = (b'"input"', b'"items"', b'"messages"')
 ELEMENT_VALUES_MAX = 65_536
 # A larger body is decoded in a thread. With so few values it need not be looked at first.
 LARGE_BYTES = 256 * 1024
@@ -184,7 +186,7 @@ def check_shape(body: bytes | bytearray) -> None:
             if depth == 2:
                 elements = inner = 0
                 key = body[max(at - 64, 0) : at].rstrip(b" \t\r\n:")
-                elements_max = ITEMS_MAX if key.endswith((b'"input"', b'"items"')) else ELEMENTS_MAX
+                elements_max = ITEMS_MAX if key.endswith(ITEM_LISTS) else ELEMENTS_MAX
         values += 1
         if inner > ELEMENT_VALUES_MAX:
             raise _too_many("values in one item or tool", ELEMENT_VALUES_MAX)

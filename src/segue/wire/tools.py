@@ -115,8 +115,10 @@ class McpTool(Definition, tag="mcp", frozen=True, kw_only=True):
 
 
 class Skill(Struct, frozen=True):
-    """Something that a local shell can do, and where it is written down how."""
+    """Something that a shell can do, and where it is written down how: at the client, or in a container."""
 
+    type: MaybeText = UNSET
+    source: RawField = UNSET
     name: MaybeText = UNSET
     description: MaybeText = UNSET
     path: MaybeText = UNSET
