@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import msgspec
 
 from bench.exchange import Body, exchange
-from bench.gpu.talk import Place, Talk, Turn
+from bench.gpu.talk import Place, Talk, TalkDetails, TalkUsage
 from bench.replay import load
 
 RECORDED = "claude-code"
@@ -56,17 +57,6 @@ class AgentTalk(Talk):
             self._grown.append(text)
         else:
             self.said += [msgspec.json.encode(message) for message in self._result(text)]
-
-    def turn(self) -> Turn:
-        if not self._turns:
-            self.said = [msgspec.json.encode(message) for message in self._opening()]
-        reply = exchange(self.connection, self.path, self._body(), self._headers())
-        self._turns += 1
-        self.said.append(msgspec.json.encode(self._answered(reply.text)))
-        # All that came after the first token was text.
-        decode_s = reply.turn_s - reply.ttft_s
-        figures = (reply.prompt_tokens, reply.cached_tokens, reply.output_tokens)
-        return Turn(reply.ttft_s, reply.turn_s, decode_s, *figures, reply.sent_bytes)
 
     @property
     def _is_search(self) -> bool:
@@ -127,11 +117,19 @@ class AgentTalk(Talk):
         }
 
     def _body(self) -> bytes:
+        if not self._turns:
+            self.said = [msgspec.json.encode(message) for message in self._opening()]
         fields = msgspec.json.encode(self._fields())[1:]
         return b'{"messages":[' + b",".join(self.said) + b"]," + fields
 
-    def _exchange(self, body: bytes) -> Any:
-        raise NotImplementedError
+    def _exchange(self, body: bytes) -> TalkUsage:
+        began = time.perf_counter()
+        reply = exchange(self.connection, self.path, body, self._headers())
+        self._first_at, self._last_at = began + reply.ttft_s, began + reply.turn_s
+        self._turns += 1
+        self.said.append(msgspec.json.encode(self._answered(reply.text)))
+        cached = TalkDetails(reply.cached_tokens)
+        return TalkUsage(reply.prompt_tokens, reply.output_tokens, cached)
 
 
 class AgentChatTalk(AgentTalk):

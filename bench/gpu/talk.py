@@ -64,19 +64,19 @@ class TalkFailed(Exception):
 # --- what servers answer --------------------------------------------------------------------------
 
 
-class _Details(Struct, frozen=True):
+class TalkDetails(Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct, frozen=True):
+class TalkUsage(Struct, frozen=True):
     """In the words of chat completions, or of responses."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: TalkDetails | None = None
     input_tokens: int = 0
     output_tokens: int = 0
-    input_tokens_details: _Details | None = None
+    input_tokens_details: TalkDetails | None = None
 
 
 class _Delta(Struct, frozen=True):
@@ -91,7 +91,7 @@ class _Choice(Struct, frozen=True):
 
 class _Chunk(Struct, frozen=True):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: TalkUsage | None = None
     error: Raw | None = None
 
 
@@ -107,7 +107,7 @@ class _Response(Struct, frozen=True):
     id: str
     status: str = ""
     output: list[_Item] = []
-    usage: _Usage | None = None
+    usage: TalkUsage | None = None
 
 
 class _Event(Struct, frozen=True):
@@ -177,7 +177,7 @@ class Talk(ABC):
         """The next request, written before the clock starts."""
 
     @abstractmethod
-    def _exchange(self, body: bytes) -> _Usage:
+    def _exchange(self, body: bytes) -> TalkUsage:
         """Send it and read the answer to its end."""
 
     def _note(self) -> None:
@@ -218,8 +218,8 @@ class ChatTalk(Talk):
     def _body(self) -> bytes:
         return b'{"messages":[' + b",".join(self.said) + b"]," + self._fields
 
-    def _exchange(self, body: bytes) -> _Usage:
-        text, usage = "", _Usage()
+    def _exchange(self, body: bytes) -> TalkUsage:
+        text, usage = "", TalkUsage()
         for data in self._post(body):
             if data == b"[DONE]":
                 continue
@@ -275,8 +275,8 @@ class IdsTalk(Talk):
         )
         return b'{"token_ids":' + msgspec.json.encode(self._ids) + b"," + fields
 
-    def _exchange(self, body: bytes) -> _Usage:
-        usage = _Usage()
+    def _exchange(self, body: bytes) -> TalkUsage:
+        usage = TalkUsage()
         for data in self._post(body):
             if data == b"[DONE]":
                 continue
@@ -315,7 +315,7 @@ class ResponsesTalk(Talk):
     def _body(self) -> bytes:
         return b'{"stream":true,"input":[' + b",".join(self.said) + b"]," + self._fields
 
-    def _exchange(self, body: bytes) -> _Usage:
+    def _exchange(self, body: bytes) -> TalkUsage:
         last = None
         for data in self._post(body):
             if data != b"[DONE]":
@@ -324,7 +324,7 @@ class ResponsesTalk(Talk):
         self.say(
             "assistant", "".join(p.text for item in response.output for p in item.content or ())
         )
-        return response.usage or _Usage()
+        return response.usage or TalkUsage()
 
     def _seen(self, data: bytes) -> _Event | None:
         """Note an event; give it back if it is the last one."""
@@ -346,14 +346,14 @@ class SocketTalk(ResponsesTalk):
         new = b'{"type":"response.create",' + self._parent + b'"input":['
         return frame(new + b",".join(self.said) + b"]," + self._fields)
 
-    def _exchange(self, body: bytes) -> _Usage:
+    def _exchange(self, body: bytes) -> TalkUsage:
         self.connection.send(body)
         while (last := self._seen(read_message(self.connection))) is None:
             pass
         response = _ended(last)
         self._parent = b'"previous_response_id":"' + response.id.encode() + b'",'
         self.said = []
-        return response.usage or _Usage()
+        return response.usage or TalkUsage()
 
 
 class StoredSocketTalk(SocketTalk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -11,8 +12,10 @@ import pytest
 
 from bench.gpu import report, talk
 from bench.gpu.__main__ import cases_of, parse, run
-from bench.gpu.cases import Case, Choice, Figures, stages
+from bench.gpu.agents import AGENT_WAYS
+from bench.gpu.cases import Case, Choice, Figures, agent_cases, stages
 from bench.gpu.servers import ENGINES, Servers
+from bench.peer import server
 from segue_bench.client import ClientConnection
 
 STREAM = b'data: {"a":"\\n\\ndata: "}\n\nevent: x\ndata: {"b":1}\n\n: ping\n\ndata: [DONE]\n\n'
@@ -117,3 +120,40 @@ def test_every_case_has_an_engine_that_runs_and_a_name_in_the_tables() -> None:
             assert case.engine in stage.engines
             assert case.engine in ENGINES
             assert (report.GROUPS[case.engine][1], case.way) in report.ROWS
+
+
+def test_every_way_and_form_of_an_engine_has_a_row() -> None:
+    """Whatever is measured by flags can be reported."""
+    cases = [Case(engine, way, 100_000) for engine in ("plain", "rust") for way in AGENT_WAYS]
+    cases += [Case("rust", "http", 100_000), Case("tuned", "http", 100_000)]
+    rows = report.rows_of(1, [figures(case, 100.0) for case in cases])
+    assert len(rows) == len(cases)
+    assert "Claude Code's loop, reminder" in report.tables(rows)
+    assert {case.way for case in agent_cases()} == set(AGENT_WAYS)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[talk.Place]:
+    script = {"turns": [{"text": "So it is."}]}
+    flags = ("--model", "m", "--context-tokens", "200000")
+    with server(script, *flags, is_pinned=False) as process:
+        yield talk.Place(f"http://127.0.0.1:{process.port}", [], Path(), 100, 0.0)
+
+
+@pytest.mark.parametrize("way", [way for way, (gateway, _) in AGENT_WAYS.items() if gateway])
+def test_agents_loop_is_understood(place: talk.Place, way: str) -> None:
+    """Each turn has all that was before, and the found tools."""
+    loop = AGENT_WAYS[way][1](place)
+    loop.say("user", "the text " * 1_000)
+    turns = [loop.turn()]
+    for _ in range(4):
+        loop.say("user", "what a tool said " * 10)
+        turns.append(loop.turn())
+    loop.connection.close()
+    sizes = [turn.prompt for turn in turns]
+    assert sizes == sorted(sizes)
+    new = [after - before for before, after in pairwise(sizes)]
+    assert min(new) > 40
+    # The third output was that of a search, after which there is one more tool.
+    assert (new[2] > 1.5 * new[1]) == ("search" in way)
+    assert all(turn.output > 0 < turn.ttft_s <= turn.turn_s for turn in turns)

@@ -53,7 +53,8 @@ def test_nothing_is_done_again_on_a_socket(sessions: Path, tmp_path: Path) -> No
     assert resent.bytes is not None
     assert resent.items is not None
     assert resent.bytes > 2
-    assert resent.items > 2
+    # What was sent before is known by its bytes, and not decoded again.
+    assert 1 < resent.items < 2
     # A chain cannot keep half of a message: what is left of it is sent again.
     assert (rows["ws", "reset"].bytes or 0) > 1.0
     assert report.failures == []

@@ -21,6 +21,7 @@ from segue.dialects.family import TokenDialect
 from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn
 from segue.seams.model import Finish, Ids, Job, Piece
 from segue.seams.prompt import Tokens, id_array
+from segue.server.aliases import NamedModels
 from segue.turn.plan import Model
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.web.index import build
@@ -45,8 +46,8 @@ async def serving_smollm2(parallel: int = 2, **flags: object) -> AsyncIterator[S
     try:
         async with serving(**flags) as served:
             models = served.app.runner.models
-            assert isinstance(models, dict)
-            models[NAME] = Model(NAME, engine, TokenDialect(SMOLLM2, words), CONTEXT)
+            assert isinstance(models, NamedModels)
+            models.add(NAME, Model(NAME, engine, TokenDialect(SMOLLM2, words), CONTEXT))
             yield served
     finally:
         await engine.close()
@@ -254,16 +255,16 @@ async def test_response_with_five_hosted_calls_costs_what_is_new_in_it(tmp_path:
         tool = {"type": "mcp", "server_label": "own", "require_approval": "never"}
         async with serving_smollm2(config=str(config)) as served, wire(served) as socket:
             models = served.app.runner.models
-            assert isinstance(models, dict)
+            assert isinstance(models, NamedModels)
             model = models[NAME]
             assert isinstance(model.engine, EmbeddedEngine)
             engine = DictatedEngine(model.engine, ScriptedEngine(model.dialect, script))
-            models[NAME] = replace(model, engine=engine, checks_rendering=True)
+            models.add(NAME, replace(model, engine=engine, checks_rendering=True))
             end = await socket.turn(
                 model=NAME, input="Go.", tools=[{**tool, "allowed_tools": ["echo"]}]
             )
             tokenized = await metric(served, "segue_tokens_tokenized_total")
-            models[NAME] = model
+            models.add(NAME, model)
     assert far.calls == ["ants", "bees", "cats", "dogs", "eels"]
     assert [one["type"] for one in end["response"]["output"]][1:] == ["mcp_call"] * 5 + ["message"]
     assert len(engine.rounds) == 6

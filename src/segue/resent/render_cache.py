@@ -20,6 +20,7 @@ from msgspec import UNSET, structs
 from segue.aio import off_loop
 from segue.resent.answers import answer_length
 from segue.resent.canonical import THOUGHT, digest_of, digest_of_json
+from segue.resent.memo import Sent
 from segue.resent.shared import RememberedHistory, SeenItem, SentHead, SharedHistories, shared_items
 from segue.seams.history import (
     Owner,
@@ -128,17 +129,22 @@ class RenderCache:
         self, owner: Owner, create: Create, items: tuple[Item, ...], known: Sequence[Item | None]
     ) -> Resent:
         """What this history is known by, and its longest beginning that was sent before."""
-        new = (item for item, old in zip(items, known, strict=True) if old is None)
-        is_long = sum(len(item.raw) for item in new) > DIGEST_BYTES_MAX
-        resent = await off_loop(is_long, self._recognise, owner, create, items)
+        tools = b"" if create.tools is UNSET else bytes(create.tools)
+        new = [item.raw for item, old in zip(items, known, strict=True) if old is None]
+        if tools not in self._shared.seen_of(owner):
+            new.append(tools)
+        is_long = sum(map(len, new)) > DIGEST_BYTES_MAX
+        resent = await off_loop(is_long, self._recognise, owner, create, tools, items)
         if (beginning := resent.beginning) is not None and beginning.key in self._entries:
             self._entries.move_to_end(beginning.key)
         return resent
 
-    def _recognise(self, owner: Owner, create: Create, items: tuple[Item, ...]) -> _Recognised:
+    def _recognise(
+        self, owner: Owner, create: Create, tools: Sent, items: tuple[Item, ...]
+    ) -> _Recognised:
         all_seen = self._shared.seen_of(owner)
         day = int(time.time()) // DAY_S
-        head = SentHead(create.model, create.instructions, _tools_digest(all_seen, create), day)
+        head = SentHead(create.model, create.instructions, _tools_digest(all_seen, tools), day)
         digests: list[bytes] = []
         found: list[RememberedHistory] = []
         key = hash((owner, head))
@@ -246,14 +252,16 @@ def _known_history(
         warm = Warm(plan.model.dialect.fingerprint, resolved.head, context, route)
     last = structs.replace(answer, given=first.scene.given)
     before = resent.beginning
-    if before is not None:
-        before_key = before.before if before.key == resent.key else before.key
+    if before is not None and before.key == resent.key:
+        before_key = before.before
+    else:
+        before_key = None if before is None else before.key
     prompt = context if isinstance(context, Tokens) else warm.prompt
     return RememberedHistory(
         turn_id=plan.id,
         owner=plan.owner,
         key=resent.key,
-        before=None if before is None else before_key,
+        before=before_key,
         head=resent.head,
         tools=b"" if resolved.create.tools is UNSET else resolved.head.tools.raw,
         sent=resent.sent,
@@ -290,9 +298,8 @@ def _speaks_first(items: Sequence[Item]) -> Voice | None:
     return _first(_voice_before(item.value) for item in items)
 
 
-def _tools_digest(all_seen: Mapping[bytes, SeenItem], create: Create) -> bytes:
+def _tools_digest(all_seen: Mapping[bytes, SeenItem], raw: bytes) -> bytes:
     """What the tools of a request mean."""
-    raw = b"" if create.tools is UNSET else bytes(create.tools)
     seen = all_seen.get(raw) or all_seen.get(_secret_digest(raw))
     return digest_of_json(raw) if seen is None else seen.digest
 
