@@ -246,6 +246,8 @@ def test_marks_are_found_everywhere_and_the_longest_counts() -> None:
     assert read({"role": "user", "content": "a"}).ttl == ""
     assert read({"role": "user", "content": [five]}).ttl == "5m"
     assert read({"role": "user", "content": [hour, five]}).ttl == "1h"
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [hour]}
+    assert read({"role": "user", "content": [result]}).ttl == "1h"
 
 
 @pytest.mark.parametrize(

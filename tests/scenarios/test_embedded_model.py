@@ -264,7 +264,7 @@ async def test_response_with_five_hosted_calls_costs_what_is_new_in_it(tmp_path:
                 model=NAME, input="Go.", tools=[{**tool, "allowed_tools": ["echo"]}]
             )
             tokenized = await metric(served, "segue_tokens_tokenized_total")
-            models[NAME] = model
+            models.add(NAME, model)
     assert far.calls == ["ants", "bees", "cats", "dogs", "eels"]
     assert [one["type"] for one in end["response"]["output"]][1:] == ["mcp_call"] * 5 + ["message"]
     assert len(engine.rounds) == 6

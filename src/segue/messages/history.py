@@ -187,6 +187,7 @@ BLOCKS: dict[str, type[_Block]] = {
 }
 _blocks = {name: msgspec.json.Decoder(struct) for name, struct in BLOCKS.items()}
 _typed = msgspec.json.Decoder(_Typed)
+_reference = msgspec.json.Decoder(ToolReference)
 _message = msgspec.json.Decoder(_Message)
 _pages = msgspec.json.Decoder(list[_Page])
 _found = msgspec.json.Decoder(_Found)
@@ -258,14 +259,6 @@ class TranslatedMessage(Struct, frozen=True):
     unknown: tuple[int, str] | None = None
     # How long the client wants what it has marked to be cached; nothing is marked where this is empty.
     ttl: Ttl = ""
-
-    @property
-    def size(self) -> int:
-        """About what it holds in memory."""
-        return 500 + sum(
-            100 + (memoryview(piece).nbytes if isinstance(piece, Raw) else 0)
-            for piece in self.pieces
-        )
 
 
 def translate(raw: Raw | bytes, index: int, unseal: Unseal) -> TranslatedMessage:
@@ -347,6 +340,10 @@ class _Translation:
             self._pieces.append(Loaded(tuple(dict.fromkeys(self._loaded))))
             self._loaded = []
 
+    def _note_mark(self, block: _Block) -> None:
+        if block.cache_control is not None:
+            self._ttl = longer(self._ttl, block.cache_control)
+
     def _note_unknown(self, number: int, kind: str) -> None:
         self._unknown = self._unknown or (number, kind)
         self._write(f"[content of type {cut_name(kind)}]")
@@ -361,8 +358,7 @@ class _Translation:
             self._note_unknown(number, kind)
             return
         block = decode(decoder, raw, place)
-        if block.cache_control is not None:
-            self._ttl = longer(self._ttl, block.cache_control)
+        self._note_mark(block)
         match block:
             case _ToolResult() if kind == "tool_result":
                 self._result(block, number, place)
@@ -422,9 +418,11 @@ class _Translation:
                 at = f"{place}.content.{inner}"
                 kind = decode(_typed, raw, at).type
                 if kind == "tool_reference":
-                    names.append(decode(_blocks[kind], raw, at).tool_name)  # type: ignore[attr-defined]
+                    names.append(decode(_reference, raw, at).tool_name)
                 elif kind in ("text", "image", "document", "search_result"):
-                    parts += parts_of(decode(_blocks[kind], raw, at), at, "user")
+                    block = decode(_blocks[kind], raw, at)
+                    self._note_mark(block)
+                    parts += parts_of(block, at, "user")
                 else:
                     self._unknown = self._unknown or (number, kind)
                     parts.append(_text(f"[content of type {cut_name(kind)}]"))
