@@ -18,21 +18,9 @@ import pytest
 from segue_cli.client.clients import CLIENTS
 from segue_cli.client.run import AGENTS
 from tests.clients.agents import AIDER, CODEX, NODE, NPM_MORE, clean
+from tests.clients.coders import ALONE
 
 RUN_S_MAX = 100
-# Nobody reaches the outside: what is not on this machine goes to a proxy that is not there.
-LOOPBACK = {
-    "HTTP_PROXY": "http://127.0.0.1:9",
-    "HTTPS_PROXY": "http://127.0.0.1:9",
-    "NO_PROXY": "127.0.0.1,localhost",
-    "DO_NOT_TRACK": "1",
-    "DISABLE_TELEMETRY": "1",
-    "PI_OFFLINE": "1",
-    "PI_TELEMETRY": "0",
-    "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-    "OPENCODE_DISABLE_MODELS_FETCH": "1",
-}
 
 
 def segue(
@@ -49,7 +37,7 @@ def segue(
         env={
             **clean(os.environ),
             "PATH": f"{path}:{NODE.parent}:/usr/bin:/bin",
-            **LOOPBACK,
+            **ALONE,
             **own,
             **environment,
         },
