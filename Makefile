@@ -24,7 +24,7 @@ CODEX := @openai/codex@0.166.0
 NODE_MAJOR_MIN := 22
 # More agents, 1.5 GB: for `make test-clients` alone. (A newer pi needs packages that are not published.)
 MORE := .cache/npm-more
-CLAUDE := @anthropic-ai/claude-code-linux-x64
+CLAUDE := @anthropic-ai/claude-code-$(shell uname -s | tr A-Z a-z)-$(subst x86_64,x64,$(subst aarch64,arm64,$(shell uname -m)))
 MORE_PACKAGES := opencode-ai@1.18.33 @earendil-works/pi-coding-agent@0.87.1 cline@3.0.65 $(CLAUDE)@2.1.325 @qwen-code/qwen-code@0.24.4 @continuedev/cli@1.5.47
 # Agents in Python, 1.1 GB, in environments of their own.
 PYTHON_AGENTS := .cache/agents

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tomllib
@@ -18,21 +16,9 @@ import pytest
 from segue_cli.client.clients import CLIENTS
 from segue_cli.client.run import AGENTS
 from tests.clients.agents import AIDER, CODEX, NODE, NPM_MORE, clean
+from tests.clients.coders import ALONE, end_leftovers
 
 RUN_S_MAX = 100
-# Nobody reaches the outside: what is not on this machine goes to a proxy that is not there.
-LOOPBACK = {
-    "HTTP_PROXY": "http://127.0.0.1:9",
-    "HTTPS_PROXY": "http://127.0.0.1:9",
-    "NO_PROXY": "127.0.0.1,localhost",
-    "DO_NOT_TRACK": "1",
-    "DISABLE_TELEMETRY": "1",
-    "PI_OFFLINE": "1",
-    "PI_TELEMETRY": "0",
-    "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
-    "OPENCODE_DISABLE_MODELS_FETCH": "1",
-}
 
 
 def segue(
@@ -49,7 +35,7 @@ def segue(
         env={
             **clean(os.environ),
             "PATH": f"{path}:{NODE.parent}:/usr/bin:/bin",
-            **LOOPBACK,
+            **ALONE,
             **own,
             **environment,
         },
@@ -151,15 +137,6 @@ def test_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "the server did not start" in ran.stderr
     assert "none.json" in ran.stderr
-
-
-def end_leftovers(folder: Path) -> None:
-    """Cline leaves a process behind that names the folder in which it was started."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = entry.read_bytes().split(b"\0")
-            if b"--cline-hub-daemon" in words and os.fsencode(folder) in words:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 @pytest.mark.clients

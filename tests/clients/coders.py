@@ -5,7 +5,10 @@ Those that `segue run` starts are started with what it sets up; the libraries th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +47,7 @@ ALONE = {
     "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "MSWEA_CONFIGURED": "true",
+    "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "2",
     "MSWEA_COST_TRACKING": "ignore_errors",
     "IS_SANDBOX": "1",
     "TERM": "dumb",
@@ -116,7 +120,7 @@ def started(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     program = AIDER if agent == "aider" else NPM_MORE / ".bin" / agent
-    path = f"{NODE.parent}:{Path('/usr/bin')}:/bin"
+    path = f"{NODE.parent}:/usr/bin:/bin"
     # opencode works in the folder that the variable names.
     own = {"HOME": str(home), "PATH": path, "PWD": str(repository), **ALONE}
     return [str(program), *setup.words, *words], {**own, **setup.environment, **(more or {})}
@@ -195,12 +199,13 @@ CONTEXTS = {
     "claude": 16_500,
     "opencode": 11_500,
     "pi": 5_000,
-    "qwen": 26_000,
+    "qwen": 22_000,
     "cn": 5_000,
     "aider": 600,
     "cline": 7_500,
 }
-CLAUDE_PACKAGE = "@anthropic-ai/claude-code-linux-x64"
+# One for each kind of machine.
+CLAUDE_PACKAGE = "@anthropic-ai/claude-code-*"
 OLDER = PYTHON_AGENTS / "python"
 
 CODERS = {
@@ -252,8 +257,7 @@ CODERS = {
 def coder_version(coder: Coder) -> str:
     """The version that is installed."""
     (package,) = coder.packages
-    manifest = NPM_MORE / package / "package.json"
-    if manifest.exists():
+    for manifest in NPM_MORE.glob(f"{package}/package.json"):
         return str(json.loads(manifest.read_text())["version"])
     folder = package.replace("-", "_")
     environments = (
@@ -265,3 +269,12 @@ def coder_version(coder: Coder) -> str:
         for path in environment.glob(f"lib/python*/site-packages/{folder}-*.dist-info")
     )
     return found.name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def end_leftovers(folder: Path) -> None:
+    """Cline leaves a process behind that names the folder in which it was started."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if b"--cline-hub-daemon" in words and os.fsencode(folder) in words:
+                os.kill(int(entry.parent.name), signal.SIGKILL)

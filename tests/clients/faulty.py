@@ -66,7 +66,9 @@ def turn_of(body: Body) -> int:
     """How many tools have answered already: half an answer that a client kept does not count."""
     messages = body["messages"]
     assert isinstance(messages, list)
-    return sum(1 for one in messages if one["role"] == "tool")
+    answered = sum(1 for one in messages if one["role"] == "tool")
+    # smolagents sends calls and results as text.
+    return answered or sum(1 for one in messages if "Calling tools:" in json.dumps(one))
 
 
 def spoken(turn: dict[str, Any]) -> list[Body]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.coders import CODER_STORIES, CODERS
+from tests.clients.coders import CODER_STORIES, CODERS, end_leftovers
 from tests.clients.stage import scripted, staged
 from tests.clients.stories import SILENT_S, STORIES
 from tests.clients.task import END
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.clients
 
 Record = Callable[[str, object], None]
 TOO_LONG = r"prompt is too long: \d+ tokens > \d+ maximum"
-EXCEEDS = r"Your input exceeds the context\s+window"
+EXCEEDS = r"Your input exceeds\s+the context\s+window"
 # Where a client gives up: its exit status, what it says, and why that is right.
 ENDS: dict[str, dict[str, tuple[int, str, str]]] = {
     "drop in mid-response": {
@@ -27,7 +27,8 @@ ENDS: dict[str, dict[str, tuple[int, str, str]]] = {
     },
     "engine error": {
         "opencode, Messages": (1, "The engine broke off", "shows the message"),
-        "opencode, Chat": (1, "The engine broke off", "shows the message"),
+        "pi, Messages": (1, "The engine broke off", "shows the message"),
+        "pi, Chat": (1, "The engine broke off", "shows the message"),
         "Continue, Messages": (1, "The engine broke off", "shows the message"),
         "Cline, Chat": (1, "The engine broke off", "shows the message"),
         "LangChain, Messages": (1, "The engine broke off", "shows the message"),
@@ -50,18 +51,31 @@ ENDS: dict[str, dict[str, tuple[int, str, str]]] = {
         "opencode, Chat": (1, "OK", "compacts, does the work, exits with 1"),
         "pi, Messages": (0, r"\A\Z", "without a word"),
         "pi, Chat": (0, r"\A\Z", "without a word"),
+        "Qwen Code, Messages": (
+            1,
+            "assistant message prefill",
+            "asks to go on with half an answer",
+        ),
         "Continue, Messages": (1, TOO_LONG, "shows the message"),
         "Continue, Chat": (1, EXCEEDS, "shows the message"),
         "aider, Messages": (0, "token-limits", "its own message"),
         "aider, Chat": (0, EXCEEDS, "shows the message"),
+        "Cline, Chat": (1, EXCEEDS, "shows the message"),
         "LangChain, Messages": (1, TOO_LONG, "`AnthropicContextOverflowError`"),
         "LangChain, Chat": (1, EXCEEDS, "shows the message"),
         "Pydantic AI, Messages": (1, TOO_LONG, "`ModelContextWindowExceededError`"),
         "Pydantic AI, Chat": (1, EXCEEDS, "`ModelContextWindowExceededError`"),
         "LiteLLM": (1, EXCEEDS, "shows the message"),
         "smolagents": (1, EXCEEDS, "shows the message"),
+        "mini-swe-agent": (1, EXCEEDS, "shows the message"),
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def tidy(tmp_path: Path) -> Iterator[None]:
+    yield
+    end_leftovers(tmp_path / "repository")
 
 
 @pytest.mark.parametrize("name", CODERS)
@@ -99,7 +113,9 @@ async def test_coder_recovers_or_ends_with_words_that_it_understands(
         assert re.search(words, told.ran.said, re.DOTALL), told.ran.said[-3000:]
     else:
         assert told.is_recovered, told.ran.said[-3000:]
+    posts = [line for line in told.proxy.requests if line.startswith(f"POST {coder.path}")]
+    if story == "context overflow":
+        assert len(posts) > told.proxy.created, "a request was refused"
     if story == "long silence":
-        posts = [line for line in told.proxy.requests if line.startswith(f"POST {coder.path}")]
         assert told.ran.seconds > SILENT_S
         assert len(posts) == told.proxy.created, "nothing was sent twice"

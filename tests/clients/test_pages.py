@@ -15,7 +15,7 @@ from segue_cli.client.clients import CLIENTS, settings_of
 from segue_cli.client.codex import codex_block
 from segue_cli.client.talk import URL, ModelEndpoint
 from tests.clients.agents import AGENTS, CODEX, EXAMPLES, Ran, node_home, python_example, run
-from tests.clients.outside import NODE, PYTHON, ROOT
+from tests.clients.outside import NODE, NODE_MODULES, PYTHON, ROOT
 from tests.clients.stage import scripted, staged
 from tests.clients.task import END, by_functions
 from tests.support import ServedProcess, served_process
@@ -73,6 +73,10 @@ async def execute(program: str, client: str, folder: Path) -> Ran:
     if client in QUICK:
         file = folder / "snippet.py"
         command = [str(PYTHON), "-W", "error"]
+    elif client == "anthropic-node":
+        (folder / "node_modules").symlink_to(NODE_MODULES)
+        file = folder / "snippet.mjs"
+        command = [str(NODE), "--no-warnings"]
     else:
         file = node_home(folder) / "snippet.mjs"
         command = [str(NODE), "--no-warnings"]

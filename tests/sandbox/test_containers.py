@@ -13,6 +13,9 @@ from segue.sandbox.bwrap import find_bwrap
 from segue.sandbox.containers import ENDED_S, Containers, KeeperFault
 from segue.sandbox.limits import Cgroups
 from segue.sandbox.messages import ContainerSpec, MakeContainer
+from tests.escapes.conftest import sandboxes_can_be_made
+
+__all__ = ["sandboxes_can_be_made"]
 
 
 class Clock:

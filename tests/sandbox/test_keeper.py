@@ -18,7 +18,10 @@ from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.keeper import own_folder
 from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
+from tests.escapes.conftest import sandboxes_can_be_made
 from tests.support import until
+
+__all__ = ["sandboxes_can_be_made"]
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.clients.outside import run_python
+from tests.escapes.conftest import sandboxes_can_be_made
 from tests.scenarios.test_shell import DONE, FLAGS, run
 from tests.scenarios.test_tools import scripted
 from tests.support import fetch, served_process
+
+__all__ = ["sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 

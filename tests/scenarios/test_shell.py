@@ -20,11 +20,14 @@ from segue.sandbox.client import KeeperClient
 from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
+from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
 from tests.sandbox.test_skills import packed
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, until, wire
+
+__all__ = ["sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 AUTO = {"type": "shell", "environment": {"type": "container_auto"}}

@@ -11,7 +11,7 @@ from segue.accounts.hashes import issue_key
 from tests.mcp_server import remote
 from tests.scenarios.test_mcp import DONE, OWN, echoing, hosting, hosting_own
 from tests.scenarios.test_web_search import ANSWER, SEARCH, WEB, searching
-from tests.support import MODEL, Served, fetch, wire
+from tests.support import MODEL, WEATHER, Served, fetch, wire
 
 Body = dict[str, Any]
 
@@ -38,12 +38,15 @@ async def test_search_is_offered_to_keys_that_may_search(tmp_path: Path) -> None
         may, may_not = await key_for(served, "web_search"), await key_for(served, "mcp")
         assert await types_of(served, may, tools=[WEB]) == ["web_search_call", "message"]
         # Where nothing is offered, what looks like a call is text.
-        assert await types_of(served, may_not, tools=[WEB]) == ["message"]
+        assert await types_of(served, may_not, tools=[WEB], tool_choice="none") == ["message"]
+        alone = {"model": MODEL, "input": "Go", "tools": [WEB]}
+        refused = await fetch(served, "POST", "/v1/responses", alone, may_not)
+        assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
         forced = {"model": MODEL, "input": "Go", "tools": [WEB], "tool_choice": WEB}
         refused = await fetch(served, "POST", "/v1/responses", forced, may_not)
         assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_value")
         async with wire(served, additional_headers=may_not) as socket:
-            last = await socket.turn(input="Go", tools=[WEB])
+            last = await socket.turn(input="Go", tools=[WEB], tool_choice="none")
             assert [one["type"] for one in last["response"]["output"]] == ["message"]
 
 
@@ -52,7 +55,7 @@ async def test_keys_of_one_owner_continue_each_other_with_their_own_tools(tmp_pa
     turns = [SEARCH, ANSWER, {"text": "Yes."}, SEARCH, ANSWER]
     async with searching(tmp_path, *turns, auth="keys") as served:
         may, may_not = await key_for(served, "web_search"), await key_for(served)
-        chain: Body = {"model": MODEL, "input": "Go", "tools": [WEB]}
+        chain: Body = {"model": MODEL, "input": "Go", "tools": [WEB, WEATHER]}
         kinds, sizes = [], []
         for headers in (may, may_not, may):
             told = (await fetch(served, "POST", "/v1/responses", chain, headers)).json

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from itertools import accumulate, chain
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -42,7 +43,7 @@ class _CallIds(Struct, frozen=True):
     """Of a call and of a message that answers one."""
 
     call_id: str = ""
-    tool_call_id: object = None
+    tool_call_id: str | None = None
 
 
 _read_ids = msgspec.json.Decoder(_CallIds).decode
@@ -56,8 +57,8 @@ class ChatReading:
         self._memo = memo
         self._owner = owner
         self._session = session
-        # After how many items each message ends.
-        self._ends: list[int] = []
+        # The items of each message.
+        self._translated: list[tuple[Raw, ...]] = []
         self.form = AnswerForm()
 
     def decode(self, body: bytes | bytearray) -> Create:
@@ -71,26 +72,27 @@ class ChatReading:
         """The items of all messages."""
         keys = (b"".join((MESSAGE, message)) for message in messages)
         known = self._memo.find_all(self._owner, keys)
-        items: list[Raw] = []
+        self._translated = found = [
+            self._translate(messages, index, MESSAGE) if items is None else items
+            for index, items in enumerate(known)
+        ]
+        items = [*chain.from_iterable(found)]
         # What a tool has answered depends on the kind of call that it answers.
-        custom_ids: set[str] = set()
-        for index, translated in enumerate(known):
-            if translated is None or custom_ids:
-                translated = self._translate(messages, index, custom_ids)
-            items += translated
-            self._ends.append(len(items))
-            for item in translated:
-                if item.startswith(CUSTOM_CALL):
-                    custom_ids.add(_read_ids(item).call_id)
+        custom = {_read_ids(item).call_id for item in items if item.startswith(CUSTOM_CALL)}
+        if custom:
+            for index, message in enumerate(messages):
+                if _read_ids(message).tool_call_id in custom:
+                    found[index] = self._translate(messages, index, CUSTOM_OUTPUT)
+            items = [*chain.from_iterable(found)]
         return items
 
-    def _translate(self, messages: list[Raw], index: int, custom_ids: set[str]) -> tuple[Raw, ...]:
+    def _translate(self, messages: list[Raw], index: int, prefix: bytes) -> tuple[Raw, ...]:
         message, is_newest = messages[index], index == len(messages) - 1
-        is_custom = bool(custom_ids) and _answers(message, custom_ids)
-        key = b"".join((CUSTOM_OUTPUT if is_custom else MESSAGE, message))
+        key = b"".join((prefix, message))
+        # The same message may have stood earlier in this request.
         found = self._memo.find(self._owner, key)
         if found is None:
-            path = f"messages[{index}]"
+            path, is_custom = f"messages[{index}]", prefix is CUSTOM_OUTPUT
             found, is_lasting = translate(message, path, is_newest=is_newest, is_custom=is_custom)
             if is_lasting:
                 self._memo.put(self._owner, key, found, sum(map(len, found)))
@@ -120,13 +122,6 @@ class ChatReading:
 
     def _name(self, param: str) -> str:
         if found := _ITEM.fullmatch(param):
-            return f"messages[{bisect_right(self._ends, int(found[1]))}]"
+            ends = [*accumulate(map(len, self._translated))]
+            return f"messages[{bisect_right(ends, int(found[1]))}]"
         return "messages" if param == "input" else FIELD_NAMES.get(param, param)
-
-
-def _answers(message: Raw, call_ids: set[str]) -> bool:
-    try:
-        return str(_read_ids(message).tool_call_id) in call_ids
-    except msgspec.MsgspecError:
-        # What is wrong with it is said where it is translated.
-        return False
