@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tomllib
@@ -18,7 +16,7 @@ import pytest
 from segue_cli.client.clients import CLIENTS
 from segue_cli.client.run import AGENTS
 from tests.clients.agents import AIDER, CODEX, NODE, NPM_MORE, clean
-from tests.clients.coders import ALONE
+from tests.clients.coders import ALONE, end_leftovers
 
 RUN_S_MAX = 100
 
@@ -139,15 +137,6 @@ def test_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "the server did not start" in ran.stderr
     assert "none.json" in ran.stderr
-
-
-def end_leftovers(folder: Path) -> None:
-    """Cline leaves a process behind that names the folder in which it was started."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = entry.read_bytes().split(b"\0")
-            if b"--cline-hub-daemon" in words and os.fsencode(folder) in words:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 @pytest.mark.clients

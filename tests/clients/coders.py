@@ -5,7 +5,10 @@ Those that `segue run` starts are started with what it sets up; the libraries th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -266,3 +269,12 @@ def coder_version(coder: Coder) -> str:
         for path in environment.glob(f"lib/python*/site-packages/{folder}-*.dist-info")
     )
     return found.name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def end_leftovers(folder: Path) -> None:
+    """Cline leaves a process behind that names the folder in which it was started."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
+            if b"--cline-hub-daemon" in words and os.fsencode(folder) in words:
+                os.kill(int(entry.parent.name), signal.SIGKILL)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clients.coders import CODER_STORIES, CODERS
+from tests.clients.coders import CODER_STORIES, CODERS, end_leftovers
 from tests.clients.stage import scripted, staged
 from tests.clients.stories import SILENT_S, STORIES
 from tests.clients.task import END
@@ -70,6 +70,12 @@ ENDS: dict[str, dict[str, tuple[int, str, str]]] = {
         "mini-swe-agent": (1, EXCEEDS, "shows the message"),
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def tidy(tmp_path: Path) -> Iterator[None]:
+    yield
+    end_leftovers(tmp_path / "repository")
 
 
 @pytest.mark.parametrize("name", CODERS)
