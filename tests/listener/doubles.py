@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from segue.accounts.account import LOCAL, Account, Accounts
 from segue.engines.forwarded import forwarded
+from segue.files.api import files_api
+from segue.files.depot import Depot
 from segue.limits import Key
 from segue.listener.auth import origin_policy
 from segue.listener.services import Services
@@ -197,8 +199,14 @@ async def ticks(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+def no_files() -> Depot:
+    """The routes are described, and none of them is called."""
+    raise AssertionError
+
+
 def described_routes() -> tuple[tuple[str, str], ...]:
     """What the OpenAPI document is made from: the routes of all APIs and of the server itself."""
     stage = Stage()
-    routes = routes_of((*APIS.values(), passthrough_api(forwarded)), stage.services)
+    apis = (*APIS.values(), passthrough_api(forwarded), files_api(no_files))
+    routes = routes_of(apis, stage.services)
     return ServerPages(stage.services, stage.is_ready, stage.write_metrics, routes).described

@@ -18,6 +18,8 @@ from segue.wire.codec import encode
 JSON = "application/json"
 SSE = "text/event-stream"
 PLAIN = "text/plain"
+BINARY = "application/octet-stream"
+FORM = "multipart/form-data"
 
 # What a WebSocket client may send, by event type.
 CLIENT_EVENTS = {
@@ -42,6 +44,9 @@ class RouteDoc:
     # Where its shapes are described, if they are another API's; and whether its errors are too.
     reference: str = ""
     has_own_errors: bool = False
+    # What is uploaded as a form, or downloaded as bytes.
+    takes_form: bool = False
+    is_binary: bool = False
 
 
 OPENAI = "https://platform.openai.com/docs/api-reference/"
@@ -114,6 +119,11 @@ OPERATIONS: dict[str, RouteDoc] = {
     "POST /v1/embeddings": RouteDoc(
         "Passed on to the engine of the model.", reference=f"{OPENAI}embeddings"
     ),
+    "POST /v1/files": RouteDoc("Upload a file.", takes_form=True),
+    "GET /v1/files": RouteDoc("List the files of the caller.", query=PAGE),
+    "GET /v1/files/{id}": RouteDoc("One file, without its contents."),
+    "GET /v1/files/{id}/content": RouteDoc("The contents of a file.", is_binary=True),
+    "DELETE /v1/files/{id}": RouteDoc("Delete a file."),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
     "GET /health": RouteDoc("Whether the process is alive."),
@@ -157,6 +167,13 @@ OWN_ERROR: Schema = {
     "description": "Refused, or failed, in the words of this API.",
     "headers": {**REQUEST_ID, **RETRY_AFTER},
     "content": {JSON: {"schema": OBJECT}},
+}
+
+
+FILE_FORM: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": STRING},
 }
 
 
@@ -239,7 +256,9 @@ def _operation(verb: str, path: str, operation: RouteDoc) -> Schema:
     }
     if operation.reference:
         entry["externalDocs"] = {"url": operation.reference}
-    if operation.takes or operation.reference:
+    if operation.takes_form:
+        entry["requestBody"] = {"required": True, "content": {FORM: {"schema": FILE_FORM}}}
+    elif operation.takes or operation.reference:
         taken = ref(operation.takes) if operation.takes else OBJECT
         body: Schema = {JSON: {"schema": taken}}
         entry["requestBody"] = {"required": True, "content": body}
@@ -253,6 +272,8 @@ def _parameter(name: str, place: str, schema: Schema, words: str) -> Schema:
 
 def _answer(operation: RouteDoc) -> Schema:
     content: Schema = {JSON: {"schema": ref(operation.gives) if operation.gives else OBJECT}}
+    if operation.is_binary:
+        content = {BINARY: {"schema": STRING}}
     if operation.is_text:
         content = {PLAIN: {"schema": STRING}}
     if operation.is_stream:
