@@ -46,7 +46,7 @@ class MessageRoutes:
             arrival = await enter_thread(reading, arrival, exchange.account, self._services)
         asked = reading.asked
         if asked.served:
-            self._check_served(arrival)
+            await self._check_served(arrival)
         with _answering(exchange, asked):
             if asked.create.stream:
                 await self._stream(exchange, asked, arrival)
@@ -84,10 +84,11 @@ class MessageRoutes:
     def _seal(self, exchange: Exchange) -> SealText:
         return partial(self._runner.resources.seals.seal, exchange.owner)
 
-    def _check_served(self, arrival: Arrival) -> None:
+    async def _check_served(self, arrival: Arrival) -> None:
         """A tool that the server cannot run is refused: the model would make up what it returns."""
         hosted = self._runner.resources.hosted
-        tools, _ = decode_tools(arrival.create.tools or b"null", None)
+        listed = arrival.create.tools or b"null"
+        tools, _ = await off_loop(len(listed) > LARGE_BYTES, decode_tools, listed, None)
         if hosted is not None:
             tools = hosted.load().offer(tools, NO_EFFECTS, None, arrival.caller.may)
         if tools.unserved:
