@@ -64,6 +64,9 @@ BOMB = {"SKILL.md": b"x", "bomb": bytes(60 * 1024 * 1024)}
         (packed({"SKILL.md": b""}, external_attr=(stat.S_IFIFO | 0o777) << 16), "link"),
         (packed({"SKILL.md": b"", **{f"f{n}": b"" for n in range(501)}}), "more than 500 files"),
         (packed(BOMB), "bytes together"),
+        (packed({"SKILL.md": b""}, compress_type=zipfile.ZIP_LZMA), "another way"),
+        # A name that says it is UTF-8, and is not.
+        (packed({"SKILL.md\u00e9": b""}).replace(b"\xc3\xa9", b"\xff\xfe"), "not a zip"),
     ],
 )
 def test_bad_bundle_is_refused(data: bytes, words: str) -> None:
@@ -106,3 +109,9 @@ def test_bad_name_is_refused(name: str) -> None:
 def test_bad_description_is_refused(description: str) -> None:
     with pytest.raises(InvalidRequest, match="description"):
         skill(packed(GOOD), description=description)
+
+
+def test_what_is_no_base64_is_refused() -> None:
+    for data in ("\u00e9", "=", "!!!!"):
+        with pytest.raises(InvalidRequest, match="not a zip"):
+            unpack("csv", "Sums.", data, "tools[0]")

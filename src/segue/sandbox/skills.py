@@ -11,7 +11,6 @@ import re
 import stat
 import zipfile
 from base64 import b64decode
-from binascii import Error as BadBase64
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from io import BytesIO
@@ -68,7 +67,15 @@ def unpack(name: str, description: str, data: str, param: str) -> Bundle:
         files = _without_top(dict(_files(packed)))
     except _Bad as bad:
         raise _refused(f"{bad}", param) from None
-    except (BadBase64, zipfile.BadZipFile, BadDeflate, EOFError, NotImplementedError, RuntimeError):
+    except (
+        ValueError,
+        OSError,
+        zipfile.BadZipFile,
+        BadDeflate,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ):
         raise _refused("it is not a zip in base64 that can be read", param) from None
     return Bundle(name, description, folder_of(name, data), files)
 
@@ -115,6 +122,8 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
     path, mode = entry.filename, entry.external_attr >> 16
     if entry.flag_bits & _ENCRYPTED:
         raise _Bad("it is encrypted")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise _Bad("it is packed in another way than by deflate")
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         raise _Bad("it has a link, or something else that is no file")
     is_plain = path.isprintable() and len(path) <= PATH_CHARS_MAX and "\\" not in path
