@@ -214,6 +214,14 @@ def test_tool_means(tool: dict[str, Any], meant: dict[str, Any]) -> None:
     assert {name: found_tool.get(name) for name in meant} == meant
 
 
+def test_tool_of_a_type_has_the_name_of_its_type() -> None:
+    tools = [{"type": "bash_20250124"}, {"type": "memory_20250818"}]
+    names = [tool["name"] for tool in tools_of(create_of(tools=tools))]
+    assert names == ["bash", "memory"]
+    with pytest.raises(InvalidRequest, match="unique: bash"):
+        create_of(tools=[*tools, BASH])
+
+
 def test_remote_server_is_a_tool_with_its_secrets() -> None:
     server = {"type": "url", "name": "time", "url": "https://a/b", "authorization_token": "t"}
     toolset = {"type": "mcp_toolset", "mcp_server_name": "time"}

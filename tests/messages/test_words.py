@@ -44,6 +44,16 @@ def test_other_errors_are_said_as_they_are() -> None:
     assert words_of(InvalidRequest("No.")) == "No."
 
 
+def test_error_names_the_field_that_the_client_has_sent() -> None:
+    error = InvalidRequest("Missing required parameter: 'input'.", param="input")
+    assert words_of(error) == "Missing required parameter: 'messages'."
+    error = InvalidRequest("Invalid value for 'input[3].content': no.", param="input[3].content")
+    assert words_of(error) == "Invalid value for 'messages': no."
+    # A name of the client's stays as it is.
+    error = InvalidRequest("No tool 'input' in 'tools'.", param="tools")
+    assert words_of(error) == "No tool 'input' in 'tools'."
+
+
 def test_call_of_a_thread_that_is_left_open_is_named_as_the_client_knows_it() -> None:
     error = InvalidRequest(
         "No tool output found for function call call_12ab.", code="missing_function_call_output"

@@ -133,7 +133,7 @@ def translate_tools(raw: Raw) -> Tooling:
             continue
         function = _function(tool, kind, place)
         definition = Raw(encode(function))
-        name = tool.name or ""
+        name = str(function["name"])
         if name in deferred or name in names:
             raise InvalidRequest(f"tools: Tool names must be unique: {cut_name(name)}", param=place)
         if tool.defer_loading:
@@ -152,7 +152,8 @@ def translate_tools(raw: Raw) -> Tooling:
 def translate_definition(raw: Raw, place: str) -> tuple[str, Raw]:
     """A tool that is defined among the messages: its name, and the function."""
     tool = decode(_tool, raw, place)
-    return tool.name or "", Raw(encode(_function(tool, _kind(tool), place)))
+    function = _function(tool, _kind(tool), place)
+    return str(function["name"]), Raw(encode(function))
 
 
 def _kind(tool: GivenTool) -> str:

@@ -20,6 +20,12 @@ _LIMIT_FIRST = re.compile(
     r".{0,80}?(?:requested|has|have|contains?|resulted in|passed|prompt)\D{0,40}(\d{1,12})",
     re.IGNORECASE | re.DOTALL,
 )
+# Fields of a turn, by the names that they have in this API.
+FIELD_NAMES = {
+    "input": "messages",
+    "max_output_tokens": "max_tokens",
+    "text.format.schema": "output_config.format.schema",
+}
 _CALL_ID = re.compile(r"call_(\w{1,64})\.?\Z")
 
 
@@ -31,7 +37,14 @@ def words_of(error: ApiError) -> str:
         case "missing_function_call_output" if found := _CALL_ID.search(error.message):
             return without_results("messages.0", [f"toolu_{found[1]}"])
         case _:
-            return error.message
+            return _with_their_field(error)
+
+
+def _with_their_field(error: ApiError) -> str:
+    """The message, with the name that its field has in this API; items of the turn are no places of the client's."""
+    ours = error.param or ""
+    theirs = FIELD_NAMES.get("input" if ours.startswith("input[") else ours, ours)
+    return error.message.replace(f"'{ours}'", f"'{theirs}'")
 
 
 def _too_long(message: str) -> str:
