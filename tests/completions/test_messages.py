@@ -154,6 +154,12 @@ def test_arguments_have_one_spelling(text: str | None, canonical: str) -> None:
     assert canonical_arguments(text) == canonical
 
 
+def test_half_of_a_surrogate_pair_in_arguments_stays_an_escape() -> None:
+    arguments = '{"a":"\\ud800"}'
+    (item,) = items_of({"role": "assistant", "content": None, "tool_calls": [call(arguments)]})
+    assert item["arguments"] == arguments
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (

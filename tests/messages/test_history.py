@@ -340,7 +340,10 @@ def test_calls_with_their_results_pass(messages: list[TranslatedMessage]) -> Non
         ([user(), model("a"), user(), model(), user("a")], "messages.1: `tool_use` ids"),
         ([user("a")], "messages.0: unexpected `tool_use_id`"),
         ([model("a"), user("a"), model(), user("a")], "messages.3: unexpected `tool_use_id`"),
-        ([model("a"), user("a", "a")], "each tool_use must have a single result"),
+        (
+            [model("a"), user("a", "a")],
+            "must have a single result. Found multiple `tool_result` blocks",
+        ),
         ([model("a", "a"), user("a")], "`tool_use` ids must be unique"),
     ],
 )

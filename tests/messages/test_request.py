@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -259,6 +260,23 @@ def test_message_that_came_before_is_the_same_object() -> None:
     assert isinstance(first.input, list)
     assert isinstance(again.input, list)
     assert again.input[0] is first.input[0]
+
+
+def test_turn_and_memo_do_not_hold_the_body() -> None:
+    """They are weighed by what they keep; a body that they point into would be held without being counted."""
+    added = {"type": "tool_addition", "tool": {"type": "custom", "definition": BASH}}
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "s", "input_schema": {}}
+    body = {
+        "model": "m",
+        "messages": [{"role": "system", "content": [added]}, *HELLO],
+        "tools": [toolset],
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    }
+    data, memo = json.dumps(body).encode(), Memo[object](1_000_000)
+    held = sys.getrefcount(data)
+    create = MessageReading(memo, "ada", Surroundings()).decode(data)
+    assert create.text is not None
+    assert sys.getrefcount(data) == held
 
 
 # --- anything -----------------------------------------------------------------------------------------

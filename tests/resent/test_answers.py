@@ -66,6 +66,7 @@ def test_answer_is_known_in_any_spelling(
         (TALK, SPELT[0]),
         (TALK, *SPELT[::-1]),
         (TALK, call('{"a":2}'), SPELT[1]),
+        (TALK, call('{"a":true}'), SPELT[1]),
         (TALK, call('{"a":1}', "c3"), SPELT[1]),
         (TALK, *SPELT, call("{}", "c3")),
         (OTHER, TALK, *SPELT),

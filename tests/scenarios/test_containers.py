@@ -69,10 +69,24 @@ async def test_lists_have_pages_and_bad_requests_are_refused(tmp_path: Path) -> 
             {"name": "x", "network_policy": {"type": "allowlist", "allowed_domains": ["a.b"]}},
         ):
             assert (await fetch(served, "POST", "/v1/containers", body)).status == 400
+        deep = b'{"name":"x","network_policy":' + b"[" * 100_000
+        assert (await fetch(served, "POST", "/v1/containers", deep)).status == 400
         for path in ("/v1/containers?limit=0", "/v1/containers?order=up", "/v1/containers?after=x"):
             assert (await fetch(served, "GET", path)).status == 400
         for path in ("cntr_x", "cntr_x/files", f"{made[0]['id']}/files/cfile_x/content"):
             assert (await fetch(served, "GET", f"/v1/containers/{path}")).status == 404
+
+
+async def test_container_whose_files_are_not_there_is_not_made(tmp_path: Path) -> None:
+    """Else a few such requests would use up all containers of their owner."""
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        body = {"name": "x", "file_ids": ["file-x"]}
+        assert (await fetch(served, "POST", "/v1/containers", body)).status == 404
+        environment = {"type": "container_auto", "file_ids": ["file-x"]}
+        tools = [{"type": "shell", "environment": environment}]
+        turn = {"model": "scripted", "input": "Go", "tools": tools}
+        assert (await fetch(served, "POST", "/v1/responses", turn)).status == 404
+        assert (await fetch(served, "GET", "/v1/containers")).json["data"] == []
 
 
 async def test_server_without_sandboxes_has_no_containers(tmp_path: Path) -> None:

@@ -314,6 +314,7 @@ async def test_models_have_the_shape_that_the_header_asks_for() -> None:
         before = await fetch(served, "GET", f"/v1/models?before_id={MODEL}", headers=VERSION)
         missing = await fetch(served, "GET", "/v1/models/none", headers=VERSION)
         wrong = await fetch(served, "GET", "/v1/models?limit=0", headers=VERSION)
+        long = await fetch(served, "GET", f"/v1/models?limit={1:09}{5:05000}", headers=VERSION)
     assert ours.json["object"] == "list"
     (model,) = theirs.json["data"]
     assert (model["type"], model["id"], model["max_input_tokens"]) == ("model", MODEL, 4_096)
@@ -322,6 +323,7 @@ async def test_models_have_the_shape_that_the_header_asks_for() -> None:
     assert after.json["data"] == before.json["data"] == []
     assert (missing.status, missing.json["error"]["message"]) == (404, "model: none")
     assert (wrong.status, wrong.json["type"]) == (400, "error")
+    assert long.status == 400
 
 
 # --- errors -------------------------------------------------------------------------------------------

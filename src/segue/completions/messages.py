@@ -256,11 +256,12 @@ def canonical_arguments(text: str | None) -> str:
         return "{}"
     try:
         value = json.loads(text)
-        return (
-            json.dumps(value, ensure_ascii=False, allow_nan=False)
-            if isinstance(value, dict)
-            else text
-        )
+        if not isinstance(value, dict):
+            return text
+        spelt = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        # Half of a surrogate pair can be written as an escape, and not as text.
+        spelt.encode()
+        return spelt
     except (ValueError, RecursionError):
         return text
 

@@ -13,7 +13,6 @@ from msgspec import Raw, Struct
 
 from segue.errors import InvalidRequest, NotFound
 from segue.files.form import FileForm
-from segue.ids import new_id
 from segue.listener.exchange import Exchange, listening, text_header
 from segue.listener.services import Services
 from segue.sandbox.citations import DATA, file_id
@@ -27,6 +26,7 @@ from segue.sandbox.messages import (
     FileEntry,
 )
 from segue.sandbox.tool import FILES_MAX, Preparation, ReadUpload, check_network
+from segue.wire.codec import decode_body
 
 PAGE_USUAL, PAGE_MAX = 20, 100
 BODY_BYTES_MAX = 1024 * 1024
@@ -62,6 +62,10 @@ class NewContainerFile(Struct, frozen=True):
     """The body of a request for a file that the client has uploaded before."""
 
     file_id: str
+
+
+_container = msgspec.json.Decoder(NewContainer)
+_file = msgspec.json.Decoder(NewContainerFile)
 
 
 class ContainerObject(Struct, frozen=True, kw_only=True):
@@ -104,7 +108,6 @@ class _Named(Protocol):
 
 
 N = TypeVar("N", bound=_Named)
-B = TypeVar("B", bound=Struct)
 
 
 class ContainerRoutes:
@@ -119,7 +122,7 @@ class ContainerRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """Make a container."""
-        asked = _decoded(await exchange.text(BODY_BYTES_MAX), NewContainer)
+        asked = decode_body(_container, await exchange.text(BODY_BYTES_MAX))
         memory = asked.memory_limit or "1g"
         idle = asked.expires_after
         if not 1 <= len(asked.name) <= NAME_CHARS_MAX:
@@ -141,9 +144,7 @@ class ContainerRoutes:
             memory_limit=memory,
             idle_s=None if idle is None else idle.minutes * 60.0,
         )
-        made = await self._client.create(exchange.owner, new_id("cntr"), spec)
-        for each in asked.file_ids or ():
-            await self._preparation.copy(exchange.owner, made.id, each)
+        made = await self._preparation.make(exchange.owner, spec, asked.file_ids or (), ())
         await exchange.answer(200, msgspec.json.encode(as_object(made)))
 
     async def list(self, exchange: Exchange) -> None:
@@ -171,7 +172,7 @@ class ContainerRoutes:
         owner, name = exchange.owner, exchange.arguments["id"]
         content_type = exchange.header(b"content-type")
         if content_type.startswith("application/json"):
-            asked = _decoded(await exchange.text(BODY_BYTES_MAX), NewContainerFile)
+            asked = decode_body(_file, await exchange.text(BODY_BYTES_MAX))
             path = await self._preparation.copy(owner, name, asked.file_id)
         else:
             path = await self._receive(exchange, content_type)
@@ -269,13 +270,6 @@ def as_file(container_id: str, entry: FileEntry) -> ContainerFileObject:
         path=f"{DATA}/{entry.path}",
         source="user" if entry.is_uploaded else "assistant",
     )
-
-
-def _decoded(body: bytes | bytearray, kind: type[B]) -> B:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"The body cannot be read: {error}.") from None
 
 
 async def _answer_page(exchange: Exchange, found: Sequence[N]) -> None:

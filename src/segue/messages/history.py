@@ -451,7 +451,8 @@ class _Translation:
         if kind == "tool_removal":
             self._pieces.append(Removed(tool.name or _name_in(tool, place)))
         elif isinstance(tool.definition, Raw):
-            self._pieces.append(Defined(tool.definition))
+            # A copy: what is kept of a message must not hold the body that it came with.
+            self._pieces.append(Defined(tool.definition.copy()))
         else:
             self._loaded.append(tool.name)
             self._end_loaded()
@@ -765,7 +766,7 @@ def check_pairs(messages: Sequence[TranslatedMessage], *, is_continued: bool = F
             called_at = index
         for result in message.results:
             if result in answered:
-                place = f"messages.{index}: each tool_use must have a single result. FoundTools multiple"
+                place = f"messages.{index}: each tool_use must have a single result. Found multiple"
                 raise _unpaired(f"{place} `tool_result` blocks with id", result)
             if result not in open_calls and not is_continued:
                 raise _unpaired(

@@ -40,7 +40,7 @@ def encode_model(name: str, model: Model) -> bytes:
 def _limit(text: str | None) -> int:
     if text is None:
         return LIMIT
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= LIMIT_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= LIMIT_MAX):
         raise InvalidRequest(f"limit: a number from 1 to {LIMIT_MAX}", param="limit")
     return int(text)
 

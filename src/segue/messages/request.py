@@ -388,7 +388,9 @@ def _text(body: MessagesBody) -> TextConfig | None:
     if asked.type != "json_schema":
         place = "output_config.format.type"
         raise InvalidRequest(f"{place}: Input should be 'json_schema'", param=place)
-    return TextConfig(TextFormat("json_schema", name="answer", schema=asked.schema, strict=True))
+    # A copy: a turn does not hold the body of its request.
+    schema = asked.schema if asked.schema is UNSET else asked.schema.copy()
+    return TextConfig(TextFormat("json_schema", name="answer", schema=schema, strict=True))
 
 
 class _Session(Struct, frozen=True):

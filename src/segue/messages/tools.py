@@ -126,7 +126,8 @@ def translate_tools(raw: Raw) -> Tooling:
             served.add(SERVED[kind])
             uses_max = tool.max_uses if kind == "web_search" else uses_max
             if kind == "mcp_toolset":
-                toolsets.append(tool)
+                # It has no schema; a field that it should not have would hold the whole body.
+                toolsets.append(msgspec.structs.replace(tool, input_schema=UNSET))
             else:
                 listed.append(Raw(encode(_served(tool, kind))))
             continue

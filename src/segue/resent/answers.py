@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from segue.resent.canonical import canonical
+from segue.resent.canonical import digest_of
 from segue.wire.items import InputText, Item, Message, OutputText, Reasoning, Refusal
 from segue.wire.kinds import is_model_written
 
@@ -66,7 +66,7 @@ def _has_calls(wrote: Sequence[Item], returned: Sequence[Item]) -> bool:
 def _is_same_call(wrote: Item, returned: Item) -> bool:
     """What is so much longer is not only spelt otherwise, and need not be read."""
     is_longer = len(returned.raw) > SPELLING_FACTOR * len(wrote.raw) + SPELLING_BYTES
-    return not is_longer and canonical(wrote) == canonical(returned)
+    return not is_longer and digest_of(wrote) == digest_of(returned)
 
 
 def _phases(items: Sequence[Item]) -> set[object]:

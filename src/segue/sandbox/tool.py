@@ -301,12 +301,22 @@ class Preparation:
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
         )
-        container_id = new_id("cntr")
-        await client.create(owner, container_id, spec)
-        for each in place.file_ids or ():
-            await self.copy(owner, container_id, each)
-        await self._write_skills(owner, container_id, unpacked)
-        return container_id
+        made = await self.make(owner, spec, place.file_ids or (), unpacked)
+        return made.id
+
+    async def make(
+        self, owner: Owner, spec: ContainerSpec, file_ids: Sequence[str], bundles: Sequence[Bundle]
+    ) -> About:
+        """A new container with these files and skills; none stays where they cannot be put there."""
+        made = await self._client.create(owner, new_id("cntr"), spec)
+        try:
+            for each in file_ids:
+                await self.copy(owner, made.id, each)
+            await self._write_skills(owner, made.id, bundles)
+        except ApiError:
+            await self._client.delete(owner, made.id)
+            raise
+        return made
 
     async def _add_skills(
         self, owner: Owner, container_id: str, skills: list[tuple[Skill, str]]
