@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,20 @@ def test_settings_are_not_inherited_except_the_model() -> None:
     assert resolved.model == parent.response.model
     assert resolved.head.instructions is None
     assert resolved.head.tools is NO_TOOLS
+
+
+def test_head_that_is_kept_does_not_keep_the_body_of_its_request() -> None:
+    format = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    asked = {"model": "m", "input": "x" * 1_000, "text": {"format": format}}
+    body = json.dumps(asked).encode()
+    before = sys.getrefcount(body)
+    create = decode_create(body)
+    assert sys.getrefcount(body) > before
+    resolved = resolve(create, Given(tuple(items({"role": "user", "content": "x"}))), None)
+    head = resolved.head
+    del create, resolved
+    assert head.text.format is not None
+    assert sys.getrefcount(body) == before
 
 
 def test_named_model_wins_over_the_parents() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from segue.errors import InvalidRequest, cut_name, parent_not_found
@@ -236,7 +236,14 @@ def _head(create: Create, tools: Tools, warm: Warm | None) -> Head:
         tools=tools,
         tool_choice=create.tool_choice or "auto",
         parallel_tool_calls=create.parallel_tool_calls is not False,
-        text=create.text or TextConfig(),
+        text=_detached(create.text or TextConfig()),
         reasoning=create.reasoning or ReasoningConfig(),
     )
     return warm.head if warm is not None and warm.head == head else head
+
+
+def _detached(text: TextConfig) -> TextConfig:
+    """The same, without the body of the request that its schema is a view of: a head may be kept for long."""
+    if text.format is None or not isinstance(text.format.schema, Raw):
+        return text
+    return replace(text, format=replace(text.format, schema=text.format.schema.copy()))
