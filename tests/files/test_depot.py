@@ -66,15 +66,15 @@ async def test_bytes_without_a_row_go_after_a_while_and_never_those_with_one(
     rows, objects = MemoryFileRows(), FolderObjects(tmp_path)
     depot = Depot(rows, objects, LIMITS)
     kept = await depot.receive("ada", TYPE, upload())
-    left = await objects.begin("file-left")
-    await left.finish()
+    for name in ("file-" + "0" * 32, "not-ours.txt"):
+        await (await objects.begin(name)).finish()
     await depot.sweep()
-    assert len(files_in(tmp_path)) == 2, "an upload that is being answered has no row yet"
+    assert len(files_in(tmp_path)) == 3, "an upload that is being answered has no row yet"
     old = time.time() - ORPHANED_S - 1
     for path in files_in(tmp_path):
         os.utime(path, (old, old))
     await depot.sweep()
-    assert [path.name for path in files_in(tmp_path)] == [kept.id]
+    assert {path.name for path in files_in(tmp_path)} == {kept.id, "not-ours.txt"}
 
 
 class BrokenRows(MemoryFileRows):

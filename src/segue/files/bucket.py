@@ -106,9 +106,9 @@ class _BucketUpload:
 
 @contextmanager
 def _border() -> Iterator[None]:
-    """Nothing foreign leaves. Not found is for the caller: the library raises Python's own error."""
+    """Nothing foreign leaves. For what is not there the library raises Python's own error."""
     try:
         yield
-    except BaseError as error:
+    except (BaseError, FileNotFoundError) as error:
         log.warning("the bucket of files cannot be used: %s", str(error).partition("\n")[0])
         raise Unavailable("The files of this server cannot be reached at the moment.") from error

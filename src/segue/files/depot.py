@@ -6,6 +6,7 @@ owner's alone: an absent, expired or foreign id is the same error.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from secrets import token_hex
@@ -20,6 +21,8 @@ from segue.seams.history import Owner
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 EXPIRY_S_MIN, EXPIRY_S_MAX = 3_600, 2_592_000
+# The ids that we make; what else is in the folder or the bucket is not ours.
+_OWN_ID = re.compile("file-[0-9a-f]{32}")
 # Files in one step of a sweep.
 BATCH = 100
 # Bytes without a row: an upload that is being answered has no row yet.
@@ -124,7 +127,7 @@ class Depot:
             for file in expired:
                 await self._remove(file.owner, file.id)
         await self._objects.tidy()
-        kept = await self._objects.ids(now - ORPHANED_S)
+        kept = [*filter(_OWN_ID.fullmatch, await self._objects.ids(now - ORPHANED_S))]
         for at in range(0, len(kept), BATCH):
             ids = kept[at : at + BATCH]
             for file_id in {*ids} - await self._rows.present(ids):

@@ -108,7 +108,7 @@ class FolderObjects:
                         yield path.name
 
     def _tidy(self) -> None:
-        for path in self._uploads.iterdir():
+        for path in self._uploads.glob("file-*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - ABANDONED_S:
                     _remove(path)
