@@ -267,6 +267,16 @@ async def test_container_that_dies_is_an_output_and_the_next_turn_has_another(
             "domain_not_allowed",
         ),
         ({"type": "container_auto", "skills": [{"name": "x"}]}, 400, "invalid_value"),
+        (
+            {
+                "type": "container_auto",
+                "skills": [
+                    {"type": "inline", "name": "x", "source": {"type": "base64", "data": ""}}
+                ],
+            },
+            400,
+            "invalid_value",
+        ),
         ({"type": "container_auto", "file_ids": ["file-x"]}, 404, "file_not_found"),
     ],
 )

@@ -223,7 +223,7 @@ def _source(skill: Skill, at: str) -> str:
         source = msgspec.json.decode(skill.source or b"", type=_Source)
     except msgspec.MsgspecError:
         raise _refused(f"{at}.source", "a zip in base64") from None
-    if skill.type != "inline" or source.type != "base64":
+    if skill.type != "inline" or source.type != "base64" or not source.data:
         raise _refused(at, "an inline skill with a source in base64")
     return source.data
 
@@ -285,11 +285,8 @@ class Preparation:
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
             return about.id
-        bundles = {
-            folder_of(skill.name or "", data): (skill, data)
-            for skill in place.skills or ()
-            if (data := _source(skill, "skills"))
-        }
+        skills = [(skill, _source(skill, "skills")) for skill in place.skills or ()]
+        bundles = {folder_of(skill.name or "", data): (skill, data) for skill, data in skills}
         for container_id in _before(ahead):
             if (reused := await self._reusable(ahead, container_id)) is not None:
                 has = reused.skills
