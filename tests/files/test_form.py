@@ -61,6 +61,7 @@ async def test_any_bytes_come_through_cut_anywhere(data: bytes, places: list[int
     [
         ("application/json", b"{}", "multipart/form-data"),
         ("multipart/form-data", WHOLE, "multipart/form-data"),
+        ("multipart/form-data; boundary=" + "x" * 257, WHOLE, "Send the file as a form"),
         (TYPE, b"", "ends before its last boundary"),
         (TYPE, WHOLE[:-9], "ends before its last boundary"),
         (TYPE, form(('purpose"', b"x")), "Missing required parameter: 'file'"),

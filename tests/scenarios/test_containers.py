@@ -89,6 +89,23 @@ async def test_container_whose_files_are_not_there_is_not_made(tmp_path: Path) -
         assert (await fetch(served, "GET", "/v1/containers")).json["data"] == []
 
 
+async def test_upload_that_a_container_refuses_is_said_why(tmp_path: Path) -> None:
+    """Also where much of it is still on its way."""
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        made = (await fetch(served, "POST", "/v1/containers", {"name": "x"})).json["id"]
+        for container, name, size, status in (
+            (made, "\u00e9" * 200, 5, 400),
+            (made, "\u00e9" * 200, 3_000_000, 400),
+            ("cntr_x", "a.txt", 3_000_000, 404),
+        ):
+            head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+            body = head.encode() + b"x" * size + b"\r\n--b--\r\n"
+            headers = {"Content-Type": "multipart/form-data; boundary=b"}
+            path = f"/v1/containers/{container}/files"
+            refused = await fetch(served, "POST", path, body, headers)
+            assert refused.status == status, refused.body
+
+
 async def test_server_without_sandboxes_has_no_containers(tmp_path: Path) -> None:
     async with scripted(tmp_path, DONE) as served:
         assert (await fetch(served, "GET", "/v1/containers")).status == 404

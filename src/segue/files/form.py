@@ -16,6 +16,8 @@ from segue.errors import InvalidRequest
 # Fields are short: a purpose, a time.
 FIELD_BYTES_MAX = 1024
 FIELDS_MAX = 16
+# The library takes no longer one.
+BOUNDARY_BYTES_MAX = 256
 NAME_CHARS_MAX = 255
 
 WriteFile = Callable[[bytes], Awaitable[None]]
@@ -26,7 +28,8 @@ class FileForm:
 
     def __init__(self, content_type: str, file_field: str = "file") -> None:
         kind, options = parse_options_header(content_type)
-        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        is_bounded = 0 < len(options.get(b"boundary", b"")) <= BOUNDARY_BYTES_MAX
+        if kind != b"multipart/form-data" or not is_bounded:
             raise InvalidRequest("Send the file as a form: Content-Type: multipart/form-data.")
         self.fields: dict[str, str] = {}
         # The name of the file; None until it has begun.

@@ -105,6 +105,10 @@ class Keeper:
                     write_frame(writer, await self._answer(request))
             except KeeperFault as fault:
                 write_frame(writer, fault.failure)
+                await writer.drain()
+                # What the client still sends is read: to close before would take the answer away from it.
+                while await reader.read(PIECE_BYTES):
+                    pass
             await writer.drain()
         except CONNECTION_LOST:
             pass
@@ -248,6 +252,9 @@ class _file_errors:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 failure = KeeperFailure(code="container_full", message="The container is full.")
                 raise KeeperFault(failure) from None
+            if error.errno == errno.ENAMETOOLONG:
+                message = "The name of a file in a container has at most 255 bytes."
+                raise KeeperFault(KeeperFailure(code="invalid_value", message=message)) from None
             message = f"The container has no file '{self._path[:256]}', or it is not a plain file."
             raise KeeperFault(
                 KeeperFailure(code="container_file_not_found", message=message)

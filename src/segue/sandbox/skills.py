@@ -86,7 +86,7 @@ def folder_of(name: str, data: str) -> str:
 
 
 def note(bundles: Sequence[Bundle]) -> str:
-    """What the model is told of the skills of its container."""
+    """What the model reads of the skills of its container."""
     lines = [f"- {each.name}: {each.description} (read {each.path} first)" for each in bundles]
     return "\n".join(["Skills in the container of the shell:", *lines])
 

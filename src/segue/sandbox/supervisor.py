@@ -153,7 +153,7 @@ class CommandRunner:
             os.killpg(self.commands[number][0], how)
 
     def reap(self) -> None:
-        """Commands that have ended, and orphans. A command is over when its shell is, whoever else has its pipes."""
+        """Commands that have ended, and orphans. A command is over when its shell is, whatever else has its pipes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

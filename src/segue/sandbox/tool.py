@@ -258,7 +258,7 @@ class Preparation:
     def __init__(self, client: KeeperClient, read_upload: ReadUpload | None) -> None:
         self._client = client
         self._read_upload = read_upload
-        # What models are to be told of their containers, until their turns begin.
+        # What models are to read of their containers, until their turns begin.
         self._notes: dict[str, Item] = {}
 
     async def prepare(self, ahead: TurnAhead) -> Raw:
@@ -335,7 +335,7 @@ class Preparation:
     async def _write_skills(
         self, owner: Owner, container_id: str, bundles: Sequence[Bundle]
     ) -> None:
-        """Put the skills into the container; the model is told of them when the turn begins."""
+        """Put the skills into the container; the model reads of them when the turn begins."""
         for bundle in bundles:
             for path, data in bundle.files.items():
                 place = f"skills/{bundle.folder}/{path}"
@@ -346,11 +346,11 @@ class Preparation:
                 del self._notes[next(iter(self._notes))]
 
     def notes(self, shown: Raw) -> Sequence[Item]:
-        """What the model is told of its container, once."""
+        """What the model reads of its container, once."""
         if not self._notes:
             return ()
-        told = self._notes.pop(container_of(shown) or "", None)
-        return () if told is None else (told,)
+        item = self._notes.pop(container_of(shown) or "", None)
+        return () if item is None else (item,)
 
     async def _reusable(self, ahead: TurnAhead, container_id: str) -> About | None:
         """The container of an earlier turn, if it can be used: it is alive, and keeps no more than this turn may."""
