@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -89,3 +90,30 @@ async def test_upload_that_the_store_does_not_take_leaves_no_bytes(tmp_path: Pat
     with pytest.raises(Unavailable):
         await depot.receive("ada", TYPE, upload())
     assert files_in(tmp_path) == []
+
+
+class SlowRows(MemoryFileRows):
+    """A store that has written the row, and answers late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_written, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
+        is_kept = await super().add(file, quota)
+        self.has_written.set()
+        await self.may_answer.wait()
+        return is_kept
+
+
+async def test_row_has_its_bytes_when_the_client_leaves_in_the_last_moment(tmp_path: Path) -> None:
+    rows = SlowRows()
+    depot = Depot(rows, FolderObjects(tmp_path), LIMITS)
+    receiving = asyncio.create_task(depot.receive("ada", TYPE, upload()))
+    await rows.has_written.wait()
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    rows.may_answer.set()
+    (kept,) = await depot.newest("ada", None)
+    assert (await depot.read_whole("ada", kept.id, 100))[1] == b"words"

@@ -6,6 +6,7 @@ owner's alone: an absent, expired or foreign id is the same error.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -57,7 +58,7 @@ class Depot:
     async def receive(
         self, owner: Owner, content_type: str, body: AsyncIterator[bytes]
     ) -> StoredFile:
-        """Keep the file of a form. Nothing of it stays if the form is refused or its client leaves."""
+        """Keep the file of a form. Nothing of it stays if the form is refused, or its client leaves before its end."""
         form = FileForm(content_type)
         file_id = f"file-{token_hex(16)}"
         writer = _Buffered(await self._objects.begin(file_id), self._limits.file_bytes_max)
@@ -66,22 +67,30 @@ class Depot:
             purpose, lifetime_s = _purpose(form.fields), _lifetime_s(form.fields)
             if not writer.bytes:
                 raise InvalidRequest("The file is empty.", param="file")
+        except BaseException:
+            await writer.abort()
+            raise
+        now = int(self._clock())
+        file = StoredFile(
+            id=file_id,
+            owner=owner,
+            filename=form.filename or "file",
+            purpose=purpose,
+            bytes=writer.bytes,
+            created_at=now,
+            expires_at=None if lifetime_s is None else now + lifetime_s,
+        )
+        # From here on it is kept or refused, whether its client is still there or not: a row has its bytes.
+        return await asyncio.shield(self._keep(file, writer))
+
+    async def _keep(self, file: StoredFile, writer: _Buffered) -> StoredFile:
+        try:
             await writer.finish()
-            now = int(self._clock())
-            file = StoredFile(
-                id=file_id,
-                owner=owner,
-                filename=form.filename or "file",
-                purpose=purpose,
-                bytes=writer.bytes,
-                created_at=now,
-                expires_at=None if lifetime_s is None else now + lifetime_s,
-            )
             if not await self._rows.add(file, self._limits.quota):
                 raise _over_quota(self._limits.quota)
         except BaseException:
             await writer.abort()
-            await self._objects.delete(file_id)
+            await self._objects.delete(file.id)
             raise
         return file
 
