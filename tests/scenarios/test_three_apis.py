@@ -295,8 +295,9 @@ def test_two_workers_serve_all_apis_and_explain_each_others_turns(tmp_path: Path
             assert await metric(served, f"segue_turns_total{{{labels}}}") == 3
 
     with served_process("--workers", "2", cwd=tmp_path) as served:
-        assert f"  APIs       {', '.join(ASKING)}\n" in served.printed
         asyncio.run(story(served))
+        assert served.stop() == 0
+    assert f"  APIs       {', '.join(ASKING)}\n" in served.printed
 
 
 ROOMS = {"messages": "segue.messages", "chat": "segue.completions"}
