@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from segue.aio import spawn
 from segue.sandbox import bwrap, channel
 from segue.sandbox.bwrap import Bwrap, Sandbox, SandboxFailed
@@ -62,6 +64,11 @@ DISK_S = 0.5
 # The next sandbox is made a moment later, so that it does not slow down the first command of this one.
 SPARE_S = 0.1
 COMMANDS_MAX = 16
+# Pictures of one piece of Python code that a model and its client are shown.
+PICTURES_MAX = 16
+INTERPRETER = Path(__file__).with_name("interpreter.py")
+KEPT = "The variables are kept."
+LOST = "The Python process ended: its variables are lost, and the next code starts with none."
 COMMAND_BYTES_MAX = 120_000
 
 
@@ -89,6 +96,8 @@ class Command:
     )
     printed_bytes: int = 0
     exit_code: int | None = None
+    # Of Python code that is done: its pictures. None where its process ended before, and its variables with it.
+    pictures: list[str] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self) -> Printed | None:
@@ -115,6 +124,9 @@ class LiveSandbox:
         self.commands: dict[int, Command] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = False
+        # Code runs one after the other in the one interpreter, whose source is sent with the first.
+        self.coding = asyncio.Lock()
+        self._has_source = False
         self._closing: asyncio.Task[None] | None = None
         spawn(self._read(), self._tasks)
 
@@ -139,7 +151,13 @@ class LiveSandbox:
         excerpts = {kind: Excerpt(request.chars_max) for kind in (channel.STDOUT, channel.STDERR)}
         number, command = next(self._numbers), Command(excerpts)
         self.commands[number] = command
-        self.sandbox.send(channel.RUN, number, request.command.encode())
+        kind = channel.RUN
+        if request.kind == "python":
+            kind = channel.CODE
+            if not self._has_source:
+                self._has_source = True
+                self.sandbox.send(channel.SOURCE, 0, INTERPRETER.read_bytes())
+        self.sandbox.send(kind, number, request.command.encode())
         if not self._watching:
             self._watching = True
             spawn(self._hold_limits(), self._tasks)
@@ -193,6 +211,8 @@ class LiveSandbox:
         if frame.kind == channel.EXITED:
             command.exit_code = frame.exit_code
             del self.commands[frame.number]
+        elif frame.kind == channel.DONE:
+            command.pictures = _names(frame.body)
         elif frame.kind in command.excerpts:
             command.printed_bytes += len(frame.body)
             command.shown[frame.kind] += command.excerpts[frame.kind].feed(frame.body)
@@ -227,6 +247,14 @@ class LiveSandbox:
             self._watching = False
             if not self.ended.is_set():
                 self.cpu_s = cpu_seconds_of(self.sandbox.pid)
+
+
+def _names(body: bytes) -> list[str]:
+    """The names of pictures, as the sandbox says: nothing else is taken from there."""
+    try:
+        return msgspec.json.decode(body, type=list[str])[:PICTURES_MAX]
+    except msgspec.MsgspecError:
+        return []
 
 
 def remove_folder(folder: Path) -> None:
@@ -476,6 +504,15 @@ async def run_command(
     place: LiveSandbox, request: RunCommand, send: Callable[[Printed], Awaitable[None]]
 ) -> CommandEnd:
     """Run a command to its end, its time or its limit; what it prints is handed over meanwhile."""
+    if request.kind == "python":
+        async with place.coding:
+            return await _run_command(place, request, send)
+    return await _run_command(place, request, send)
+
+
+async def _run_command(
+    place: LiveSandbox, request: RunCommand, send: Callable[[Printed], Awaitable[None]]
+) -> CommandEnd:
     number, command = place.start(request)
     loop = asyncio.get_running_loop()
     until = loop.time() + request.s_max
@@ -509,7 +546,17 @@ async def run_command(
     rest = command.take() or Printed()
     if place.ended.is_set() and command.exit_code is None:
         note = place.reason
+    elif request.kind == "python" and (is_late or note or command.pictures is None):
+        why = f"It was interrupted after {request.s_max:g} s." if is_late else note
+        note = f"{why} {LOST if command.pictures is None else KEPT}".strip()
     code = command.exit_code if command.exit_code is not None else 137
     stdout = rest.stdout + command.excerpts[channel.STDOUT].close()
     stderr = rest.stderr + command.excerpts[channel.STDERR].close()
-    return CommandEnd(None if is_late else code, stdout, stderr, command.printed_bytes, note)
+    return CommandEnd(
+        None if is_late else code,
+        stdout,
+        stderr,
+        command.printed_bytes,
+        note,
+        command.pictures or [],
+    )

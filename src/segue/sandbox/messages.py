@@ -76,11 +76,14 @@ class DeleteContainer(Struct, frozen=True, tag=True):
 
 
 class RunCommand(Struct, frozen=True, tag=True):
+    """Run a command of the shell, or Python code in the one interpreter of the container."""
+
     owner: str
     container_id: str
     command: str
     s_max: float
     chars_max: int
+    kind: Literal["shell", "python"] = "shell"
 
 
 class ListContainerFiles(Struct, frozen=True, tag=True):
@@ -162,6 +165,8 @@ class CommandEnd(Struct, frozen=True):
     printed_bytes: int = 0
     # Why it was stopped, where it did not end by itself in time.
     note: str = ""
+    # The pictures that Python code has made, by their names below `/mnt/data`; as the sandbox says.
+    pictures: list[str] = []
 
 
 class Printed(Struct, frozen=True, tag=True):

@@ -4,11 +4,15 @@ It speaks with the keeper over one socket, which commands do not inherit. A fram
 the number of a command, and the body. As the first process of its namespace it gets no signal from the commands that
 would end or stop it, and when it ends, all processes of the sandbox end. The keeper trusts nothing that it says.
 
-    from the keeper   r run, k terminate, f kill           to the keeper   + ready, o out, e err, x exited
+    from the keeper   r run, s source of the interpreter, p run Python, k terminate, f kill
+    to the keeper     + ready, o out, e err, d Python code is done, x exited
+
+Python code runs in one process, which stays for the next code: to terminate it is to interrupt it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
@@ -19,11 +23,14 @@ import sys
 from contextlib import suppress
 
 HEADER = struct.Struct("<IcI")
+LENGTH = struct.Struct("<I")
 PIECE_BYTES = 65536
 # What of a command is read after its shell has ended: what its pipes hold.
 REST_BYTES = 1048576
 # Above this nothing more is read from commands until the keeper has taken it.
 UNSENT_BYTES_MAX = 1048576
+# What the interpreter may say of one code: the names of its pictures.
+ANSWER_BYTES_MAX = 65536
 
 
 class CommandRunner:
@@ -35,6 +42,13 @@ class CommandRunner:
         # The number and kind of each pipe; the process of each command, and its pipes.
         self.pipes: dict[int, tuple[int, bytes]] = {}
         self.commands: dict[int, tuple[int, list[int]]] = {}
+        # The interpreter: its source, its process (0: none), the pipes for code, answers and what it prints, what it
+        # has answered so far, and the number of the command that it works on (0: none).
+        self.source = ""
+        self.python = 0
+        self.code_in = self.answers = self.printing = -1
+        self.answered = bytearray()
+        self.coding = 0
         # Commands that are to end: with their shell everything ends that is in its group.
         self.ending: set[int] = set()
 
@@ -59,6 +73,8 @@ class CommandRunner:
                     self.reap()
                 elif fd in self.pipes:
                     self.read_pipe(fd)
+                elif fd == self.answers:
+                    self.read_answer()
 
     # --- the keeper ---
 
@@ -75,9 +91,12 @@ class CommandRunner:
             del self.received[: HEADER.size + size]
             if kind == b"r":
                 self.start(number, body)
+            elif kind == b"s":
+                self.source = body.decode()
+            elif kind == b"p":
+                self.start_code(number, body)
             elif number in self.commands:
-                self.ending.add(number)
-                self.end_group(number, signal.SIGTERM if kind == b"k" else signal.SIGKILL)
+                self.end(number, is_asked=kind == b"k")
 
     def send(self, kind: bytes, number: int, body: bytes) -> None:
         self.unsent += HEADER.pack(len(body), kind, number) + body
@@ -101,35 +120,121 @@ class CommandRunner:
 
     def start(self, number: int, command: bytes) -> None:
         pipes = [os.pipe(), os.pipe()]
-        actions = (
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            *((os.POSIX_SPAWN_DUP2, pipe[1], fd) for fd, pipe in enumerate(pipes, 1)),
-        )
-        words = [b"/bin/sh", b"-c", command]
-        reset = range(1, signal.NSIG)
+        places = [(pipe[1], fd) for fd, pipe in enumerate(pipes, 1)]
         try:
-            pid = os.posix_spawn(
-                "/bin/sh",
-                words,
-                os.environ,
-                file_actions=actions,
-                setsid=True,
-                setsigdef=[each for each in reset if each not in (signal.SIGKILL, signal.SIGSTOP)],
-                setsigmask=[],
-            )
+            pid = spawn("/bin/sh", [b"/bin/sh", b"-c", command], places)
         except OSError as error:
-            self.send(b"e", number, f"sh: {error.strerror}\n".encode())
-            self.send(b"x", number, struct.pack("<i", 126))
-            for fd in (fd for pipe in pipes for fd in pipe):
-                os.close(fd)
+            self.refuse(number, f"sh: {error.strerror}\n", pipes)
             return
         for kind, (readable, writable) in zip((b"o", b"e"), pipes, strict=True):
             os.close(writable)
-            os.set_blocking(readable, False)
-            self.pipes[readable] = (number, kind)
-            is_full = len(self.unsent) > UNSENT_BYTES_MAX
-            self.poller.register(readable, 0 if is_full else select.EPOLLIN)
+            self.follow(readable, number, kind)
         self.commands[number] = (pid, [pipe[0] for pipe in pipes])
+
+    def refuse(self, number: int, words: str, pipes: list[tuple[int, int]]) -> None:
+        self.send(b"e", number, words.encode())
+        self.send(b"x", number, struct.pack("<i", 126))
+        for fd in (fd for pipe in pipes for fd in pipe):
+            os.close(fd)
+
+    def follow(self, readable: int, number: int, kind: bytes) -> None:
+        os.set_blocking(readable, False)
+        self.pipes[readable] = (number, kind)
+        is_full = len(self.unsent) > UNSENT_BYTES_MAX
+        self.poller.register(readable, 0 if is_full else select.EPOLLIN)
+
+    # --- Python ---
+
+    def start_code(self, number: int, code: bytes) -> None:
+        """Give code to the interpreter, which is started if there is none. The keeper sends one code at a time."""
+        if self.coding:
+            self.refuse(number, "Other code is running.\n", [])
+            return
+        if not self.python and not self.start_python(number):
+            return
+        self.coding = number
+        self.commands[number] = (self.python, [])
+        self.pipes[self.printing] = (number, b"o")
+        # One that has died is noticed when it is reaped.
+        with suppress(BrokenPipeError):
+            data = memoryview(LENGTH.pack(len(code)) + code)
+            while data:
+                data = data[os.write(self.code_in, data) :]
+
+    def start_python(self, number: int) -> bool:
+        pipes = [os.pipe(), os.pipe(), os.pipe()]
+        (code_out, code_in), (answers, answering), (printing, printed) = pipes
+        # Above the numbers that they get inside.
+        given = [
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (printed, code_out, answering)
+        ]
+        places = [(given[0], 1), (given[0], 2), (given[1], 3), (given[2], 4)]
+        safe = ["-P"] if sys.version_info >= (3, 11) else []
+        try:
+            self.python = spawn(sys.executable, [sys.executable, *safe, "-c", self.source], places)
+        except OSError as error:
+            self.refuse(number, f"python: {error.strerror}\n", pipes)
+            return False
+        finally:
+            for fd in given:
+                os.close(fd)
+        for fd in (code_out, answering, printed):
+            os.close(fd)
+        self.code_in, self.answers, self.printing = code_in, answers, printing
+        self.answered.clear()
+        self.poller.register(answers, select.EPOLLIN)
+        self.follow(printing, 0, b"o")
+        return True
+
+    def read_answer(self) -> None:
+        data = os.read(self.answers, PIECE_BYTES)
+        self.answered += data
+        if not data or len(self.answered) > ANSWER_BYTES_MAX:
+            # It does not speak any more, or something else speaks in its place.
+            with suppress(ProcessLookupError):
+                os.killpg(self.python, signal.SIGKILL)
+            self.poller.modify(self.answers, 0)
+            return
+        if len(self.answered) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self.answered)
+            if len(self.answered) >= LENGTH.size + size:
+                body = bytes(self.answered[LENGTH.size : LENGTH.size + size])
+                del self.answered[: LENGTH.size + size]
+                self.finish_code(1 if body[:1] == b"1" else 0, body[1:])
+
+    def finish_code(self, code: int, answer: bytes | None = None) -> None:
+        """The code is done, or has ended with its process."""
+        number, self.coding = self.coding, 0
+        if not number:
+            return
+        del self.commands[number]
+        self.read_rest(self.printing)
+        if self.printing in self.pipes:
+            # What threads print later belongs to no code.
+            self.pipes[self.printing] = (0, b"o")
+        if answer is not None:
+            self.send(b"d", number, answer)
+        self.send(b"x", number, struct.pack("<i", code))
+
+    def python_ended(self, code: int) -> None:
+        self.finish_code(code)
+        self.poller.unregister(self.answers)
+        for fd in (self.code_in, self.answers):
+            os.close(fd)
+        if self.printing in self.pipes:
+            self.drop_pipe(self.printing)
+        self.python, self.code_in, self.answers, self.printing = 0, -1, -1, -1
+
+    def end(self, number: int, *, is_asked: bool) -> None:
+        """End a command; Python code is interrupted first, so that its variables stay."""
+        if number != self.coding:
+            self.ending.add(number)
+            self.end_group(number, signal.SIGTERM if is_asked else signal.SIGKILL)
+        elif is_asked:
+            with suppress(ProcessLookupError):
+                os.kill(self.python, signal.SIGINT)
+        else:
+            self.end_group(number, signal.SIGKILL)
 
     def read_pipe(self, fd: int) -> int:
         number, kind = self.pipes[fd]
@@ -161,9 +266,15 @@ class CommandRunner:
                 return
             if pid == 0:
                 return
+            code = os.waitstatus_to_exitcode(status)
+            # As shells say it: 128 and the signal.
+            code = 128 - code if code < 0 else code
+            if pid == self.python:
+                self.python_ended(code)
+                continue
             for number, (shell, pipes) in list(self.commands.items()):
                 if shell == pid:
-                    self.finish(number, pipes, os.waitstatus_to_exitcode(status))
+                    self.finish(number, pipes, code)
 
     def finish(self, number: int, pipes: list[int], code: int) -> None:
         if number in self.ending:
@@ -171,13 +282,33 @@ class CommandRunner:
             self.end_group(number, signal.SIGKILL)
         del self.commands[number]
         for fd in pipes:
-            left = REST_BYTES
-            while fd in self.pipes and left > 0 and (size := self.read_pipe(fd)):
-                left -= size
+            self.read_rest(fd)
             if fd in self.pipes:
                 self.drop_pipe(fd)
-        # As shells say it: 128 and the signal.
-        self.send(b"x", number, struct.pack("<i", 128 - code if code < 0 else code))
+        self.send(b"x", number, struct.pack("<i", code))
+
+    def read_rest(self, fd: int) -> None:
+        left = REST_BYTES
+        while fd in self.pipes and left > 0 and (size := self.read_pipe(fd)):
+            left -= size
+
+
+def spawn(program: str, words: list[str] | list[bytes], places: list[tuple[int, int]]) -> int:
+    """Start a process in a session of its own, with these descriptors at these places."""
+    actions = (
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        *((os.POSIX_SPAWN_DUP2, fd, place) for fd, place in places),
+    )
+    reset = range(1, signal.NSIG)
+    return os.posix_spawn(
+        program,
+        words,
+        os.environ,
+        file_actions=actions,
+        setsid=True,
+        setsigdef=[each for each in reset if each not in (signal.SIGKILL, signal.SIGSTOP)],
+        setsigmask=[],
+    )
 
 
 def confine(limits: list[int]) -> None:
