@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from segue.sandbox.bwrap import NO_NAMESPACES, SandboxFailed
+from segue.sandbox.adapter import SandboxFailed
+from segue.sandbox.bwrap import NO_NAMESPACES
 from tests.escapes.places import ADAPTERS, containers_with
 
 FORBIDDEN = "escapes: this machine forbids namespaces, and nothing was tried"

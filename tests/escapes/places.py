@@ -154,9 +154,9 @@ class Shell:
     async def play(self, program: str, s_max: float = 30.0) -> tuple[str, CommandEnd]:
         """A program in Python, from its own file."""
         _, place = await self.containers.place("me", self.id)
-        fd = os.open(place.data, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(place.sandbox.data, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with new_file(fd, "hostile.py", place.sandbox.uid) as file:
+            with new_file(fd, "hostile.py", place.sandbox.spec.uid) as file:
                 os.write(file, program.encode())
         finally:
             os.close(fd)

@@ -191,7 +191,7 @@ async def test_no_path_leads_out_of_the_folder(outside: Path) -> None:
         )
         await shell.run(made)
         _, place = await containers.place("me", shell.id)
-        fd = os.open(place.data, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(place.sandbox.data, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for path in (
                 *("link", "folder/secret", f"up{secret}", "fifo", "plain", "second", "socket", "d"),
@@ -215,7 +215,7 @@ async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(outsid
         swap += "  open('b', 'w').write('mine'); os.replace('b', 'x')"
         swapping = asyncio.create_task(shell.play(swap, s_max=2))
         _, place = await containers.place("me", shell.id)
-        fd = os.open(place.data, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(place.sandbox.data, os.O_RDONLY | os.O_DIRECTORY)
         seen = set()
         while not swapping.done():
             for _ in range(200):

@@ -15,7 +15,6 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,21 +26,21 @@ import msgspec
 
 from segue.errors import Misconfigured
 from segue.sandbox import channel
-from segue.sandbox.limits import MIB, Group, Limits
+from segue.sandbox.adapter import (
+    DATA,
+    FOLDER_BYTES_MIN,
+    HOME,
+    IN_MEMORY,
+    Sandbox,
+    SandboxFailed,
+    SandboxSpec,
+)
+from segue.sandbox.limits import Limits
 from segue.sandbox.seccomp import load_filter
 
 # The name of this level of isolation: other users' code runs on the same kernel.
 ISOLATION = "kernel-shared"
-DATA = "/mnt/data"
-# Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
-HOME = "/home/user"
-IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, HOME: 16}
-FOLDER_BYTES_MIN = 16 * MIB
-START_S_MAX, CLOSE_S_MAX = 20.0, 1.0
-# A group can be removed when its last process is gone.
-GROUP_TRIES, GROUP_S = 50, 0.01
-# Above all that machines give away.
-UID_FIRST = 2_000_000_000
+START_S_MAX = 20.0
 SUPERVISOR = "/run/supervisor.py"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
@@ -63,6 +62,13 @@ ETC = {
 # Of the host's own where its `/usr` is used: what programs need and what says nothing of the host.
 HOST_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "mime.types")
 LINKED = ("bin", "sbin", "lib", "lib64", "lib32")
+# A sandbox that has no way out says so at the start: no capability, a filter, no new privileges, no other process, no
+# environment but its own.
+PROBE = (
+    "grep -q '^CapEff:.*0000000000000000' /proc/self/status && grep -q '^Seccomp:.*2' /proc/self/status && "
+    "grep -q '^NoNewPrivs:.*1' /proc/self/status && test -w /mnt/data && ! test -w /usr && "
+    "! grep -q : /proc/net/route && tail -n +3 /proc/net/dev | grep -qv '[^ lo]:' && echo held"
+)
 
 NO_NAMESPACES = (
     "The system does not allow unprivileged user namespaces. In a container: run it with "
@@ -71,10 +77,6 @@ NO_NAMESPACES = (
     "kernel.apparmor_restrict_unprivileged_userns=0. On Debian: kernel.unprivileged_userns_clone=1. "
     "user.max_user_namespaces must be above 0."
 )
-
-
-class SandboxFailed(Exception):
-    """A sandbox could not be started, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,16 @@ class Bwrap:
     isolates: tuple[str, ...] = ("--unshare-all",)
     binds: tuple[str, ...] = ()
     has_own_uids: bool = True
+    isolation: str = ISOLATION
+    probe: str = PROBE
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox whose supervisor is ready for commands."""
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                return await _start(self, spec)
+        except TimeoutError:
+            raise SandboxFailed(f"the sandbox was not ready within {START_S_MAX:g} s") from None
 
 
 def find_bwrap(folder: Path, root: str) -> Bwrap:
@@ -202,60 +214,8 @@ class SandboxInfo(msgspec.Struct, frozen=True):
     pid: int = msgspec.field(name="child-pid")
 
 
-@dataclass(slots=True)
-class Sandbox:
-    """A sandbox that runs: its first process as the host sees it, and the way to its supervisor."""
-
-    process: asyncio.subprocess.Process
-    pid: int
-    pidfd: int
-    # Its root folder, held open: a number of a process may come again, this does not.
-    root: int
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    group: Group
-    uid: int | None
-
-    def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
-        """Put a frame for the supervisor into the buffer."""
-        self.writer.write(channel.pack(kind, number, body))
-
-    async def close(self) -> None:
-        """Kill it with all its processes, and wait until they are gone."""
-        # The first process inside; bubblewrap then waits until all others are gone.
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        os.close(self.pidfd)
-        os.close(self.root)
-        self.writer.close()
-        try:
-            async with asyncio.timeout(CLOSE_S_MAX):
-                await self.process.wait()
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
-        for _ in range(GROUP_TRIES):
-            self.group.close()
-            if not any(folder.exists() for folder in self.group.folders):
-                return
-            # The last processes are gone a moment after the first.
-            await asyncio.sleep(GROUP_S)
-
-
-async def start(
-    bwrap: Bwrap, data: str | None, limits: Limits, group: Group, uid: int | None
-) -> Sandbox:
-    """A sandbox whose supervisor is ready for commands."""
-    try:
-        async with asyncio.timeout(START_S_MAX):
-            return await _start(bwrap, data, limits, group, uid)
-    except TimeoutError:
-        raise SandboxFailed(f"the sandbox was not ready within {START_S_MAX:g} s") from None
-
-
-async def _start(
-    bwrap: Bwrap, data: str | None, limits: Limits, group: Group, uid: int | None
-) -> Sandbox:
+async def _start(bwrap: Bwrap, spec: SandboxSpec) -> Sandbox:
+    limits, group, uid = spec.limits, spec.group, spec.uid
     near, far = socket.socketpair()
     info, info_in = os.pipe()
     block_out, block = os.pipe()
@@ -263,7 +223,7 @@ async def _start(
     contents += [text.encode() for text in ETC.values()]
     contents += [bwrap.seccomp or b""]
     given = [_readable(data) for data in contents]
-    words = arguments(bwrap, data, limits, [*given, info_in, block_out])
+    words = arguments(bwrap, spec.data, limits, [*given, info_in, block_out])
     given.append(_readable("\0".join(words).encode() + b"\0"))
     passed = (*given, info_in, block_out, far.fileno())
     processes = limits.processes if uid is not None or _counts_by_namespace() else 0
@@ -296,7 +256,7 @@ async def _start(
         if ready.kind != channel.READY or pid is None:
             raise channel.BadFrame("something else than the supervisor")
         root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Sandbox(process, pid, os.pidfd_open(pid), root, reader, writer, group, uid)
+        return Sandbox(process, pid, os.pidfd_open(pid), root, reader, writer, spec)
     except BaseException as error:
         near.close()
         if writer is not None:

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from segue.aio import spawn
-from segue.sandbox import bwrap, channel
-from segue.sandbox.bwrap import Bwrap, Sandbox, SandboxFailed
+from segue.sandbox import channel
+from segue.sandbox.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
 from segue.sandbox.limits import (
     MIB,
     WATCH_S,
@@ -30,7 +30,6 @@ from segue.sandbox.limits import (
     Limits,
     cpu_seconds_of,
     disk_use,
-    memory_of,
     processes_of,
 )
 from segue.sandbox.messages import (
@@ -69,6 +68,8 @@ PICTURES_MAX = 16
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 KEPT = "The variables are kept."
 LOST = "The Python process ended: its variables are lost, and the next code starts with none."
+# Above all that machines give away.
+UID_FIRST = 2_000_000_000
 COMMAND_BYTES_MAX = 120_000
 
 
@@ -129,18 +130,6 @@ class LiveSandbox:
         self._has_source = False
         self._closing: asyncio.Task[None] | None = None
         spawn(self._read(), self._tasks)
-
-    @property
-    def data(self) -> str:
-        """`/mnt/data` as the keeper sees it."""
-        if self.is_volatile:
-            return f"/proc/self/fd/{self.sandbox.root}{bwrap.DATA}"
-        return str(self.folder / "data")
-
-    @property
-    def home(self) -> str:
-        """The home of the sandbox, which is in memory, as the keeper sees it."""
-        return f"/proc/self/fd/{self.sandbox.root}{bwrap.HOME}"
 
     @property
     def is_busy(self) -> bool:
@@ -224,23 +213,22 @@ class LiveSandbox:
         try:
             while not self.ended.is_set():
                 pid = self.sandbox.pid
-                if not self.sandbox.group.folders:
-                    folders = (*bwrap.IN_MEMORY, *([bwrap.DATA] if self.is_volatile else []))
-                    if memory_of(pid, folders) > self.limits.memory_bytes:
-                        await self.close(
-                            "The container used more memory than it may, and was closed."
-                        )
-                        return
+                is_watched = not self.sandbox.spec.group.folders
+                if is_watched and self.sandbox.memory_bytes() > self.limits.memory_bytes:
+                    await self.close("The container used more memory than it may, and was closed.")
+                    return
                 if not self.is_volatile and time.monotonic() - looked_at > DISK_S:
                     took = time.monotonic()
-                    size, files = await asyncio.to_thread(disk_use, self.data, self.limits.files)
+                    size, files = await asyncio.to_thread(
+                        disk_use, self.sandbox.data, self.limits.files
+                    )
                     looked_at = time.monotonic() + 4 * (time.monotonic() - took)
                     if size > self.limits.disk_bytes or files > self.limits.files:
                         await self.close(
                             "The container used more disk space than it may, and was closed."
                         )
                         return
-                if not self.commands and len(processes_of(pid)) < 2:
+                if not self.commands and len(processes_of(pid)) <= self.sandbox.idle_processes:
                     return
                 await asyncio.sleep(WATCH_S)
         finally:
@@ -294,7 +282,7 @@ class Containers:
 
     def __init__(
         self,
-        adapter: Bwrap,
+        adapter: Adapter,
         cgroups: Cgroups,
         folder: Path,
         *,
@@ -304,6 +292,7 @@ class Containers:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._adapter = adapter
+        self.isolation = adapter.isolation
         self._cgroups = cgroups
         self._folder = folder
         self._max = containers_max
@@ -362,7 +351,7 @@ class Containers:
         folder = self._folder / str(number)
         data = folder / "data"
         data.mkdir(parents=True)
-        uid = bwrap.UID_FIRST + number % 100_000_000 if self._adapter.has_own_uids else None
+        uid = UID_FIRST + number % 100_000_000 if self._adapter.has_own_uids else None
         folder.chmod(0o711)
         data.chmod(0o700)
         if uid is not None:
@@ -370,7 +359,7 @@ class Containers:
         group = self._cgroups.make(str(number), limits)
         place = None if is_volatile else str(data)
         try:
-            sandbox = await bwrap.start(self._adapter, place, limits, group, uid)
+            sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid))
         except BaseException:
             remove_folder(folder)
             raise
@@ -434,7 +423,7 @@ class Containers:
             idle_s=self._idle(held),
             status="active" if is_alive else "expired",
             memory_limit=held.spec.memory_limit,
-            isolation=bwrap.ISOLATION,
+            isolation=self.isolation,
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
             cpu_s=0.0 if held.place is None else held.place.cpu_s,

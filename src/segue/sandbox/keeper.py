@@ -27,9 +27,9 @@ import msgspec
 from segue.aio import in_background
 from segue.errors import Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-from segue.sandbox import bwrap
+from segue.sandbox.adapter import SandboxFailed
+from segue.sandbox.adapters import ADAPTERS
 from segue.sandbox.beneath import list_files, new_file, plain_file, remove_file
-from segue.sandbox.bwrap import SandboxFailed, find_bwrap
 from segue.sandbox.containers import (
     COMMAND_BYTES_MAX,
     COMMANDS_MAX,
@@ -70,13 +70,6 @@ CLOSE_S_MAX = 0.8
 PIECE_BYTES = 256 * 1024
 # Files that a list shows.
 FILES_MAX = 10_000
-# A sandbox that has no way out says so at the start: no capability, a filter, no new privileges, no other process, no
-# environment but its own.
-PROBE = (
-    "grep -q '^CapEff:.*0000000000000000' /proc/self/status && grep -q '^Seccomp:.*2' /proc/self/status && "
-    "grep -q '^NoNewPrivs:.*1' /proc/self/status && test -w /mnt/data && ! test -w /usr && "
-    "! grep -q : /proc/net/route && tail -n +3 /proc/net/dev | grep -qv '[^ lo]:' && echo held"
-)
 
 _request: msgspec.msgpack.Decoder[KeeperRequest] = msgspec.msgpack.Decoder(KeeperRequest)
 
@@ -141,7 +134,7 @@ class Keeper:
                 return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
             case DeleteContainerFile(owner=owner, container_id=name, path=path):
                 _, place = await containers.place(owner, name)
-                with _file_errors(path), _open_folder(place.data) as folder:
+                with _file_errors(path), _open_folder(place.sandbox.data) as folder:
                     remove_file(folder, path)
                 return KeeperAnswer()
 
@@ -177,7 +170,7 @@ class Keeper:
         _, place = await self._containers.place(request.owner, request.container_id)
         with (
             _file_errors(request.path),
-            _open_folder(place.data) as folder,
+            _open_folder(place.sandbox.data) as folder,
             plain_file(folder, request.path) as fd,
         ):
             # No more than it has now: it may grow faster than it is read.
@@ -195,8 +188,8 @@ class Keeper:
         left = place.limits.disk_bytes
         with (
             _file_errors(request.path),
-            _open_folder(place.home if request.is_skill else place.data) as folder,
-            new_file(folder, request.path, place.sandbox.uid) as fd,
+            _open_folder(place.sandbox.home if request.is_skill else place.sandbox.data) as folder,
+            new_file(folder, request.path, place.sandbox.spec.uid) as fd,
         ):
             while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
                 left -= len(data)
@@ -220,7 +213,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _listed(held: Held, place: LiveSandbox) -> list[FileEntry]:
-    with _open_folder(place.data) as folder:
+    with _open_folder(place.sandbox.data) as folder:
         found = list_files(folder, FILES_MAX)
     return [FileEntry(*entry, is_uploaded=entry.path in held.uploaded) for entry in found]
 
@@ -292,13 +285,13 @@ def own_folder(base: Path) -> Path:
 async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroups]]:
     """The containers of a keeper, with a sandbox tried."""
     folder = own_folder(Path(orders.folder))
-    adapter = find_bwrap(folder, orders.root)
+    adapter = ADAPTERS[orders.adapter](folder, orders.root)
     cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
     containers = Containers(
         adapter, cgroups, folder, containers_max=orders.containers_max, idle_s=orders.idle_s
     )
     try:
-        await _probe(containers)
+        await _probe(containers, adapter.probe)
         yield containers, cgroups
     finally:
         await containers.close()
@@ -306,7 +299,7 @@ async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroup
         remove_folder(folder)
 
 
-async def _probe(containers: Containers) -> None:
+async def _probe(containers: Containers, program: str) -> None:
     """Make a sandbox and see that it holds."""
     containers.create(MakeContainer("", "probe", ContainerSpec()))
     try:
@@ -316,7 +309,7 @@ async def _probe(containers: Containers) -> None:
         async def send(printed: Printed) -> None:
             seen.append(printed.stdout + printed.stderr)
 
-        outcome = await run_command(place, RunCommand("", "probe", PROBE, 10.0, 4096), send)
+        outcome = await run_command(place, RunCommand("", "probe", program, 10.0, 4096), send)
         said = "".join(seen) + outcome.stdout + outcome.stderr
         if said.strip() != "held":
             raise SandboxFailed(f"the sandbox does not hold what it must: {said.strip()!r}")
@@ -330,7 +323,7 @@ async def serve(orders: KeeperOrders) -> None:
         async with opened(orders) as (containers, cgroups):
             keeper = Keeper(containers)
             server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
-            _say(KeeperReady(isolation=bwrap.ISOLATION, held_by=cgroups.held_by))
+            _say(KeeperReady(isolation=containers.isolation, held_by=cgroups.held_by))
             async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
                 await _server_gone()
     except SandboxFailed as error:

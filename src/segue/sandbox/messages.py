@@ -27,6 +27,8 @@ class KeeperOrders(Struct, frozen=True):
     folder: str
     root: str
     containers_max: int
+    # A row of `adapters.py`.
+    adapter: str = "bwrap"
     has_cgroups: bool = True
     # How long a container may be idle, where a request does not say.
     idle_s: float = IDLE_MINUTES * 60.0

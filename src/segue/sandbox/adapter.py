@@ -1,0 +1,125 @@
+"""What makes a sandbox of one kind, and what is a sandbox to the keeper?
+
+An adapter starts a sandbox by a `SandboxSpec` and returns it when the supervisor inside is ready. Limits, folders,
+commands and files are the keeper's and the same for all. Another adapter is a file and a row in `adapters.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from segue.sandbox import channel
+from segue.sandbox.limits import MIB, Group, Limits, memory_of
+
+DATA = "/mnt/data"
+# Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
+HOME = "/home/user"
+IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, HOME: 16}
+FOLDER_BYTES_MIN = 16 * MIB
+CLOSE_S_MAX = 1.0
+# A group can be removed when its last process is gone.
+GROUP_TRIES, GROUP_S = 50, 0.01
+
+
+class SandboxFailed(Exception):
+    """A sandbox could not be started, or has ended; the reason, and the remedy where one is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is to be."""
+
+    # The folder for `/mnt/data`; None: in memory.
+    data: str | None
+    limits: Limits
+    group: Group
+    # The user as whom it runs; None: the keeper's own.
+    uid: int | None
+
+
+class Adapter(Protocol):
+    """Makes sandboxes of one kind."""
+
+    # The level of isolation, as docs/how-to/sandbox.md names it.
+    @property
+    def isolation(self) -> str: ...
+
+    # Whether each sandbox is to run as a user of its own.
+    @property
+    def has_own_uids(self) -> bool: ...
+
+    # What a sandbox that holds says `held` to; run once when the keeper starts.
+    @property
+    def probe(self) -> str: ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox whose supervisor is ready for commands; refused with `SandboxFailed`."""
+        ...
+
+
+# Finds an adapter: by a folder of the keeper's and the root of sandboxes; `Misconfigured` with the remedy where the
+# machine does not have what it needs.
+FindAdapter = Callable[[Path, str], Adapter]
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A sandbox that runs: its first process as the host sees it, and the way to its supervisor."""
+
+    process: asyncio.subprocess.Process
+    pid: int
+    pidfd: int
+    # Its root folder, held open: a number of a process may come again, this does not.
+    root: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    spec: SandboxSpec
+    # How many processes of the host it has while no command runs.
+    idle_processes: int = 1
+
+    @property
+    def data(self) -> str:
+        """`/mnt/data` as the keeper sees it."""
+        return self.spec.data or f"/proc/self/fd/{self.root}{DATA}"
+
+    @property
+    def home(self) -> str:
+        """The home of the sandbox, which is in memory, as the keeper sees it."""
+        return f"/proc/self/fd/{self.root}{HOME}"
+
+    def memory_bytes(self) -> int:
+        """What it holds in memory, its folders in memory included."""
+        return memory_of(self.pid, (*IN_MEMORY, *([DATA] if self.spec.data is None else [])))
+
+    def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
+        """Put a frame for the supervisor into the buffer."""
+        self.writer.write(channel.pack(kind, number, body))
+
+    async def close(self) -> None:
+        """Kill it with all its processes, and wait until they are gone."""
+        # The first process inside; its parent then waits until all others are gone.
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
+        os.close(self.root)
+        self.writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+        group = self.spec.group
+        for _ in range(GROUP_TRIES):
+            group.close()
+            if not any(folder.exists() for folder in group.folders):
+                return
+            # The last processes are gone a moment after the first.
+            await asyncio.sleep(GROUP_S)
