@@ -184,9 +184,9 @@ async def background(book: Book, chance: random.Random) -> None:
         response = await book.ended(begun["id"])
     except LookupError as error:
         raise Wrong(str(error)) from None
+    book.keep(response)
     if response["status"] not in ("completed", "cancelled"):
         raise ValueError(f"{begun['id']} is {response['status']}: {response.get('error')}")
-    book.keep(response)
     book.counts["in the background"] += 1
 
 
