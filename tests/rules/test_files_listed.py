@@ -41,6 +41,7 @@ ROOMS = {
     "web": "4c: how does the model search the web and read pages?",
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
+    "interpreter": "4c: how does a turn run Python code? What runs it is loaded only where there are sandboxes.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "containers": "4d: how do clients make, see and delete containers and their files?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",

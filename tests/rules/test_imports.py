@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
     "sandbox": INNER,
+    "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
@@ -84,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "sandbox"}
+    | {"containers", "sandbox", "interpreter"}
     | {
         "guards",
         "listener",

@@ -88,7 +88,7 @@ SYSTEM = (
     "Knowledge cutoff: 2024-06\nCurrent date: {day}\n\nReasoning: {effort}\n\n{tools}"
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 )
-# What runs code is told in the system's message, in the words that the model was trained on.
+# What runs code stands in the system's message, in the words that the model was trained on.
 CODE_TOOL = (
     "# Tools\n\n## python\n\n"
     "Use this tool to execute Python code in your chain of thought. The code will not be shown to the user. This tool "

@@ -23,9 +23,10 @@ from segue.ids import new_id
 from segue.interpreter.tool import (
     OUTPUTS,
     AskedCode,
-    Image,
-    Logs,
+    Drawn,
+    PrintedLogs,
     code_in,
+    code_interpreter,
     text_of,
     written_in,
 )
@@ -107,10 +108,10 @@ class CodeRunner:
         self._unmade: dict[str, tuple[ContainerSpec, str]] = {}
         self._moved: dict[str, str] = {}
 
-    def completed(self, tool: HostedTool) -> HostedTool:
-        """The tool with what needs a keeper."""
+    def as_tool(self) -> HostedTool:
+        """The tool that runs its code here."""
         return replace(
-            tool,
+            code_interpreter(self),
             check=self.check,
             prepare=self.prepare,
             cite=_cite,
@@ -187,7 +188,7 @@ class CodeRunner:
         lines += [f"[A figure was saved as {DATA}/{name}.]" for name in end.pictures]
         logs = "\n".join([*([printed.removesuffix("\n")] if printed else []), *lines])
         images = await self._images(call.owner, container_id, end.pictures)
-        outputs: list[Logs | Image] = [*([Logs(logs)] if logs else []), *images]
+        outputs: list[PrintedLogs | Drawn] = [*([PrintedLogs(logs)] if logs else []), *images]
         item = CodeInterpreterCall(
             id=call.item_id,
             code=asked.code,
@@ -251,16 +252,16 @@ class CodeRunner:
             del self._moved[next(iter(self._moved))]
         return new
 
-    async def _images(self, owner: Owner, container_id: str, names: Sequence[str]) -> list[Image]:
+    async def _images(self, owner: Owner, container_id: str, names: Sequence[str]) -> list[Drawn]:
         """The pictures as clients see them; the names are what the sandbox says."""
-        images: list[Image] = []
+        images: list[Drawn] = []
         left = PICTURES_BYTES_MAX
         for name in names:
             data = await self._read(owner, container_id, name, left)
             if data is not None and data.startswith(PNG):
                 left -= len(data)
                 encoded = await asyncio.to_thread(b64encode, data)
-                images.append(Image(f"data:image/png;base64,{encoded.decode()}"))
+                images.append(Drawn(f"data:image/png;base64,{encoded.decode()}"))
         return images
 
     async def _read(

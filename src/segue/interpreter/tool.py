@@ -8,12 +8,12 @@ outputs are there. What runs the code is in `runner.py`, and is loaded only wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
-from segue.seams.tools import AnyHostedKind, HostedKind, HostedTool, ToolRequest, ToolResult
+from segue.seams.tools import AnyHostedKind, HostedKind, HostedTool, Tool, ToolRequest, ToolResult
 from segue.wire.calls import PYTHON
 from segue.wire.codec import encode
 from segue.wire.drafts import CODE, Draft, Streamed
@@ -29,9 +29,6 @@ from segue.wire.tools import (
     described,
     parameters_of,
 )
-
-if TYPE_CHECKING:
-    from segue.interpreter.runner import CodeRunner
 
 NAME = "code_interpreter"
 # The value of `include` that shows what the code has printed and drawn.
@@ -56,13 +53,13 @@ LOST = "[What the code printed then is not at hand any more.]"
 IMAGE = "[An image, which was shown to the user.]"
 
 
-class Logs(Struct, frozen=True, tag_field="type", tag="logs"):
+class PrintedLogs(Struct, frozen=True, tag_field="type", tag="logs"):
     """What code has printed."""
 
     logs: str
 
 
-class Image(Struct, frozen=True, tag_field="type", tag="image"):
+class Drawn(Struct, frozen=True, tag_field="type", tag="image"):
     """A picture that code has drawn."""
 
     url: str
@@ -75,10 +72,12 @@ class AskedCode(Struct, frozen=True):
     code: str
 
 
-_outputs: msgspec.json.Decoder[list[Logs | Image]] = msgspec.json.Decoder(list[Logs | Image])
+_outputs: msgspec.json.Decoder[list[PrintedLogs | Drawn]] = msgspec.json.Decoder(
+    list[PrintedLogs | Drawn]
+)
 
 
-def code_interpreter(runner: CodeRunner | None) -> HostedTool:
+def code_interpreter(runner: Tool | None) -> HostedTool:
     """The tool with what runs its code. Without that a definition is accepted, and the model does not see it."""
     kind: HostedKind[CodeInterpreterCall, CodeInterpreterCall] = HostedKind(
         struct=CodeInterpreterCall,
@@ -94,7 +93,7 @@ def code_interpreter(runner: CodeRunner | None) -> HostedTool:
     def offers(tools: Tools, effects: Effects, tools_before: Tools | None) -> Sequence[Offer]:
         return () if runner is None else (OFFER,)
 
-    tool = HostedTool(
+    return HostedTool(
         name=NAME,
         definitions=(CodeInterpreterTool,),
         key=lambda definition: NAME,
@@ -105,7 +104,6 @@ def code_interpreter(runner: CodeRunner | None) -> HostedTool:
         # There is one interpreter in a container, and code is run in the order in which it was written.
         is_serial=True,
     )
-    return tool if runner is None else runner.completed(tool)
 
 
 def written_in(container_id: str, *, shows_outputs: bool) -> Streamed:
@@ -151,10 +149,10 @@ def words_of(value: ItemValue) -> str | None:
         return LOST
 
 
-def text_of(outputs: Sequence[Logs | Image]) -> str:
+def text_of(outputs: Sequence[PrintedLogs | Drawn]) -> str:
     """These outputs in words. What was printed says which pictures were saved, where it was printed here."""
-    logs = [output.logs for output in outputs if isinstance(output, Logs) and output.logs]
-    is_drawn = any(isinstance(output, Image) for output in outputs)
+    logs = [output.logs for output in outputs if isinstance(output, PrintedLogs) and output.logs]
+    is_drawn = any(isinstance(output, Drawn) for output in outputs)
     return "\n".join(logs) or (IMAGE if is_drawn else NOTHING_PRINTED)
 
 

@@ -107,7 +107,7 @@ def build_code_interpreter(
     from segue.sandbox.tool import Preparation
 
     preparation = Preparation(environment, read_file)
-    return code_interpreter(CodeRunner(environment, preparation, settings.environment_s_max))
+    return CodeRunner(environment, preparation, settings.environment_s_max).as_tool()
 
 
 def build_fetcher(settings: Settings) -> Fetcher:
