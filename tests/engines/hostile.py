@@ -1,7 +1,7 @@
 """Servers of engines that lie, dribble, burst and cut: real sockets on loopback, with bytes that a test has chosen.
 
-`STREAMS` has a sound answer in each protocol; `mutated` is a strategy that spoils one; `RawServer` sends any bytes in any
-pieces, heads included. `answer_from` asks such a server by way of everything that stands between it and a turn.
+`STREAMS` has a sound answer in each protocol; `mutated` is a strategy that spoils one; `RawServer` sends any bytes in
+any pieces, heads included. `answer_from` asks such a server by way of everything that stands between it and a turn.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.border.believed import believed
+from segue.border.numbers import EVENTS_MIN, TOKEN_EVENTS_MAX
 from segue.dialects.messages import MessageForm, MessagesDialect
-from segue.engines.border import EVENTS_MIN, TOKEN_EVENTS_MAX, believed
 from segue.engines.chat import ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
 from segue.seams.model import (

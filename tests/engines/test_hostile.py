@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segue.engines.border import CHARS_MIN, ID_MAX, TOKEN_CHARS_MAX
+from segue.border.numbers import CHARS_MIN, ID_MAX, TOKEN_CHARS_MAX
 from segue.engines.client import HEAD_BYTES_MAX
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import Timeouts, Upstream

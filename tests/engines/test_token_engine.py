@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.border import PIECE_IDS_MAX, believed
+from segue.border.believed import PIECE_IDS_MAX, believed
 from segue.engines.dynamo import DYNAMO
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG

@@ -22,7 +22,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from segue.engines.border import LOGPROB_MIN, events_max, finite
+from segue.border.numbers import LOGPROB_MIN, events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields

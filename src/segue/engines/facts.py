@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, structs
 
-from segue.engines.border import context_size
+from segue.border.numbers import context_size
 from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
 from segue.seams.model import EngineFacts, Job
 from segue.seams.prompt import Tokens

@@ -27,7 +27,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.border import check_ids, context_size, slots_of
+from segue.border.believed import check_ids
+from segue.border.numbers import context_size, slots_of
 from segue.engines.hidden_tokens import TokenVocabulary
 from segue.engines.token_engine import (
     SamplingFields,

@@ -33,7 +33,7 @@ from operator import attrgetter
 
 from msgspec import Struct, structs
 
-from segue.engines.border import Correction, believed
+from segue.border.believed import Correction, believed
 from segue.engines.fair_queue import FairQueue
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable

@@ -26,7 +26,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.border import check_ids, events_max, finite
+from segue.border.believed import check_ids
+from segue.border.numbers import events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary

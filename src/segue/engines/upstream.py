@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.engines.border import context_size
+from segue.border.numbers import context_size
 from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
 from segue.errors import (
     ApiError,

@@ -21,36 +21,34 @@ import logging
 import traceback
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing
-from typing import Literal, TypeVar
+from typing import Literal
 
 from msgspec import structs
 
+from segue.border.numbers import (
+    CHARS_MIN,
+    EVENTS_MIN,
+    ID_MAX,
+    TOKEN_CHARS_MAX,
+    TOKEN_EVENTS_MAX,
+    C,
+    are_ids,
+    plausible,
+)
 from segue.errors import ApiError, EngineFailed
 from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import Delta, Deltas, Engine, Finish, Ids, Job, JobStarted, Piece, Written
-from segue.seams.prompt import Messages
 
 log = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=JobStarted | Finish)
 Correction = Literal["counts", "length"]
 
-# No vocabulary has as many: the largest have some 260,000 words, and engines add a few rows.
-ID_MAX = 2**24 - 1
 BAD_ID = "The engine sent a token id that no vocabulary has."
 # So much is read at once, a few milliseconds; then other turns have their time.
 PIECE_IDS_MAX = 2_048
 PIECE_CHARS_MAX = 16 * 1024
-# How many tokens there are in a text only its endpoint knows; but the longest tokens are runs of 128 blanks, and even
-# an endpoint that sends letter by letter has fewer deltas and events for each token than this.
-TOKEN_CHARS_MAX, CHARS_MIN = 128, 64 * 1024
-TOKEN_EVENTS_MAX, EVENTS_MIN = 16, 1_024
 # Calls of one answer; agents make tens at once.
 CALLS_MAX = 1_024
-# What endpoints themselves send for a token that is impossible.
-LOGPROB_MIN = -9999.0
-# More jobs at once no server takes.
-SLOTS_MAX = 65_536
 # How much of a name that a server gives is kept.
 NAME_CHARS_MAX = 128
 
@@ -126,7 +124,7 @@ class _Answer:
             if isinstance(piece, Ids):
                 ids = piece.ids
                 count = len(ids)
-                if count > self._ids_left or count > PIECE_IDS_MAX or not _are_ids(ids):
+                if count > self._ids_left or count > PIECE_IDS_MAX or not are_ids(ids):
                     return False
                 if not self._take(piece):
                     return False
@@ -154,7 +152,7 @@ class _Answer:
         if self._ids_left < 0:
             self.is_full = True
             ids, logprobs = ids[:left], logprobs[:left]
-        is_whole = _are_ids(ids)
+        is_whole = are_ids(ids)
         if not is_whole:
             # What was sampled before it counts.
             bad = next(n for n, id in enumerate(ids) if not 0 <= id <= ID_MAX)
@@ -221,70 +219,7 @@ def _slices(delta: Delta) -> Iterator[Delta]:
         yield Delta(call_index=index, call_arguments=delta.call_arguments[at : at + most])
 
 
-# --- numbers ------------------------------------------------------------------------------------------
-
-
-def events_max(job: Job) -> int:
-    """How many events the answer to a job may take, those included that report how far the prompt is read."""
-    limit = job.output_tokens_max
-    most = UNSEEN_TOKENS_MAX if limit is None else limit
-    return most * TOKEN_EVENTS_MAX + EVENTS_MIN + job.prompt.length
-
-
-def _are_ids(ids: Collection[int]) -> bool:
-    if len(ids) == 1:
-        # The way of nearly every token.
-        (id,) = ids
-        return 0 <= id <= ID_MAX
-    return not ids or 0 <= min(ids) <= max(ids) <= ID_MAX
-
-
 def check_ids(ids: Collection[int]) -> None:
     """Refuse ids that no vocabulary has: they could be neither read nor kept."""
-    if not _are_ids(ids):
+    if not are_ids(ids):
         raise EngineFailed(BAD_ID)
-
-
-def finite(logprob: float) -> float:
-    """A logprob that can be written as JSON."""
-    return max(LOGPROB_MIN, min(logprob, 0.0))
-
-
-def context_size(tokens: int | None) -> int | None:
-    """A context of a server, where it names one that can be."""
-    return tokens if tokens is not None and 0 < tokens < 2**31 else None
-
-
-def slots_of(told: int | None) -> int | None:
-    """How many jobs a server takes at once, where it names a number that can be."""
-    return told if told is not None and 0 < told <= SLOTS_MAX else None
-
-
-def plausible(job: Job, said: C) -> C:
-    """The same value if its counts can be true, else one whose counts can be."""
-    prompt = job.prompt
-    read_max = prompt.length + UNSEEN_TOKENS_MAX
-    if isinstance(said, JobStarted):
-        cached = _within(said.cached_tokens, read_max)
-        return said if cached == said.cached_tokens else structs.replace(said, cached_tokens=cached)
-    read, wrote = said.input_tokens, said.output_tokens
-    cached, thought = said.cached_tokens or 0, said.reasoning_tokens or 0
-    most = prompt.length if read is None else read
-    if 0 <= cached <= most <= read_max and 0 <= thought <= (wrote or 0) <= UNSEEN_TOKENS_MAX:
-        return said
-    if read != _within(read, read_max):
-        read = prompt.tokens if isinstance(prompt, Messages) else None
-    if wrote != _within(wrote, UNSEEN_TOKENS_MAX):
-        wrote = None
-    found = structs.replace(
-        said,
-        input_tokens=read,
-        output_tokens=wrote,
-        cached_tokens=_within(said.cached_tokens, prompt.length if read is None else read),
-        reasoning_tokens=None if wrote is None else _within(said.reasoning_tokens, wrote),
-    )
-    return said if found == said else found
-
-
-def _within(count: int | None, most: int) -> int | None:
-    return None if count is None else min(max(0, count), most)
