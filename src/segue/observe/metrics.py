@@ -61,6 +61,7 @@ USED = {
 WATCHED = {
     "segue_workers": "Worker processes counted in this page",
     "segue_connections": "Open WebSocket connections",
+    "segue_tasks": "Tasks of the event loop",
     "segue_state_bytes": "Bytes of history, caches, requests and answers in memory",
     "segue_unread_bytes": "Bytes sent to clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
