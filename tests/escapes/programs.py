@@ -333,8 +333,8 @@ allowed = "allowed.example.com"
 for door in (("127.0.0.1", 3128), "/run/door/proxy"):
     say("other", get("http://other.example.com/"), place=door)
     say("other-tls", connect("other.example.com:443"), place=door)
-for literal in ("93.184.216.34", "127.0.0.1", "[::1]", "2130706433", "0x7f000001", "0x7f.1", "localhost", "169.254.169.254",
-                "[::ffff:127.0.0.1]", "127.1"):
+for literal in ("93.184.216.34", "127.0.0.1", "[::1]", "2130706433", "0x7f000001", "0x7f.1", "localhost",
+                "169.254.169.254", "[::ffff:127.0.0.1]", "127.1"):
     say("literal", get(f"http://{literal}/"))
     say("literal-tls", connect(f"{literal}:443"))
 for name in ("loopback", "private", "metadata", "mapped", "nowhere"):
@@ -357,13 +357,17 @@ say("dot", get(f"http://{allowed}./"))
 say("host", get(f"http://{allowed}/", host="other.example.com"))
 say("host-twice", get(f"http://{allowed}/", extra="Host: other.example.com\r\n"))
 say("host-tls", connect(f"{allowed}:443", host="other.example.com:443"))
-say("smuggle-both", f"POST http://{allowed}/ HTTP/1.1\r\nHost: {allowed}\r\nContent-Length: 4\r\n"
-    "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET http://other.example.com/ HTTP/1.1\r\nHost: other.example.com\r\n\r\n".encode())
-say("smuggle-cl", f"POST http://{allowed}/ HTTP/1.1\r\nHost: {allowed}\r\nContent-Length: 4\r\nContent-Length: 40\r\n\r\nabcd".encode())
-say("smuggle-te", f"POST http://{allowed}/ HTTP/1.1\r\nHost: {allowed}\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n".encode())
-say("smuggle-chunk", f"POST http://{allowed}/chunked HTTP/1.1\r\nHost: {allowed}\r\nTransfer-Encoding: chunked\r\n\r\n"
-    "4;ext=1\r\nabcd\r\n0\r\n\r\nGET http://other.example.com/smuggled HTTP/1.1\r\nHost: other.example.com\r\n\r\n".encode())
-say("folded", f"GET http://{allowed}/folded HTTP/1.1\r\nHost: {allowed}\r\nX: 1\r\n Host: other.example.com\r\n\r\n".encode())
+
+def post(headers, body, path=""):
+    return f"POST http://{allowed}/{path} HTTP/1.1\r\nHost: {allowed}\r\n{headers}\r\n{body}".encode()
+
+length, chunked = "Content-Length: 4\r\n", "Transfer-Encoding: chunked\r\n"
+second = "GET http://other.example.com/smuggled HTTP/1.1\r\nHost: other.example.com\r\n\r\n"
+say("smuggle-both", post(length + chunked, "0\r\n\r\n" + second))
+say("smuggle-cl", post(length + "Content-Length: 40\r\n", "abcd"))
+say("smuggle-te", post("Transfer-Encoding: xchunked\r\n", "0\r\n\r\n"))
+say("smuggle-chunk", post(chunked, "4;ext=1\r\nabcd\r\n0\r\n\r\n" + second, "chunked"))
+say("folded", get(f"http://{allowed}/folded", extra="X: 1\r\n Host: other.example.com\r\n"))
 say("not-http", b"\x16\x03\x01\x00\x05hello\r\n\r\n")
 say("long", b"GET http://" + b"a" * 100000)
 say("plain-in-tunnel", connect(f"{allowed}:443"), f"GET /plain HTTP/1.1\r\nHost: {allowed}\r\n\r\n".encode())

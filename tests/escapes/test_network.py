@@ -76,7 +76,7 @@ class Outer:
 
 @asynccontextmanager
 async def outer_in(folder: Path) -> AsyncIterator[Outer]:
-    folder.mkdir()
+    os.mkdir(folder)
     certificate, key = write_pair(folder, ALLOWED, ALLOWED)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -114,7 +114,7 @@ async def world_in(outside: Path, adapter: str = ADAPTERS[1]) -> AsyncIterator[W
         doors = Doors(DOMAINS, (sys.executable, script, *map(str, outer.ports)))
         async with (
             containers_with(outside / "own", adapter, doors=doors) as containers,
-            in_background("proxy", doors.run_forever),
+            in_background("proxy", doors.keep_running),
         ):
             yield World(outer, doors, containers, canaries)
 
@@ -239,12 +239,10 @@ async def test_nothing_is_left_of_a_keeper_that_is_killed() -> None:
         async for _ in client.run(RunCommand("me", name, "sleep 60 & true", 10, 100)):
             pass
         alive = [pid for pid in processes_of(process.pid) if pid != process.pid]
-        proxies = [pid for pid in alive if b"egress" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(proxies) == 1
-        assert Path(f"/proc/{proxies[0]}/environ").read_bytes() == b""
+        (proxy,) = [pid for pid in alive if b"egress" in about(pid, "cmdline")]
+        assert about(proxy, "environ") == b""
         if os.geteuid() == 0:
-            status = Path(f"/proc/{proxies[0]}/status")
-            await until(lambda: "Uid:\t1999999999" in status.read_text())
+            await until(lambda: b"Uid:\t1999999999" in about(proxy, "status"))
         os.kill(process.pid, signal.SIGKILL)
         async with asyncio.timeout(1.0):
             await until(lambda: not any(map(is_running, alive)))
@@ -253,7 +251,12 @@ async def test_nothing_is_left_of_a_keeper_that_is_killed() -> None:
 
 
 def is_running(pid: int) -> bool:
+    return about(pid, "status") != b"" and b"State:\tZ" not in about(pid, "status")
+
+
+def about(pid: int, name: str) -> bytes:
+    """A file of a process; nothing where it is gone."""
     try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return False
+        return b""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from segue.aio import in_background
 from segue.egress.messages import OpenProxyDoor, ProxyCounts, ProxyOrder, StartProxy
 from segue.egress.proxy import CONNECTIONS_MAX, Dial, EgressProxy, dial
 from segue.web.fetch import Fetcher, Policy, Resolve
@@ -46,12 +47,9 @@ class ProxyChild:
     async def run(self) -> None:
         """Serve doors until the control socket closes."""
         self._control.setblocking(False)
-        reporting = asyncio.create_task(self._report())
-        try:
+        async with in_background("proxy_counts", self._report):
             while order := await self._next():
                 await self._follow(*order)
-        finally:
-            reporting.cancel()
 
     async def _next(self) -> tuple[ProxyOrder, list[int]] | None:
         readable = asyncio.Event()

@@ -100,7 +100,7 @@ class Doors:
             self._send(CloseProxyDoor(door.number))
             door.listener.close()
 
-    async def run_forever(self) -> None:
+    async def keep_running(self) -> None:
         """Keep a proxy running."""
         loop = asyncio.get_running_loop()
         while True:

@@ -52,7 +52,7 @@ HOP_HEADERS = frozenset(
 )
 
 
-class Refused(Exception):
+class Denied(Exception):
     """Why a request is not sent on: a status and words for the program inside."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -181,7 +181,7 @@ class EgressProxy:
         client = h11.Connection(h11.SERVER)
         try:
             await self._follow(passage, client)
-        except Refused as refusal:
+        except Denied as refusal:
             verdict = f"refused ({refusal.words})"
             passage.door.refused += 1
             with suppress(OSError, TimeoutError):
@@ -204,7 +204,7 @@ class EgressProxy:
         host = _target(request, is_tunnel=is_tunnel)
         passage.host = host
         if not (allows(passage.door.domains, host) and allows(self._operator, host)):
-            raise Refused(403, f"{host} is not among the allowed domains")
+            raise Denied(403, f"{host} is not among the allowed domains")
         outer = await self._connect(host, TLS_PORT if is_tunnel else PLAIN_PORT)
         try:
             if is_tunnel:
@@ -221,16 +221,16 @@ class EgressProxy:
         try:
             _, addresses = await self._fetcher.check(f"{scheme}://{host}/")
         except ApiError:
-            raise Refused(403, f"{host} has no public address") from None
+            raise Denied(403, f"{host} has no public address") from None
         except TimeoutError:
-            raise Refused(504, f"{host} could not be looked up in time") from None
+            raise Denied(504, f"{host} could not be looked up in time") from None
         for address in addresses:
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(CONNECT_S_MAX):
                     reader, writer = await self._dial(address, port)
                     writer.transport.set_write_buffer_limits(high=0)
                     return reader, writer
-        raise Refused(502, f"{host} cannot be reached")
+        raise Denied(502, f"{host} cannot be reached")
 
     async def _tunnel(
         self,
@@ -317,10 +317,10 @@ async def _read_request(passage: Passage, client: h11.Connection) -> h11.Request
         try:
             event = client.next_event()
         except h11.RemoteProtocolError as error:
-            raise Refused(error.error_status_hint, "the request cannot be read") from None
+            raise Denied(error.error_status_hint, "the request cannot be read") from None
         if isinstance(event, h11.Request):
             if event.method == b"CONNECT" and not isinstance(client.next_event(), h11.EndOfMessage):
-                raise Refused(400, "CONNECT has no body")
+                raise Denied(400, "CONNECT has no body")
             return event
         if event is not h11.NEED_DATA:
             return None
@@ -333,24 +333,24 @@ def _target(request: h11.Request, *, is_tunnel: bool) -> str:
     if is_tunnel:
         name, _, port = raw.rpartition(":")
         if port != str(TLS_PORT):
-            raise Refused(403, f"CONNECT is for port {TLS_PORT} only")
+            raise Denied(403, f"CONNECT is for port {TLS_PORT} only")
         authority = {raw, name}
     else:
         if not raw.lower().startswith("http://"):
-            raise Refused(400, "the target must be a whole http URL; for https use CONNECT")
+            raise Denied(400, "the target must be a whole http URL; for https use CONNECT")
         # `?`, `#` and `\` end the host to some readers of URLs, and not to others.
         place = raw[len("http://") :].split("/", 1)[0]
         name = place.removesuffix(f":{PLAIN_PORT}")
         authority = {place, name, f"{name}:{PLAIN_PORT}"}
     host = normal(name)
     if host is None or host.startswith("*."):
-        raise Refused(403, "the target must name a public host, not an address, and no other port")
+        raise Denied(403, "the target must name a public host, not an address, and no other port")
     hosts = [value.decode("latin-1").lower() for key, value in request.headers if key == b"host"]
     if any(value not in {each.lower() for each in authority} for value in hosts):
-        raise Refused(400, "the Host header is not the target's host")
+        raise Denied(400, "the Host header is not the target's host")
     names = [key for key, _ in request.headers]
     if b"transfer-encoding" in names and b"content-length" in names:
-        raise Refused(400, "the request has two lengths")
+        raise Denied(400, "the request has two lengths")
     return host
 
 
@@ -454,7 +454,7 @@ async def _read_hello(passage: Passage, host: str, before: bytes) -> bytes:
         data += piece
 
 
-class _Closed(Refused):
+class _Closed(Denied):
     """Refused where there is no way left to say so."""
 
     def __init__(self, words: str) -> None:
@@ -483,7 +483,7 @@ async def _write(writer: asyncio.StreamWriter, data: bytes | None) -> None:
         await writer.drain()
 
 
-async def _answer(passage: Passage, client: h11.Connection, refusal: Refused) -> None:
+async def _answer(passage: Passage, client: h11.Connection, refusal: Denied) -> None:
     """Say why a request is refused: in the status line too, all that many programs show of a refused CONNECT."""
     if refusal.status == 0 or client.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return

@@ -304,7 +304,7 @@ async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroup
         await _probe(containers, adapter.probe)
         async with AsyncExitStack() as stack:
             if doors is not None:
-                running = in_background("sandbox_proxy", doors.run_forever)
+                running = in_background("sandbox_proxy", doors.keep_running)
                 await stack.enter_async_context(running)
             yield containers, cgroups
     finally:

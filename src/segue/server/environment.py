@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
-from segue.errors import need_package
+from segue.errors import Misconfigured, need_package
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ async def open_environment(
 ) -> AsyncIterator[KeeperClient | None]:
     """The way to the keeper, if the operator has switched it on. `socket`: that of a keeper which runs already."""
     if settings.environment == "off":
+        if settings.environment_domains:
+            raise Misconfigured(
+                "environment_domains: there are no containers; set environment too."
+            )
         yield None
         return
     from segue.sandbox.client import KeeperClient, KeeperProcess

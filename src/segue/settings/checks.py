@@ -71,8 +71,6 @@ def _rules(settings: Settings) -> Iterator[Misfit]:
         yield from _store_rules(settings)
     except Misconfigured as error:
         yield Misfit(("store",), str(error).removeprefix("store: "))
-    if settings.environment_domains and settings.environment == "off":
-        yield Misfit(("environment_domains",), "there are no containers: set environment too.")
     yield from _url_rules(("guard_url",), filter(None, [settings.guard_url]))
     yield from _url_rules(("otel_endpoint",), filter(None, [settings.otel_endpoint]))
     yield from _url_rules(("engine_url",), settings.engine_url)
