@@ -125,7 +125,7 @@ class CodeRunner:
         for at, definition in _definitions(tools.known):
             if SCOPE not in may:
                 raise Forbidden(f"This API key may not run code: it has not the scope '{SCOPE}'.")
-            check_place(place_of(definition, at), at)
+            check_place(place_of(definition, at), at, self._client.domains, may)
 
     async def prepare(self, ahead: TurnAhead) -> Prepared:
         """The container of the turn. A new one is made by the first call: most turns have none. The response shows the
@@ -144,7 +144,8 @@ class CodeRunner:
             raise
         items = chain(reversed(ahead.given), ahead.earlier())
         had_another = known is None and any(container_in(item.value) for item in items)
-        spec = _spec(place, is_volatile=not ahead.is_stored)
+        domains = self._preparation.domains(ahead, place)
+        spec = _spec(place, domains, is_volatile=not ahead.is_stored)
         name = self._later(spec, ANEW if had_another else "") if known is None else known.id
         written = written_in(name, shows_outputs=OUTPUTS in ahead.include)
         return Prepared(ahead.shown, {CodeInterpreterCall: written})
@@ -242,11 +243,12 @@ class CodeRunner:
     async def _move(self, call: HostedCall, asked_id: str, ended_id: str) -> str:
         """The name of a container in place of one that has ended."""
         try:
-            is_volatile = (await self._client.find(call.owner, ended_id)).is_volatile
+            about = await self._client.find(call.owner, ended_id)
+            domains, is_volatile = tuple(about.domains), about.is_volatile
         except ApiError:
-            # Nobody knows any more what it was: nothing touches a disk.
-            is_volatile = True
-        spec = _spec(_place(call), is_volatile=is_volatile)
+            # Nobody knows any more what it was: nothing touches a disk or a network.
+            domains, is_volatile = (), True
+        spec = _spec(_place(call), domains, is_volatile=is_volatile)
         self._moved[asked_id] = new = self._later(spec, ANEW)
         if len(self._moved) > UNMADE_MAX:
             del self._moved[next(iter(self._moved))]
@@ -279,8 +281,9 @@ class CodeRunner:
         return bytes(data)
 
 
-def _spec(place: ShellEnvironment, *, is_volatile: bool) -> ContainerSpec:
-    return ContainerSpec(memory_limit=place.memory_limit or "1g", is_volatile=is_volatile)
+def _spec(place: ShellEnvironment, domains: tuple[str, ...], *, is_volatile: bool) -> ContainerSpec:
+    memory = place.memory_limit or "1g"
+    return ContainerSpec(memory_limit=memory, is_volatile=is_volatile, domains=domains)
 
 
 def _place(call: HostedCall) -> ShellEnvironment:

@@ -139,7 +139,9 @@ class TurnAhead(Struct, frozen=True):
     earlier: Callable[[], Iterator[Item]]
     is_stored: bool
     # What of hosted calls the client wants to see.
-    include: tuple[str, ...]
+    include: tuple[str, ...] = ()
+    # The scopes of the caller's key.
+    may: Container[str] = frozenset()
 
 
 class Prepared(Struct, frozen=True):

@@ -165,6 +165,7 @@ class ServerTools:
                 earlier=partial(_earlier, parent),
                 is_stored=plan.is_stored,
                 include=tuple(plan.resolved.create.include or ()),
+                may=plan.arrival.caller.may,
             )
             ready = await tool.prepare(ahead)
             plan = replace(
