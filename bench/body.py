@@ -3,8 +3,9 @@
     python -m bench body
 
 A request of many messages, from 100 KB to 32 MB, goes through what a WebSocket message goes through: decoded, its
-items checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the most CPU time that
-the process used meanwhile. The first scan of the whole body is one piece; everything after it is cut into slices.
+items checked in slices, its parent looked for. Beside it a task wakes as often as it can and notes the most CPU
+time that the process used meanwhile. The first scan of the whole body is one piece; everything after it is cut into
+slices.
 """
 
 from __future__ import annotations
