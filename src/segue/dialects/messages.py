@@ -25,8 +25,8 @@ from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
 from segue.dialects.roles import JsonObject, RoleRule, place
 from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
-from segue.readers.item_writer import ItemWriter
 from segue.readers.forced import check_endpoint
+from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
 from segue.readers.plain_names import PlainNames
 from segue.seams.history import Round, Warm, above, since_fresh
