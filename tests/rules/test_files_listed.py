@@ -32,6 +32,7 @@ ROOMS = {
     "readers": "4a: what did the model say, and how is it made to say it?",
     "dialects": "4a: how does this model family write and read?",
     "guards": "4a: is it allowed?",
+    "border": "4a: what of that which a server of an engine says is believed?",
     "engines": "4a: who produces tokens?",
     "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
     "stores": "4b: what is remembered? One class for one backend.",

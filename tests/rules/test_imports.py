@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": INNER | {"vocabularies", "schemas", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "engines": INNER | {"schemas"},
+    "border": INNER,
+    "engines": INNER | {"schemas", "border"},
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
