@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import segue.engines.client
-import segue.engines.queued
+import segue.border.believed
 import segue.readers.call_tags
 import segue.readers.plain_names
 import segue.schemas.json_schema
@@ -84,7 +84,7 @@ def _counts(stack: ExitStack) -> None:
     def believed(_: object, said: JobStarted | Finish) -> JobStarted | Finish:
         return said
 
-    stack.enter_context(patch.object(segue.engines.queued, "plausible", believed))
+    stack.enter_context(patch.object(segue.border.believed, "plausible", believed))
 
 
 def _pauses(stack: ExitStack) -> None:
