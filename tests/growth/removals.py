@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import segue.engines.client
 import segue.border.believed
+import segue.engines.client
 import segue.readers.call_tags
 import segue.readers.plain_names
 import segue.schemas.json_schema
