@@ -216,6 +216,8 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
+    # Knows a server only by its URL.
+    "segue_conform": set(),
     "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
