@@ -41,6 +41,7 @@ ROOMS = {
     "documents": "4c: what text is in a document?",
     "web": "4c: how does the model search the web and read pages?",
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
+    "egress": "4c: what may sandboxes reach of the network, and through what?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "containers": "4d: how do clients make, see and delete containers and their files?",

@@ -67,13 +67,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
-    "sandbox": INNER,
+    "egress": GROUND | {"seams", "wire", "documents", "web"},
+    "sandbox": INNER | {"egress"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
-    "containers": INNER | {"listener", "files", "sandbox"},
+    "containers": INNER | {"listener", "files", "sandbox", "egress"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -85,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "sandbox"}
+    | {"containers", "egress", "sandbox"}
     | {
         "guards",
         "listener",
@@ -215,6 +216,8 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
+    # Knows a server only by its URL.
+    "segue_conform": set(),
     "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
