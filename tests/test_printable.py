@@ -69,9 +69,11 @@ def test_json_means_the_same() -> None:
 
 
 def test_everything_is_printed_by_one_function() -> None:
-    """What prints by itself is listed above."""
+    """What prints by itself is listed above; the conformance suite is a program of its own and imports nothing."""
     found: dict[str, int] = {}
     for path in SOURCE.rglob("*.py"):
+        if path.is_relative_to(SOURCE / "segue_conform"):
+            continue
         calls = [one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Call)]
         count = sum(isinstance(one.func, ast.Name) and one.func.id == "print" for one in calls)
         if count:
