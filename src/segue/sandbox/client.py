@@ -72,7 +72,15 @@ NoteCommand = Callable[[str, str, int | None, int, float], None]
 class KeeperProcess:
     """The keeper of this machine, as a child of this process."""
 
-    def __init__(self, root: str, containers_max: int, *, has_cgroups: bool = True) -> None:
+    def __init__(
+        self,
+        root: str,
+        containers_max: int,
+        *,
+        adapter: str = "bwrap",
+        runsc: str = "",
+        has_cgroups: bool = True,
+    ) -> None:
         # For this user alone.
         self._folder = Path(tempfile.mkdtemp(prefix="segue-keeper-"))
         self.socket = str(self._folder / "keeper")
@@ -82,8 +90,11 @@ class KeeperProcess:
             folder=str(folder),
             root=root,
             containers_max=containers_max,
+            adapter=adapter,
+            runsc=runsc,
             has_cgroups=has_cgroups,
         )
+        self.adapter = adapter
         self.ready = KeeperReady()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -117,6 +128,8 @@ class KeeperProcess:
                 raise Misconfigured(ready.error)
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
         self.ready = ready
+        if ready.warning:
+            log.warning("environment: %s", ready.warning)
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended."""

@@ -30,7 +30,7 @@ from segue.sandbox.limits import (
     Limits,
     cpu_seconds_of,
     disk_use,
-    processes_of,
+    threads_of,
 )
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
@@ -125,6 +125,9 @@ class LiveSandbox:
         self.commands: dict[int, Command] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = False
+        # The last command, and whether nothing runs inside since it has ended.
+        self._last = 0
+        self._is_idle = True
         # Code runs one after the other in the one interpreter, whose source is sent with the first.
         self.coding = asyncio.Lock()
         self._has_source = False
@@ -140,6 +143,7 @@ class LiveSandbox:
         excerpts = {kind: Excerpt(request.chars_max) for kind in (channel.STDOUT, channel.STDERR)}
         number, command = next(self._numbers), Command(excerpts)
         self.commands[number] = command
+        self._last, self._is_idle = number, False
         kind = channel.RUN
         if request.kind == "python":
             kind = channel.CODE
@@ -194,6 +198,9 @@ class LiveSandbox:
             )
 
     def _on_frame(self, frame: channel.SandboxFrame) -> None:
+        if frame.kind == channel.IDLE:
+            self._is_idle = frame.number == self._last
+            return
         command = self.commands.get(frame.number)
         if command is None:
             return
@@ -217,6 +224,11 @@ class LiveSandbox:
                 if is_watched and self.sandbox.memory_bytes() > self.limits.memory_bytes:
                     await self.close("The container used more memory than it may, and was closed.")
                     return
+                if is_watched and threads_of(pid) > self.limits.processes:
+                    await self.close(
+                        "The container had more processes than it may, and was closed."
+                    )
+                    return
                 if not self.is_volatile and time.monotonic() - looked_at > DISK_S:
                     took = time.monotonic()
                     size, files = await asyncio.to_thread(
@@ -228,7 +240,7 @@ class LiveSandbox:
                             "The container used more disk space than it may, and was closed."
                         )
                         return
-                if not self.commands and len(processes_of(pid)) <= self.sandbox.idle_processes:
+                if not self.commands and self._is_idle:
                     return
                 await asyncio.sleep(WATCH_S)
         finally:
@@ -292,7 +304,7 @@ class Containers:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._adapter = adapter
-        self.isolation = adapter.isolation
+        self.isolation, self.warning = adapter.isolation, adapter.warning
         self._cgroups = cgroups
         self._folder = folder
         self._max = containers_max
@@ -356,14 +368,15 @@ class Containers:
         data.chmod(0o700)
         if uid is not None:
             os.chown(data, uid, uid)
-        group = self._cgroups.make(str(number), limits)
+        group = self._cgroups.make(str(number), self._adapter.around(limits))
         place = None if is_volatile else str(data)
         try:
             sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid))
         except BaseException:
             remove_folder(folder)
             raise
-        return LiveSandbox(sandbox, limits, folder, is_volatile=is_volatile)
+        held = self._adapter.around(limits)
+        return LiveSandbox(sandbox, held, folder, is_volatile=is_volatile)
 
     def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Held:
         """The owner's container, alive or not."""

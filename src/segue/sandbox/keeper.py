@@ -285,7 +285,7 @@ def own_folder(base: Path) -> Path:
 async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroups]]:
     """The containers of a keeper, with a sandbox tried."""
     folder = own_folder(Path(orders.folder))
-    adapter = ADAPTERS[orders.adapter](folder, orders.root)
+    adapter = ADAPTERS[orders.adapter](folder, orders)
     cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
     containers = Containers(
         adapter, cgroups, folder, containers_max=orders.containers_max, idle_s=orders.idle_s
@@ -323,7 +323,12 @@ async def serve(orders: KeeperOrders) -> None:
         async with opened(orders) as (containers, cgroups):
             keeper = Keeper(containers)
             server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
-            _say(KeeperReady(isolation=containers.isolation, held_by=cgroups.held_by))
+            ready = KeeperReady(
+                isolation=containers.isolation,
+                held_by=cgroups.held_by,
+                warning=containers.warning,
+            )
+            _say(ready)
             async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
                 await _server_gone()
     except SandboxFailed as error:

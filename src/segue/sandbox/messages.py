@@ -29,6 +29,8 @@ class KeeperOrders(Struct, frozen=True):
     containers_max: int
     # A row of `adapters.py`.
     adapter: str = "bwrap"
+    # Where the program of gVisor is; empty: where programs of the system are.
+    runsc: str = ""
     has_cgroups: bool = True
     # How long a container may be idle, where a request does not say.
     idle_s: float = IDLE_MINUTES * 60.0
@@ -41,6 +43,8 @@ class KeeperReady(Struct, frozen=True):
     isolation: str = ""
     held_by: HeldBy = "watcher"
     is_misconfigured: bool = False
+    # What the operator should know, though sandboxes can be made.
+    warning: str = ""
 
 
 class ContainerSpec(Struct, frozen=True):

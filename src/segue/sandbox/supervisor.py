@@ -5,7 +5,7 @@ the number of a command, and the body. As the first process of its namespace it 
 would end or stop it, and when it ends, all processes of the sandbox end. The keeper trusts nothing that it says.
 
     from the keeper   r run, s source of the interpreter, p run Python, k terminate, f kill
-    to the keeper     + ready, o out, e err, d Python code is done, x exited
+    to the keeper     + ready, o out, e err, d Python code is done, x exited, i nothing runs
 
 Python code runs in one process, which stays for the next code: to terminate it is to interrupt it.
 """
@@ -49,6 +49,8 @@ class CommandRunner:
         self.code_in = self.answers = self.printing = -1
         self.answered = bytearray()
         self.coding = 0
+        # The number of the last command that came.
+        self.last = 0
         # Commands that are to end: with their shell everything ends that is in its group.
         self.ending: set[int] = set()
 
@@ -89,6 +91,7 @@ class CommandRunner:
                 return
             body = bytes(self.received[HEADER.size : HEADER.size + size])
             del self.received[: HEADER.size + size]
+            self.last = max(self.last, number)
             if kind == b"r":
                 self.start(number, body)
             elif kind == b"s":
@@ -263,6 +266,8 @@ class CommandRunner:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                # Orphans are children of the first process: without a child it is alone.
+                self.send(b"i", self.last, b"")
                 return
             if pid == 0:
                 return

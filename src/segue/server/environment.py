@@ -12,7 +12,7 @@ from segue.settings.values import Settings
 
 if TYPE_CHECKING:
     from segue.listener.api import Api
-    from segue.sandbox.client import KeeperClient
+    from segue.sandbox.client import KeeperClient, KeeperProcess
     from segue.tools.inputs import ReadFile
 
 
@@ -24,18 +24,30 @@ async def open_environment(
     if settings.environment == "off":
         yield None
         return
-    from segue.sandbox.client import KeeperClient, KeeperProcess
+    from segue.sandbox.client import KeeperClient
 
     if socket:
         yield KeeperClient(socket)
         return
-    process = KeeperProcess(settings.environment_root, settings.environments_max)
+    process = keeper_of(settings)
     await asyncio.to_thread(process.start)
     try:
         async with in_background("sandbox_keeper", process.keep_running):
             yield KeeperClient(process.socket)
     finally:
         process.close()
+
+
+def keeper_of(settings: Settings) -> KeeperProcess:
+    """The keeper as the settings want it; `auto` is bubblewrap, what is stronger has to be named."""
+    from segue.sandbox.client import KeeperProcess
+
+    return KeeperProcess(
+        settings.environment_root,
+        settings.environments_max,
+        adapter="bwrap" if settings.environment == "auto" else settings.environment,
+        runsc=settings.environment_runsc,
+    )
 
 
 def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[Api, ...]:
@@ -49,11 +61,11 @@ def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[
 
 def try_environment(settings: Settings) -> str:
     """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
-    from segue.sandbox.client import KeeperProcess
-
-    process = KeeperProcess(settings.environment_root, settings.environments_max)
+    process = keeper_of(settings)
     try:
         process.start()
-        return f"bwrap: isolation {process.ready.isolation}, limits by {process.ready.held_by}"
+        ready = process.ready
+        words = f"{process.adapter}: isolation {ready.isolation}, limits by {ready.held_by}"
+        return f"{words}. {ready.warning}" if ready.warning else words
     finally:
         process.close()
