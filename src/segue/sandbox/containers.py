@@ -138,6 +138,11 @@ class LiveSandbox:
     def is_busy(self) -> bool:
         return bool(self.commands)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs inside, not even in the background."""
+        return self._is_idle and not self.commands
+
     def start(self, request: RunCommand) -> tuple[int, Command]:
         """Begin a command."""
         excerpts = {kind: Excerpt(request.chars_max) for kind in (channel.STDOUT, channel.STDERR)}
@@ -240,7 +245,7 @@ class LiveSandbox:
                             "The container used more disk space than it may, and was closed."
                         )
                         return
-                if not self.commands and self._is_idle:
+                if self.is_idle:
                     return
                 await asyncio.sleep(WATCH_S)
         finally:

@@ -49,6 +49,7 @@ RUNSC, BUNDLE, STATE = "/runsc", "/bundle", "/state"
 OWN_BYTES, OWN_PROCESSES, PROCESSES_EACH = 96 * MIB, 128, 8
 STATE_BYTES = 4 * MIB
 FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none")
+NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
 ISOLATES = ("--unshare-all", "--unshare-user")
 # No right, a filter, no network but its own loopback, and another kernel than the host's.
 PROBE = (
@@ -78,8 +79,9 @@ class Gvisor:
     environment: dict[str, str] = field(default_factory=dict)
     isolates: tuple[str, ...] = ISOLATES
     flags: tuple[str, ...] = FLAGS
-    # Whether root inside keeps what it can do.
-    is_root: bool = False
+    namespaces: tuple[str, ...] = NAMESPACES
+    # What root inside keeps of what it can do; none: there is no root inside.
+    keeps: tuple[str, ...] = ()
     # Folders of the host that can be written, by their places inside.
     binds: tuple[tuple[str, str], ...] = ()
     isolation: str = ISOLATION
@@ -185,15 +187,13 @@ def bundle_of(gvisor: Gvisor, spec: SandboxSpec) -> bytes:
         "mounts": mounts,
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": [*program, "root" if gvisor.is_root else "user"],
+            "args": [*program, "root" if gvisor.keeps else "user"],
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": DATA,
             "noNewPrivileges": True,
-            "capabilities": {},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), gvisor.keeps),
         },
-        "linux": {
-            "namespaces": [{"type": name} for name in ("pid", "mount", "ipc", "uts", "network")]
-        },
+        "linux": {"namespaces": [{"type": name} for name in gvisor.namespaces]},
     }
     return msgspec.json.encode(config)
 
@@ -232,10 +232,11 @@ def without(gvisor: Gvisor, hole: str, secret: str = "") -> Gvisor:
         "seccomp": {"seccomp": None},
         "network": {
             "isolates": (*ISOLATES, "--share-net"),
+            "namespaces": NAMESPACES[:-1],
             "flags": (*(flag for flag in FLAGS if "network" not in flag), "--network=host"),
         },
         "environment": {"environment": {"SECRET": secret}},
-        "capabilities": {"is_root": True},
+        "capabilities": {"keeps": ("CAP_SYS_ADMIN", "CAP_CHOWN")},
         "bind": {"binds": ((secret, "/mnt/host"),)},
     }
     return replace(gvisor, **holes[hole])  # type: ignore[arg-type]
