@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": INNER | {"vocabularies", "schemas", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "engines": INNER | {"schemas"},
+    "border": INNER,
+    "engines": INNER | {"schemas", "border"},
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
@@ -66,13 +67,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
-    "sandbox": INNER,
+    "egress": GROUND | {"seams", "wire", "documents", "web"},
+    "sandbox": INNER | {"egress"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
-    "containers": INNER | {"listener", "files", "sandbox"},
+    "containers": INNER | {"listener", "files", "sandbox", "egress"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -84,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "sandbox"}
+    | {"containers", "egress", "sandbox"}
     | {
         "guards",
         "listener",

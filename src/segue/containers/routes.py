@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.egress.domains import asked_domains
 from segue.errors import InvalidRequest, NotFound
 from segue.files.form import FileForm
 from segue.listener.exchange import Exchange, listening, text_header
@@ -25,7 +26,7 @@ from segue.sandbox.messages import (
     ContainerSpec,
     FileEntry,
 )
-from segue.sandbox.tool import FILES_MAX, Preparation, ReadUpload, check_network
+from segue.sandbox.tool import FILES_MAX, Preparation, ReadUpload
 from segue.wire.codec import decode_body
 
 PAGE_USUAL, PAGE_MAX = 20, 100
@@ -43,8 +44,11 @@ class ExpiresAfter(Struct, frozen=True):
     anchor: Literal["last_active_at"] = "last_active_at"
 
 
-class NetworkPolicy(Struct, frozen=True):
-    type: str = "disabled"
+class ShownPolicy(Struct, frozen=True, omit_defaults=True):
+    """What a container may reach."""
+
+    type: str
+    allowed_domains: tuple[str, ...] = ()
 
 
 class NewContainer(Struct, frozen=True):
@@ -79,7 +83,7 @@ class ContainerObject(Struct, frozen=True, kw_only=True):
     last_active_at: int
     expires_after: ExpiresAfter
     memory_limit: str
-    network_policy: NetworkPolicy = NetworkPolicy()
+    network_policy: ShownPolicy
     isolation: str
     limits_by: HeldBy
 
@@ -138,11 +142,17 @@ class ContainerRoutes:
             raise InvalidRequest(message, code="invalid_value", param="skills")
         if len(asked.file_ids or ()) > FILES_MAX:
             raise InvalidRequest(f"At most {FILES_MAX} files.", param="file_ids")
-        check_network(asked.network_policy, "network_policy")
+        domains = asked_domains(
+            asked.network_policy,
+            "network_policy",
+            self._client.domains,
+            exchange.account.scopes,
+        )
         spec = ContainerSpec(
             name=asked.name,
             memory_limit=memory,
             idle_s=None if idle is None else idle.minutes * 60.0,
+            domains=domains,
         )
         made = await self._preparation.make(exchange.owner, spec, asked.file_ids or (), ())
         await exchange.answer(200, msgspec.json.encode(as_object(made)))
@@ -255,6 +265,7 @@ def as_object(about: Container) -> ContainerObject:
         last_active_at=int(about.last_active_at),
         expires_after=ExpiresAfter(int(about.idle_s // 60)),
         memory_limit=about.memory_limit,
+        network_policy=ShownPolicy("allowlist" if about.domains else "disabled", about.domains),
         isolation=about.isolation,
         limits_by=about.held_by,
     )

@@ -28,6 +28,7 @@ from segue.errors import Misconfigured
 from segue.sandbox import channel
 from segue.sandbox.adapter import (
     DATA,
+    DOOR,
     FOLDER_BYTES_MIN,
     HOME,
     IN_MEMORY,
@@ -96,6 +97,7 @@ class Bwrap:
     isolates: tuple[str, ...] = ("--unshare-all",)
     binds: tuple[str, ...] = ()
     has_own_uids: bool = True
+    has_network: bool = True
     isolation: str = ISOLATION
     probe: str = PROBE
     warning: str = ""
@@ -183,6 +185,8 @@ def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
     for folder, share in IN_MEMORY.items():
         size = max(FOLDER_BYTES_MIN, spec.limits.memory_bytes // share)
         words += ["--perms", "0700", "--size", str(size), "--tmpfs", inside + folder]
+    if spec.door:
+        words += ["--ro-bind", spec.door, inside + DOOR]
     if spec.data is not None:
         return [*words, "--bind", spec.data, inside + DATA]
     half = str(spec.limits.memory_bytes // 2)

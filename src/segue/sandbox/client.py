@@ -79,6 +79,7 @@ class KeeperProcess:
         *,
         adapter: str = "bwrap",
         runsc: str = "",
+        domains: tuple[str, ...] = (),
         has_cgroups: bool = True,
     ) -> None:
         # For this user alone.
@@ -92,6 +93,7 @@ class KeeperProcess:
             containers_max=containers_max,
             adapter=adapter,
             runsc=runsc,
+            domains=domains,
             has_cgroups=has_cgroups,
         )
         self.adapter = adapter
@@ -173,8 +175,10 @@ def _release(process: subprocess.Popen[bytes]) -> None:
 class KeeperClient:
     """Asks the keeper."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, domains: tuple[str, ...] = ()) -> None:
         self.socket = socket
+        # What the operator allows containers to reach.
+        self.domains = domains
         # Called after each command with its owner, its container, its exit code, how much it printed and how long it
         # took; not with its text.
         self.note_command: NoteCommand = lambda owner, container_id, code, size, took_s: None

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.sandbox.adapter import DATA, IN_MEMORY, Sandbox, SandboxSpec
+from segue.sandbox.adapter import DATA, DOOR, IN_MEMORY, Sandbox, SandboxSpec
 from segue.sandbox.bwrap import (
     ENVIRONMENT,
     PATH,
@@ -48,7 +48,7 @@ RUNSC, BUNDLE, STATE = "/runsc", "/bundle", "/state"
 # What gVisor itself needs: its memory, and threads of the host for each of a program's.
 OWN_BYTES, OWN_PROCESSES, PROCESSES_EACH = 96 * MIB, 128, 8
 STATE_BYTES = 4 * MIB
-FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none")
+FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=open")
 NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
 ISOLATES = ("--unshare-all", "--unshare-user")
 # No right, a filter, no network but its own loopback, and another kernel than the host's.
@@ -84,6 +84,7 @@ class Gvisor:
     keeps: tuple[str, ...] = ()
     # Folders of the host that can be written, by their places inside.
     binds: tuple[tuple[str, str], ...] = ()
+    has_network: bool = True
     isolation: str = ISOLATION
     probe: str = PROBE
 
@@ -180,7 +181,10 @@ def bundle_of(gvisor: Gvisor, spec: SandboxSpec) -> bytes:
     ]
     for folder in writable:
         mounts.append({"destination": folder, "type": "bind", "source": INSIDE + folder})
-    config = {
+    if spec.door:
+        mounts.append({"destination": DOOR, "type": "bind", "source": INSIDE + DOOR})
+        mounts[-1]["options"] = ["ro"]
+    config: dict[str, object] = {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
         "root": {"path": INSIDE, "readonly": True},

@@ -19,11 +19,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from functools import partial
 from typing import cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.egress.domains import asked_domains
+from segue.egress.domains import check_scope as check_network_scope
 from segue.errors import ApiError, Forbidden, InvalidRequest
 from segue.ids import new_id
 from segue.sandbox.citations import cite, sources
@@ -77,15 +80,13 @@ from segue.wire.tools import (
 NAME = SCOPE = "shell"
 SKILLS_SCOPE = "skills"
 ABOUT = (
-    "Runs commands in a shell of a container of its own (Linux, no network, no sudo, no terminal). Each command is run "
+    "Runs commands in a shell of a container of its own (Linux, {network}, no sudo, no terminal). Each command is run "
     "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
     "user go to /mnt/data; link them as [name](sandbox:/mnt/data/name)."
 )
-OFFER = Offer(
-    FunctionTool(name="shell", description=ABOUT, parameters=SHELL_PARAMETERS),
-    builtin="shell",
-    execution="server",
-)
+NO_NETWORK = "no network"
+# The same for all requests: which domains a container may reach must not change the head of a prompt.
+SOME_NETWORK = "network only for HTTP and HTTPS to allowed domains, by the proxy that is set"
 # More in one call than any model writes on purpose.
 COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
@@ -107,10 +108,6 @@ class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference
 class _Source(Struct, frozen=True):
     type: str
     data: str
-
-
-class _Network(Struct, frozen=True):
-    type: str = "disabled"
 
 
 class _ShownEnvironment(Struct, frozen=True):
@@ -157,8 +154,8 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         key=lambda definition: NAME,
         kinds=(cast("AnyHostedKind", kind),),
         streamed=_streamed,
-        offers=_offers,
-        check=check,
+        offers=partial(_offers, _offer(SOME_NETWORK if client.domains else NO_NETWORK)),
+        check=partial(check, client.domains),
         prepare=preparation.prepare,
         notes=preparation.notes,
         cite=cite,
@@ -176,11 +173,19 @@ def contained(tools: Sequence[ToolDefinition]) -> Iterator[tuple[int, ShellEnvir
             yield index, place
 
 
-def _offers(tools: Tools, effects: Effects, tools_before: Tools | None) -> Sequence[Offer]:
-    return [OFFER] if any(contained(tools.definitions)) else []
+def _offer(network: str) -> Offer:
+    about = ABOUT.format(network=network)
+    tool = FunctionTool(name="shell", description=about, parameters=SHELL_PARAMETERS)
+    return Offer(tool, builtin="shell", execution="server")
 
 
-def check(tools: Tools, may: Container[str]) -> None:
+def _offers(
+    offer: Offer, tools: Tools, effects: Effects, tools_before: Tools | None
+) -> Sequence[Offer]:
+    return [offer] if any(contained(tools.definitions)) else []
+
+
+def check(domains: tuple[str, ...], tools: Tools, may: Container[str]) -> None:
     """Refuse a shell in a container that the key may not use, or that is asked for in a way that nothing here has."""
     for index, place in contained(tools.definitions):
         if SCOPE not in may:
@@ -198,7 +203,9 @@ def check(tools: Tools, may: Container[str]) -> None:
             check_skills(place, f"{at}.skills", may)
         if place.file_ids and len(place.file_ids) > FILES_MAX:
             raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
-        check_network(place.network_policy, f"{at}.network_policy")
+        asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
+        if asked and place.type != "container_auto":
+            raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
 
 
 def check_skills(place: ShellEnvironment, at: str, may: Container[str]) -> None:
@@ -226,22 +233,6 @@ def _source(skill: Skill, at: str) -> str:
     if skill.type != "inline" or source.type != "base64" or not source.data:
         raise _refused(at, "an inline skill with a source in base64")
     return source.data
-
-
-def check_network(policy: object, at: str) -> None:
-    """Refuse a network: containers have none."""
-    if not isinstance(policy, Raw) or bytes(policy) == b"null":
-        return
-    try:
-        kind = msgspec.json.decode(policy, type=_Network).type
-    except msgspec.MsgspecError:
-        raise _refused(at, "an object with a type") from None
-    if kind != "disabled":
-        raise InvalidRequest(
-            "Containers of this server have no network: 'network_policy' must be 'disabled'.",
-            code="domain_not_allowed",
-            param=at,
-        )
 
 
 def _refused(param: str, wanted: str) -> InvalidRequest:
@@ -284,11 +275,15 @@ class Preparation:
             if about.status != "active":
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
+            if about.domains:
+                check_network_scope(ahead.may)
             return about.id
         skills = [(skill, _source(skill, "skills")) for skill in place.skills or ()]
         bundles = {folder_of(skill.name or "", data): (skill, data) for skill, data in skills}
+        at = "tools.environment.network_policy"
+        domains = asked_domains(place.network_policy, at, client.domains, ahead.may)
         for container_id in _before(ahead):
-            if (reused := await self._reusable(ahead, container_id)) is not None:
+            if (reused := await self._reusable(ahead, container_id, domains)) is not None:
                 has = reused.skills
                 missing = [each for folder, each in bundles.items() if folder not in has]
                 await self._add_skills(owner, container_id, missing)
@@ -296,7 +291,9 @@ class Preparation:
         # Before the container: a bad skill leaves nothing behind.
         unpacked = await self._unpack([*bundles.values()])
         spec = ContainerSpec(
-            memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
+            memory_limit=place.memory_limit or "1g",
+            is_volatile=not ahead.is_stored,
+            domains=domains,
         )
         made = await self.make(owner, spec, place.file_ids or (), unpacked)
         return made.id
@@ -349,8 +346,11 @@ class Preparation:
         item = self._notes.pop(container_of(shown) or "", None)
         return () if item is None else (item,)
 
-    async def _reusable(self, ahead: TurnAhead, container_id: str) -> About | None:
-        """The container of an earlier turn, if it can be used: it is alive, and keeps no more than this turn may."""
+    async def _reusable(
+        self, ahead: TurnAhead, container_id: str, domains: tuple[str, ...]
+    ) -> About | None:
+        """The container of an earlier turn, if it can be used: it is alive, keeps no more than this turn may, and
+        reaches what this turn asks for and nothing else."""
         try:
             about = await self._client.find(ahead.owner, container_id)
         except ApiError as error:
@@ -358,6 +358,7 @@ class Preparation:
                 raise
             return None
         is_fitting = about.status == "active" and (about.is_volatile or ahead.is_stored)
+        is_fitting = is_fitting and set(about.domains) == set(domains)
         return about if is_fitting else None
 
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:

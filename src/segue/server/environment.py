@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
+from segue.errors import Misconfigured, need_package
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -22,23 +23,28 @@ async def open_environment(
 ) -> AsyncIterator[KeeperClient | None]:
     """The way to the keeper, if the operator has switched it on. `socket`: that of a keeper which runs already."""
     if settings.environment == "off":
+        if settings.environment_domains:
+            raise Misconfigured(
+                "environment_domains: there are no containers; set environment too."
+            )
         yield None
         return
     from segue.sandbox.client import KeeperClient
 
+    domains = allowed_domains(settings)
     if socket:
-        yield KeeperClient(socket)
+        yield KeeperClient(socket, domains)
         return
-    process = keeper_of(settings)
+    process = keeper_of(settings, domains)
     await asyncio.to_thread(process.start)
     try:
         async with in_background("sandbox_keeper", process.keep_running):
-            yield KeeperClient(process.socket)
+            yield KeeperClient(process.socket, domains)
     finally:
         process.close()
 
 
-def keeper_of(settings: Settings) -> KeeperProcess:
+def keeper_of(settings: Settings, domains: tuple[str, ...]) -> KeeperProcess:
     """The keeper as the settings want it; `auto` is bubblewrap, what is stronger has to be named."""
     from segue.sandbox.client import KeeperProcess
 
@@ -47,7 +53,18 @@ def keeper_of(settings: Settings) -> KeeperProcess:
         settings.environments_max,
         adapter="bwrap" if settings.environment == "auto" else settings.environment,
         runsc=settings.environment_runsc,
+        domains=domains,
     )
+
+
+def allowed_domains(settings: Settings) -> tuple[str, ...]:
+    """What the operator allows containers to reach, checked."""
+    if not settings.environment_domains:
+        return ()
+    from segue.egress.domains import of_operator
+
+    need_package("environment_domains", "h11", "sandbox")
+    return of_operator(settings.environment_domains)
 
 
 def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[Api, ...]:
@@ -61,11 +78,13 @@ def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[
 
 def try_environment(settings: Settings) -> str:
     """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
-    process = keeper_of(settings)
+    domains = allowed_domains(settings)
+    process = keeper_of(settings, domains)
     try:
         process.start()
+        network = f"network to {', '.join(domains)}" if domains else "no network"
         ready = process.ready
-        words = f"{process.adapter}: isolation {ready.isolation}, limits by {ready.held_by}"
-        return f"{words}. {ready.warning}" if ready.warning else words
+        words = f"isolation {ready.isolation}, limits by {ready.held_by}, {network}"
+        return ". ".join(filter(None, (f"{process.adapter}: {words}", ready.warning)))
     finally:
         process.close()

@@ -111,6 +111,7 @@ HELP = {
     },
     "server-side tools": {
         "environment": "sandboxes for the commands of a model: off, bwrap, gvisor, auto (bwrap if it works)",
+        "environment_domains": "host that containers may reach, or *.NAME for all below; none: no network; repeatable",
         "environment_root": "folder with an unpacked image that sandboxes have as root; none: the host's /usr",
         "environment_runsc": "where runsc, the program of gVisor, is; none: where programs of the system are",
         "environment_s_max": "most seconds that the commands of one call may take",

@@ -162,6 +162,7 @@ class ServerTools:
                 shown_before=parent.response.tools if parent else None,
                 given=plan.resolved.given,
                 is_stored=plan.is_stored,
+                may=plan.arrival.caller.may,
             )
             shown = await tool.prepare(ahead)
             plan = replace(plan, response=structs.replace(plan.response, tools=shown))
