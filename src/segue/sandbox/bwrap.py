@@ -104,7 +104,7 @@ class Bwrap:
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox whose supervisor is ready for commands."""
-        contents = Contents()
+        contents = HandedFiles()
         words = arguments(self, spec, contents)
         inner = supervised(self.python, spec)
         return await launched(Launch(self.program, words, contents, inner, self.environment), spec)
@@ -164,7 +164,7 @@ def _copied(folder: Path) -> str:
     return str(program)
 
 
-def arguments(bwrap: Bwrap, spec: SandboxSpec, contents: Contents) -> list[str]:
+def arguments(bwrap: Bwrap, spec: SandboxSpec, contents: HandedFiles) -> list[str]:
     """What a sandbox is, in the words of bubblewrap."""
     words = [*bwrap.isolates, *bwrap.drops, "--uid", "1000", "--gid", "1000"]
     if "--unshare-user" not in bwrap.drops:
@@ -193,7 +193,7 @@ def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
     return [*words, "--perms", "0700", "--size", half, "--tmpfs", inside + DATA]
 
 
-def file_words(inside: str, contents: Contents) -> list[str]:
+def file_words(inside: str, contents: HandedFiles) -> list[str]:
     """The files that are made for every sandbox."""
     words: list[str] = []
     files = {f"/etc/{name}": text.encode() for name, text in ETC.items()}
@@ -226,7 +226,7 @@ class SandboxInfo(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Contents:
+class HandedFiles:
     """What is handed to bubblewrap as descriptors from which bytes can be read."""
 
     fds: list[int] = field(default_factory=list)
@@ -247,7 +247,7 @@ class Launch:
 
     program: str
     words: list[str]
-    contents: Contents
+    contents: HandedFiles
     inner: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     # The root of the sandbox, as the process sees it that bubblewrap starts.

@@ -18,7 +18,7 @@ CAPABILITIES_MAX = 64
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Filter(ctypes.Structure):
+class CallFilter(ctypes.Structure):
     """`struct sock_fprog`."""
 
     _fields_ = (("count", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
@@ -43,7 +43,7 @@ def become_user() -> None:
 def load(data: bytes) -> None:
     """A filter of system calls."""
     buffer = ctypes.create_string_buffer(data, len(data))
-    program = Filter(len(data) // INSTRUCTION_BYTES, ctypes.addressof(buffer))
+    program = CallFilter(len(data) // INSTRUCTION_BYTES, ctypes.addressof(buffer))
     check(libc.prctl(SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0), "seccomp")
 
 

@@ -27,7 +27,7 @@ from segue.sandbox.adapter import DATA, DOOR, IN_MEMORY, Sandbox, SandboxSpec
 from segue.sandbox.bwrap import (
     ENVIRONMENT,
     PATH,
-    Contents,
+    HandedFiles,
     Launch,
     file_words,
     find_program,
@@ -96,7 +96,7 @@ class Gvisor:
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox whose supervisor is ready for commands."""
-        contents = Contents()
+        contents = HandedFiles()
         words = arguments(self, spec, contents)
         inner = [RUNSC, *self.flags, "--root", STATE, "run", "--bundle", BUNDLE, "sandbox"]
         launch = Launch(
@@ -144,7 +144,7 @@ def _warning(runsc: str) -> str:
     return f"runsc of {version[0]} is old: `ls` and `stat` of Debian 12 and newer fail in it. Install a newer one."
 
 
-def arguments(gvisor: Gvisor, spec: SandboxSpec, contents: Contents) -> list[str]:
+def arguments(gvisor: Gvisor, spec: SandboxSpec, contents: HandedFiles) -> list[str]:
     """What stands around gVisor, in the words of bubblewrap."""
     # All rights in namespaces of its own, where it makes more of them: none of the host's.
     words = [*gvisor.isolates, "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
