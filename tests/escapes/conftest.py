@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from segue.sandbox.adapter import SandboxFailed
-from segue.sandbox.bwrap import NO_NAMESPACES
+from segue.isolation.adapter import SandboxFailed
+from segue.isolation.bwrap import NO_NAMESPACES
 from tests.escapes.places import ADAPTERS, containers_with, runsc
 
 FORBIDDEN = "escapes: this machine forbids namespaces, and nothing was tried"

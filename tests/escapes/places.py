@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from segue.egress.doors import Doors
-from segue.sandbox.adapter import Adapter
+from segue.isolation.adapter import Adapter
+from segue.isolation.bwrap import find_bwrap
+from segue.isolation.gvisor import find_gvisor
+from segue.isolation.limits import MIB, Cgroups, Limits, open_cgroups, processes_of
 from segue.sandbox.beneath import new_file
-from segue.sandbox.bwrap import find_bwrap
 from segue.sandbox.containers import Containers, run_command
-from segue.sandbox.gvisor import find_gvisor
 from segue.sandbox.keeper import own_folder
-from segue.sandbox.limits import MIB, Cgroups, Limits, open_cgroups, processes_of
 from segue.sandbox.messages import CommandEnd, ContainerSpec, MakeContainer, Printed, RunCommand
 from tests.escapes import programs
 

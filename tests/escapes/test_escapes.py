@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from segue.sandbox import bwrap, gvisor
-from segue.sandbox.adapter import Adapter
+from segue.isolation import bwrap, gvisor
+from segue.isolation.adapter import Adapter
+from segue.isolation.limits import processes_of
 from segue.sandbox.beneath import list_files, plain_file
 from segue.sandbox.containers import KeeperFault
-from segue.sandbox.limits import processes_of
 from tests.escapes import programs
 from tests.escapes.places import (
     ADAPTERS,

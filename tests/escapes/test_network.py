@@ -18,10 +18,10 @@ import pytest
 from segue.aio import in_background
 from segue.egress.doors import Doors
 from segue.ids import new_id
+from segue.isolation.limits import processes_of
 from segue.sandbox.beneath import new_file
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.containers import Containers, run_command
-from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import ContainerSpec, Printed, RunCommand
 from tests.escapes import programs
 from tests.escapes.places import ADAPTERS, WATCHED, Canaries, Shell, canaries_in, containers_with

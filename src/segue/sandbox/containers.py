@@ -22,9 +22,9 @@ import msgspec
 
 from segue.aio import spawn
 from segue.egress.doors import FORWARDER, Door, Doors
-from segue.sandbox import channel
-from segue.sandbox.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
-from segue.sandbox.limits import (
+from segue.isolation import channel
+from segue.isolation.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
+from segue.isolation.limits import (
     MIB,
     WATCH_S,
     Cgroups,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from segue.sandbox.limits import HeldBy
+from segue.isolation.limits import HeldBy
 
 ContainerStatus = Literal["active", "expired"]
 # How the contract writes them; in bytes.

@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.sandbox.adapter import DATA, DOOR, IN_MEMORY, Sandbox, SandboxSpec
-from segue.sandbox.bwrap import (
+from segue.isolation.adapter import DATA, DOOR, IN_MEMORY, Sandbox, SandboxSpec
+from segue.isolation.bwrap import (
     ENVIRONMENT,
     PATH,
     HandedFiles,
@@ -37,8 +37,8 @@ from segue.sandbox.bwrap import (
     root_words,
     supervised,
 )
-from segue.sandbox.limits import MIB, PAGE, Limits, held_in, processes_of
-from segue.sandbox.seccomp import load_filter
+from segue.isolation.limits import MIB, PAGE, Limits, held_in, processes_of
+from segue.isolation.seccomp import load_filter
 
 # The name of this level of isolation: programs run on a kernel that is a process of the host.
 ISOLATION = "user-kernel"

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from segue.sandbox import channel
-from segue.sandbox.limits import MIB, Group, Limits, MemoryOf, memory_of
-from segue.sandbox.messages import KeeperOrders
+from segue.isolation import channel
+from segue.isolation.limits import MIB, Group, Limits, MemoryOf, memory_of
 
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
@@ -81,9 +80,9 @@ class Adapter(Protocol):
         ...
 
 
-# Finds an adapter, by a folder of the keeper's and its orders; `Misconfigured` with the remedy where the machine does
-# not have what it needs.
-FindAdapter = Callable[[Path, KeeperOrders], Adapter]
+# Finds an adapter, by a folder of the keeper's, the root of sandboxes, and where the program of gVisor is;
+# `Misconfigured` with the remedy where the machine does not have what it needs.
+FindAdapter = Callable[[Path, str, str], Adapter]
 
 
 @dataclass(slots=True)

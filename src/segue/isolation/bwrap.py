@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.sandbox import channel
-from segue.sandbox.adapter import (
+from segue.isolation import channel
+from segue.isolation.adapter import (
     DATA,
     DOOR,
     FOLDER_BYTES_MIN,
@@ -36,8 +36,8 @@ from segue.sandbox.adapter import (
     SandboxFailed,
     SandboxSpec,
 )
-from segue.sandbox.limits import Limits, MemoryOf, memory_of
-from segue.sandbox.seccomp import load_filter
+from segue.isolation.limits import Limits, MemoryOf, memory_of
+from segue.isolation.seccomp import load_filter
 
 # The name of this level of isolation: other users' code runs on the same kernel.
 ISOLATION = "kernel-shared"
