@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 from segue.errors import ApiError
 from segue.files.form import FileForm

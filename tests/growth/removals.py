@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from segue_embedded.unrolled import _Unrolled
-
 import segue.border.believed
 import segue.engines.client
 import segue.readers.call_tags
