@@ -66,13 +66,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
-    "sandbox": INNER,
+    "bundles": INNER,
+    "sandbox": INNER | {"bundles"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "containers": INNER | {"listener", "files", "sandbox"},
+    "skills": INNER | {"listener", "files", "bundles"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -84,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "sandbox"}
+    | {"containers", "sandbox", "skills"}
     | {
         "guards",
         "listener",

@@ -13,19 +13,19 @@ from segue.sandbox.client import KeeperClient
 
 if TYPE_CHECKING:
     from segue.containers.routes import ContainerRoutes
-    from segue.sandbox.tool import ReadUpload
+    from segue.sandbox.skills import Supplies
 
 SCOPE = "shell"
 
 
-def containers_api(client: KeeperClient, read_upload: ReadUpload) -> Api:
+def containers_api(client: KeeperClient, supplies: Supplies) -> Api:
     """The API over the containers of a keeper."""
 
     def routes(services: Services) -> Sequence[Route]:
         def handlers() -> ContainerRoutes:
             from segue.containers.routes import ContainerRoutes
 
-            return ContainerRoutes(services, client, read_upload)
+            return ContainerRoutes(services, client, supplies)
 
         to = late(handlers)
         container, files = "/v1/containers/{id}", "/v1/containers/{id}/files"

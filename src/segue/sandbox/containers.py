@@ -42,6 +42,7 @@ from segue.sandbox.messages import (
     MakeContainer,
     Printed,
     RunCommand,
+    SkillEntry,
 )
 from segue.sandbox.output import Excerpt
 
@@ -264,8 +265,8 @@ class Held:
     starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
-    # Folders of skills.
-    skills: set[str] = field(default_factory=set)
+    # By their folders.
+    skills: dict[str, SkillEntry] = field(default_factory=dict)
     ended_at: float | None = None
     reason: str = ""
 
@@ -427,7 +428,7 @@ class Containers:
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
             cpu_s=0.0 if held.place is None else held.place.cpu_s,
-            skills=sorted(held.skills),
+            skills=list(held.skills.values()),
         )
 
     # --- ending ---

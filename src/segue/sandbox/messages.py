@@ -53,6 +53,15 @@ class ContainerSpec(Struct, frozen=True):
     is_volatile: bool = False
 
 
+class SkillEntry(Struct, frozen=True):
+    """A skill of a container: its folder, what it is for, and where its instructions are."""
+
+    folder: str
+    name: str
+    description: str
+    path: str
+
+
 class MakeContainer(Struct, frozen=True, tag=True):
     """Make a container with this id; it is there at once, and its sandbox soon."""
 
@@ -109,6 +118,14 @@ class WriteContainerFile(Struct, frozen=True, tag=True):
     is_skill: bool = False
 
 
+class AddSkill(Struct, frozen=True, tag=True):
+    """All files of a skill are written: from now on the container has it."""
+
+    owner: str
+    container_id: str
+    skill: SkillEntry
+
+
 class DeleteContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
@@ -124,6 +141,7 @@ KeeperRequest = (
     | ListContainerFiles
     | ReadContainerFile
     | WriteContainerFile
+    | AddSkill
     | DeleteContainerFile
 )
 
@@ -142,8 +160,7 @@ class Container(Struct, frozen=True):
     held_by: HeldBy
     is_volatile: bool
     cpu_s: float = 0.0
-    # The folders of the skills that it has.
-    skills: list[str] = []
+    skills: list[SkillEntry] = []
 
 
 class FileEntry(Struct, frozen=True):

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import (
-    Awaitable,
     Callable,
     Container,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import cast
 
 import msgspec
@@ -34,10 +33,11 @@ from segue.sandbox.messages import (
     ContainerSpec,
     Printed,
     RunCommand,
+    SkillEntry,
 )
 from segue.sandbox.messages import Container as About
 from segue.sandbox.output import chars_of
-from segue.sandbox.skills import SKILLS_MAX, Bundle, folder_of, note, unpack
+from segue.sandbox.skills import SkillRack, Supplies, WantedSkill, check_skills, note
 from segue.seams.history import Owner
 from segue.seams.tools import (
     AnyHostedKind,
@@ -48,14 +48,14 @@ from segue.seams.tools import (
     ToolRequest,
     ToolResult,
     TurnAhead,
+    TurnReady,
 )
 from segue.wire.calls import shell_action
-from segue.wire.codec import as_item, encode, user_message
+from segue.wire.codec import as_item, encode
 from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
-    Item,
     ItemValue,
     ShellCall,
     ShellCallOutput,
@@ -69,13 +69,11 @@ from segue.wire.tools import (
     Offer,
     ShellEnvironment,
     ShellTool,
-    Skill,
     ToolDefinition,
     Tools,
 )
 
 NAME = SCOPE = "shell"
-SKILLS_SCOPE = "skills"
 ABOUT = (
     "Runs commands in a shell of a container of its own (Linux, no network, no sudo, no terminal). Each command is run "
     "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
@@ -90,23 +88,15 @@ OFFER = Offer(
 COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
 CITED_MAX = 1_000
-FILES_MAX, FILE_BYTES_MAX = 32, 512 * 1024 * 1024
-# Notes of turns that were prepared and never begun are few.
-NOTES_MAX = 1_000
+FILES_MAX = 32
+# How far back a container is looked for: a turn without a shell, or a compaction, may be in between.
+BACK_MAX = 8
 # For starting the container, beyond the time of the commands.
 START_S = 30.0
-
-# Reads a file that the owner has uploaded: its name and its bytes, in pieces.
-ReadUpload = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
 
 
 class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference"):
     container_id: str
-
-
-class _Source(Struct, frozen=True):
-    type: str
-    data: str
 
 
 class _Network(Struct, frozen=True):
@@ -136,7 +126,7 @@ _shown: msgspec.json.Decoder[list[_ShownTool]] = msgspec.json.Decoder(list[_Show
 _raws: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 
 
-def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = None) -> HostedTool:
+def shell(client: KeeperClient, s_max: float, supplies: Supplies | None = None) -> HostedTool:
     """The shell in the containers of a keeper; a command may take so long."""
     kind: HostedKind[ShellCall, ShellCallOutput] = HostedKind(
         struct=ShellCallOutput,
@@ -150,7 +140,7 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         ),
         stopped=lambda value: structs.replace(value, status="incomplete"),
     )
-    preparation = Preparation(client, read_upload)
+    preparation = Preparation(client, supplies)
     return HostedTool(
         name=NAME,
         definitions=(ShellTool,),
@@ -160,7 +150,6 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         offers=_offers,
         check=check,
         prepare=preparation.prepare,
-        notes=preparation.notes,
         cite=cite,
         call_s_max=s_max + START_S,
     )
@@ -194,38 +183,12 @@ def check(tools: Tools, may: Container[str]) -> None:
             )
         if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
             raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
-        if place.skills:
-            check_skills(place, f"{at}.skills", may)
+        check_skills(place.skills or (), f"{at}.skills", may)
+        if place.skills and place.type != "container_auto":
+            raise _refused(f"{at}.skills", "left out with a 'container_reference'")
         if place.file_ids and len(place.file_ids) > FILES_MAX:
             raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
         check_network(place.network_policy, f"{at}.network_policy")
-
-
-def check_skills(place: ShellEnvironment, at: str, may: Container[str]) -> None:
-    """Refuse skills that the key may not bring, and those that are not in the request itself."""
-    if SKILLS_SCOPE not in may:
-        message = f"This API key may not bring skills: it has not the scope '{SKILLS_SCOPE}'."
-        raise Forbidden(message)
-    if place.type != "container_auto":
-        raise _refused(at, "left out with a 'container_reference'")
-    if len(place.skills or ()) > SKILLS_MAX:
-        raise _refused(at, f"at most {SKILLS_MAX} skills")
-    for index, skill in enumerate(place.skills or ()):
-        if skill.type == "skill_reference":
-            message = "This server keeps no skills: send the skill inline."
-            raise InvalidRequest(message, code="skill_not_found", param=f"{at}[{index}]")
-        _source(skill, f"{at}[{index}]")
-
-
-def _source(skill: Skill, at: str) -> str:
-    """The zip of an inline skill, in base64."""
-    try:
-        source = msgspec.json.decode(skill.source or b"", type=_Source)
-    except msgspec.MsgspecError:
-        raise _refused(f"{at}.source", "a zip in base64") from None
-    if skill.type != "inline" or source.type != "base64" or not source.data:
-        raise _refused(at, "an inline skill with a source in base64")
-    return source.data
 
 
 def check_network(policy: object, at: str) -> None:
@@ -255,99 +218,81 @@ def _refused(param: str, wanted: str) -> InvalidRequest:
 class Preparation:
     """Finds or makes the container of a turn."""
 
-    def __init__(self, client: KeeperClient, read_upload: ReadUpload | None) -> None:
+    def __init__(self, client: KeeperClient, supplies: Supplies | None) -> None:
         self._client = client
-        self._read_upload = read_upload
-        # What models are to read of their containers, until their turns begin.
-        self._notes: dict[str, Item] = {}
+        self._supplies = supplies
+        self.rack = SkillRack(client, supplies)
 
-    async def prepare(self, ahead: TurnAhead) -> Raw:
-        """The tools with the container that the turn uses."""
+    async def prepare(self, ahead: TurnAhead) -> TurnReady:
+        """The tools with the container that the turn uses, and what its model must hear of it."""
         found = next(contained(ahead.tools.definitions), None)
         if found is None:
-            return ahead.shown
+            return TurnReady(ahead.shown)
         index, place = found
+        at = f"tools[{index}].environment"
         try:
-            container_id = await self._container(ahead, place)
+            container_id, skills = await self._container(ahead, place, at)
         except ApiError as error:
-            error.param = error.param or f"tools[{index}].environment"
+            error.param = error.param or at
             raise
         raws = _raws.decode(ahead.shown)
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
-        return Raw(encode(raws))
+        return TurnReady(Raw(encode(raws)), note(skills, ahead))
 
-    async def _container(self, ahead: TurnAhead, place: ShellEnvironment) -> str:
+    async def _container(
+        self, ahead: TurnAhead, place: ShellEnvironment, at: str
+    ) -> tuple[str, list[SkillEntry]]:
+        """The container of the turn, and the skills in it that its model may use."""
         client, owner = self._client, ahead.owner
         if place.type == "container_reference":
             about = await client.find(owner, place.container_id or "")
             if about.status != "active":
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
-            return about.id
-        skills = [(skill, _source(skill, "skills")) for skill in place.skills or ()]
-        bundles = {folder_of(skill.name or "", data): (skill, data) for skill, data in skills}
+            return about.id, about.skills
+        skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
         for container_id in _before(ahead):
             if (reused := await self._reusable(ahead, container_id)) is not None:
-                has = reused.skills
-                missing = [each for folder, each in bundles.items() if folder not in has]
-                await self._add_skills(owner, container_id, missing)
-                return container_id
-        # Before the container: a bad skill leaves nothing behind.
-        unpacked = await self._unpack([*bundles.values()])
+                has = {skill.folder: skill for skill in reused.skills}
+                missing = [skill for skill in skills if skill.folder not in has]
+                has |= await self._add_skills(owner, container_id, missing)
+                return container_id, [has[skill.folder] for skill in skills]
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
         )
-        made = await self.make(owner, spec, place.file_ids or (), unpacked)
-        return made.id
+        made, has = await self.make(owner, spec, place.file_ids or (), skills)
+        return made.id, [*has.values()]
 
     async def make(
-        self, owner: Owner, spec: ContainerSpec, file_ids: Sequence[str], bundles: Sequence[Bundle]
-    ) -> About:
+        self,
+        owner: Owner,
+        spec: ContainerSpec,
+        file_ids: Sequence[str],
+        skills: Sequence[WantedSkill],
+    ) -> tuple[About, dict[str, SkillEntry]]:
         """A new container with these files and skills; none stays where they cannot be put there."""
-        made = await self._client.create(owner, new_id("cntr"), spec)
-        try:
-            for each in file_ids:
-                await self.copy(owner, made.id, each)
-            await self._write_skills(owner, made.id, bundles)
-        except ApiError:
-            await self._client.delete(owner, made.id)
-            raise
-        return made
+        with ExitStack() as stack:
+            # Before the container: a bad skill leaves nothing behind.
+            loaded = await self.rack.load(skills, stack)
+            made = await self._client.create(owner, new_id("cntr"), spec)
+            try:
+                for each in file_ids:
+                    await self.copy(owner, made.id, each)
+                await self.rack.put(owner, made.id, loaded)
+            except BaseException:
+                # Also when the client leaves meanwhile.
+                await asyncio.shield(self._client.delete(owner, made.id))
+                raise
+        return made, {skill.folder: skill.entry for skill in loaded}
 
     async def _add_skills(
-        self, owner: Owner, container_id: str, skills: list[tuple[Skill, str]]
-    ) -> None:
-        await self._write_skills(owner, container_id, await self._unpack(skills))
-
-    async def _unpack(self, skills: list[tuple[Skill, str]]) -> list[Bundle]:
-        """The skills with their files. Beside the event loop: a zip may be large."""
-        return [
-            await asyncio.to_thread(
-                unpack, skill.name or "", skill.description or "", data, "tools.environment.skills"
-            )
-            for skill, data in skills
-        ]
-
-    async def _write_skills(
-        self, owner: Owner, container_id: str, bundles: Sequence[Bundle]
-    ) -> None:
-        """Put the skills into the container; the model reads of them when the turn begins."""
-        for bundle in bundles:
-            for path, data in bundle.files.items():
-                place = f"skills/{bundle.folder}/{path}"
-                await self._client.write_file(owner, container_id, place, data, is_skill=True)
-        if bundles:
-            self._notes[container_id] = user_message(note(bundles))
-            if len(self._notes) > NOTES_MAX:
-                del self._notes[next(iter(self._notes))]
-
-    def notes(self, shown: Raw) -> Sequence[Item]:
-        """What the model reads of its container, once."""
-        if not self._notes:
-            return ()
-        item = self._notes.pop(container_of(shown) or "", None)
-        return () if item is None else (item,)
+        self, owner: Owner, container_id: str, skills: Sequence[WantedSkill]
+    ) -> dict[str, SkillEntry]:
+        with ExitStack() as stack:
+            loaded = await self.rack.load(skills, stack)
+            await self.rack.put(owner, container_id, loaded)
+        return {skill.folder: skill.entry for skill in loaded}
 
     async def _reusable(self, ahead: TurnAhead, container_id: str) -> About | None:
         """The container of an earlier turn, if it can be used: it is alive, and keeps no more than this turn may."""
@@ -362,17 +307,25 @@ class Preparation:
 
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
         """Put a file that the client has uploaded into the container; returns its path."""
-        if self._read_upload is None:
+        if self._supplies is None:
             raise InvalidRequest("This server has no Files API.", code="unsupported_value")
-        name, data = await self._read_upload(owner, upload_id, FILE_BYTES_MAX)
-        await self._client.write_file(owner, container_id, name, data)
+        name, _, parts = await self._supplies.open_file(owner, upload_id)
+        async with aclosing(parts), self._client.writing(owner, container_id, name) as write:
+            async for part in parts:
+                await write(part)
         return name
 
 
 def _before(ahead: TurnAhead) -> Iterator[str]:
     """The containers of earlier turns, the newest first: of the parent, or of calls that the client has sent."""
-    if ahead.shown_before is not None and (known := container_of(ahead.shown_before)):
-        yield known
+    turn = ahead.parent
+    for _ in range(BACK_MAX):
+        if turn is None:
+            break
+        if known := container_of(turn.response.tools):
+            yield known
+            break
+        turn = turn.parent
     for item in reversed(ahead.given):
         if (container_id := _reference(item.value)) is not None:
             yield container_id

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct
 
-from segue.seams.history import Owner
+from segue.seams.history import Owner, Turn
 from segue.seams.model import Scene
 from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects
@@ -136,6 +136,15 @@ class TurnAhead(Struct, frozen=True):
     shown_before: Raw | None
     given: tuple[Item, ...]
     is_stored: bool
+    parent: Turn | None = None
+
+
+class TurnReady(Struct, frozen=True):
+    """What a tool has made ready for a turn: the tools as its response shows them, and items that its model is given
+    after those of the request."""
+
+    shown: Raw
+    notes: tuple[Item, ...] = ()
 
 
 class TurnStart(Struct, frozen=True):
@@ -189,10 +198,8 @@ class HostedTool:
     with_secrets: Callable[[Raw], ToolDefinition] | None = None
     # Refuses a request that asks for it wrongly, or may not ask; called with the scopes of the caller's key.
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
-    # Makes ready what a turn needs of it, or refuses the request; returns the tools as the response shows them.
-    prepare: Callable[[TurnAhead], Awaitable[Raw]] | None = None
-    # Items that the model of this turn is given after those of the request, by the tools as the response shows them.
-    notes: Callable[[Raw], Sequence[Item]] = lambda shown: ()
+    # Makes ready what a turn needs of it, or refuses the request.
+    prepare: Callable[[TurnAhead], Awaitable[TurnReady]] | None = None
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.
     begin: Callable[[TurnStart], Sequence[Task]] | None = None
     acts_on: tuple[type[ItemValue], ...] = ()

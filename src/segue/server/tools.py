@@ -28,6 +28,7 @@ from segue.web.web import LiveWeb, WebTool
 
 if TYPE_CHECKING:
     from segue.sandbox.client import KeeperClient
+    from segue.server.files import LateFiles
 
 # For `segue index`.
 index_folder = build
@@ -84,12 +85,12 @@ def build_shell(
     fetcher: Fetcher,
     *,
     environment: KeeperClient,
-    read_file: ReadFile | None,
+    files: LateFiles | None,
 ) -> HostedTool:
     # Imported here: only a server that has sandboxes needs it.
     from segue.sandbox.tool import shell
 
-    return shell(environment, settings.environment_s_max, read_file)
+    return shell(environment, settings.environment_s_max, files)
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

@@ -162,9 +162,11 @@ class ServerTools:
                 shown_before=parent.response.tools if parent else None,
                 given=plan.resolved.given,
                 is_stored=plan.is_stored,
+                parent=parent,
             )
-            shown = await tool.prepare(ahead)
-            plan = replace(plan, response=structs.replace(plan.response, tools=shown))
+            ready = await tool.prepare(ahead)
+            plan = _with_given(plan, (*plan.resolved.given, *ready.notes))
+            plan = replace(plan, response=structs.replace(plan.response, tools=ready.shown))
         return plan
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> TurnToolCalls:
@@ -238,9 +240,6 @@ class TurnToolCalls:
         given = await self._do_allowed(resolved.given, allowed)
         own = [task.item for task in tasks if task.after is None]
         listed = () if plan.compacts else await self._do([self._hosted.work_on(one) for one in own])
-        if not plan.compacts:
-            shown = plan.response.tools
-            given += tuple(note for tool in self._hosted.tools for note in tool.notes(shown))
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
             tools = self._hosted.with_offers(
