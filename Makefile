@@ -95,7 +95,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate soak test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -166,6 +166,9 @@ test-properties: $(DEV_DONE) $(MODELS_DONE) ## every property with twenty times 
 
 simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulated clock; ARGS="--seeds 10000 --jobs 2"
 	@$(VENV)/bin/python -m tests.simulator $(ARGS)
+
+soak: $(DEV_DONE) ## two hours of mixed load with kills: does memory grow, is anything lost? ARGS="--minutes 30 --folder DIR"
+	@$(VENV)/bin/python -m tests.soak $(ARGS)
 
 dist: $(SETUP_DONE) ## build the wheels and the source archives of segue and segue-server into dist/
 	@rm -rf dist

@@ -18,6 +18,10 @@ CRUMB = 1e-6
 # A hundred a second: a hundred background turns, each polled every second. More would be felt by the other keys.
 OTHER_REQUESTS_PER_MIN = 6_000
 
+# A server of an engine adds to what it is sent (its template, pictures, a prompt of its own), and writes more than it
+# shows (thoughts). No model that we know does so with more tokens than this.
+UNSEEN_TOKENS_MAX = 1_000_000
+
 
 class KeyLimits(Struct, frozen=True):
     """What one key may use of all processes together; 0: no limit of its own."""

@@ -15,8 +15,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.border.believed import believed
+from segue.border.numbers import EVENTS_MIN, TOKEN_EVENTS_MAX
 from segue.dialects.messages import MessageForm, MessagesDialect
-from segue.engines.chat import EVENTS_MIN, EVENTS_PER_TOKEN_MAX, ChatEngine, _ThinkMarks
+from segue.engines.chat import ChatEngine, _ThinkMarks
 from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
 from segue.seams.model import (
     Delta,
@@ -521,19 +523,21 @@ async def test_count_that_cannot_be_read_costs_no_answer(counted: object) -> Non
     assert (finish.reason, finish.input_tokens, finish.output_tokens) == ("stop", -1, -1)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 20])
+@pytest.mark.parametrize("limit", [1, 20])
 async def test_endpoint_that_ignores_its_limit_is_cut_off_far_beyond_it(limit: int) -> None:
     """How many tokens are in an event only the endpoint knows: what it may send is more than that can be."""
-    most = limit * EVENTS_PER_TOKEN_MAX + EVENTS_MIN
+    most = limit * TOKEN_EVENTS_MAX + EVENTS_MIN
+    wanted = job(output_tokens_max=limit)
     engine = ChatEngine(Played([event(delta(content="a"))] * (most + 100)), "gpt", DIALECT)
-    engine._is_own = True
-    pieces = await heard(engine, job(output_tokens_max=limit))
+    noted: list[str] = []
+    pieces = [piece async for piece in believed(engine, wanted, "a", noted.append)]
     assert finish_of(pieces) == Finish("length")
-    assert len(text_of(one_by_one(pieces))) == (most if limit else 0)
+    assert len(text_of(one_by_one(pieces))) == most
+    assert noted == ["length"]
 
     whole = Played([event(delta(content="a"))] * (most - 2) + [event(end()), DONE])
-    pieces = await heard(ChatEngine(whole, "gpt", DIALECT), job(output_tokens_max=limit))
-    assert finish_of(pieces).reason == ("stop" if limit else "length")
+    pieces = await heard(ChatEngine(whole, "gpt", DIALECT), wanted)
+    assert finish_of(pieces).reason == "stop"
 
 
 @pytest.mark.parametrize(

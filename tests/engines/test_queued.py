@@ -35,6 +35,7 @@ from tests.engines.fakes.vllm import FakeVllm
 from tests.support import until
 
 JOB = job(tokens([1]))
+OTHER = job(tokens([1]), owner="another")
 
 
 class Alone:
@@ -112,7 +113,7 @@ async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
         assert raised.value.wait_s == 7
         assert alone.health() == EngineStatus("m", "a", True, 0, 0)
         alone.fake.limited = ""
-        # Until then nobody else asks it.
+        # Until then this owner does not ask it again.
         asked = len(alone.fake.requests)
         with pytest.raises(
             Unavailable, match=r"asks this server to wait: please retry in 7 s\."
@@ -121,17 +122,17 @@ async def test_limit_of_our_key_is_for_whoever_hit_it() -> None:
         assert told.value.wait_s is not None
         assert 6 < told.value.wait_s <= 7
         assert len(alone.fake.requests) == asked
-        alone.engine.wait_until = 0.0
-        assert ids_of(await heard(alone.engine, JOB)) == [10, 11, 12]
+        assert ids_of(await heard(alone.engine, OTHER)) == [10, 11, 12]
 
 
 async def test_short_wait_that_an_engine_asks_for_is_waited_for() -> None:
     async with Alone() as alone:
         now = asyncio.get_running_loop().time()
-        alone.engine._note_retry_after(now, 1.0)
-        assert alone.engine.usable_at == 0.0
+        alone.engine._note_retry_after(now, "", 1.0)
+        assert alone.engine.usable_at("") == 0.0
         alone.engine.down_s_max = 2.0
-        alone.engine.wait_until = now + 0.05
+        alone.engine._note_retry_after(now, "", 1.05)
+        assert alone.engine.usable_at("") > now
         assert ids_of(await heard(alone.engine, JOB)) == [10, 11, 12]
 
 
@@ -226,6 +227,32 @@ async def test_one_error_may_be_the_jobs_but_several_in_a_row_are_the_servers() 
             assert alone.health().is_up is is_up
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_what_one_of_several_owners_meets_closes_no_server_for_others(is_cut: bool) -> None:
+    """A request that the server cannot answer, sent again and again; and what two have met is the server's fault."""
+    async with Alone() as alone:
+        assert ids_of(await heard(alone.engine, OTHER)) == [10, 11, 12]
+        if is_cut:
+            alone.fake.break_at = 0
+        else:
+            alone.fake.model = "another"
+        for _ in range(1 if is_cut else queued.ERRORS_MAX):
+            with pytest.raises(EngineFailed):
+                await heard(alone.engine, JOB)
+        assert alone.health().is_up
+        with pytest.raises(Unavailable):
+            await heard(alone.engine, JOB)
+        alone.fake.break_at, model, alone.fake.model = None, alone.fake.model, "fake"
+        assert ids_of(await heard(alone.engine, OTHER)) == [10, 11, 12]
+
+        alone.engine._holds.clear()
+        alone.fake.break_at, alone.fake.model = 0 if is_cut else None, model
+        for wanted in (JOB, OTHER, OTHER):
+            with pytest.raises((EngineFailed, Unavailable)):
+                await heard(alone.engine, wanted)
+        assert not alone.health().is_up
+
+
 async def test_drained_server_finishes_its_job_and_refuses_others_until_it_is_returned() -> None:
     async with Alone(slots=1, down_s_max=2.0) as alone:
         alone.fake.hold_at = 1
@@ -279,7 +306,7 @@ async def test_server_that_miscounts_is_counted_each_time_and_logged_once(
     server = QueuedEngine("a", Miscounting(chatml()))
     for _ in range(2):
         assert (await heard(server, JOB))[-1] == Finish("stop", 0)
-    assert server.corrected == 2
+    assert server.corrected == {"counts": 2}
     lines = [one.getMessage() for one in caplog.records]
     assert [line.split()[1] for line in lines if "cannot be true" in line] == ["a"]
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
@@ -14,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.border.believed import PIECE_IDS_MAX, believed
 from segue.engines.dynamo import DYNAMO
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import (
     CACHED_IDS_MIN,
-    PIECE_IDS_MAX,
     SamplingFields,
     TokenAnswer,
     TokenCodec,
@@ -31,7 +32,17 @@ from segue.engines.token_engine import (
 from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed
-from segue.seams.model import Engine, Finish, Ids, Job, JobStarted, Sampling, TokenLogprob, Written
+from segue.seams.model import (
+    Engine,
+    Finish,
+    Ids,
+    Job,
+    JobStarted,
+    Piece,
+    Sampling,
+    TokenLogprob,
+    Written,
+)
 from segue.seams.prompt import NO_TOKENS, Tokens, id_array
 from tests.engines.asking import STOP, Played, job, tokens
 from tests.engines.fakes.server import DONE, event
@@ -135,6 +146,11 @@ def engine(name: str, upstream: Upstream) -> Engine:
             return TokenEngine(SHORTEST, upstream, "toy")
 
 
+def answer_of(name: str, upstream: Upstream, wanted: Job) -> AsyncGenerator[Piece, None]:
+    """What a turn is given of it."""
+    return believed(engine(name, upstream), wanted, "played", lambda what: None)
+
+
 class Outcome(Struct):
     """What came of a job, whatever it was cut into."""
 
@@ -148,7 +164,7 @@ class Outcome(Struct):
 async def outcome(name: str, pieces: list[bytes], wanted: Job) -> Outcome:
     found = Outcome()
     try:
-        async with aclosing(engine(name, Played(pieces)).sample(wanted)) as answer:
+        async with aclosing(answer_of(name, Played(pieces), wanted)) as answer:
             async for piece in answer:
                 match piece:
                     case JobStarted():
@@ -169,7 +185,7 @@ def pieces_of(raw: bytes, cuts: list[int]) -> list[bytes]:
     return [part for part in parts if part]
 
 
-JOB = job(tokens([1, 3]), sampling=WANTED)
+JOB = job(tokens([1, 3, 4]), sampling=WANTED)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -302,7 +318,7 @@ async def test_logprobs_that_do_not_fit_the_ids_are_a_failure_of_the_engine() ->
     assert found.error is EngineFailed
 
 
-@pytest.mark.parametrize("limit", range(5))
+@pytest.mark.parametrize("limit", range(1, 5))
 @pytest.mark.parametrize("name", STREAMS)
 async def test_engine_that_ignores_the_limit_is_cut_off_there(name: str, limit: int) -> None:
     """Whether its ids come one by one or all in one event, and whatever it says of its end."""
@@ -315,7 +331,7 @@ async def test_engine_that_ignores_the_limit_is_cut_off_there(name: str, limit: 
 
 async def test_job_that_is_cut_off_at_its_limit_is_stopped_at_the_engine() -> None:
     played = Played([event({"new": [7, 8, 9]}), event({"new": [10], "end": True})])
-    pieces = [piece async for piece in engine("shortest", played).sample(job(tokens([1]), 2))]
+    pieces = [piece async for piece in answer_of("shortest", played, job(tokens([1]), 2))]
 
     assert pieces == [Ids([7, 8]), Finish("length")]
     assert played.sent[-1] == ("/abort", b'{"all":true}')
@@ -335,7 +351,7 @@ async def test_many_ids_in_one_event_are_read_with_pauses() -> None:
     wanted = job(tokens([1]), None, take=lambda piece: pytest.fail("more than is read at once"))
     played = Played([event({"new": ids}), event({"end": True})])
     told: list[int] = []
-    async with aclosing(engine("shortest", played).sample(wanted)) as pieces:
+    async with aclosing(answer_of("shortest", played, wanted)) as pieces:
         async for piece in pieces:
             if isinstance(piece, Ids):
                 told += piece.ids

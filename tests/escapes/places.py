@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from segue.egress.doors import Doors
 from segue.sandbox.beneath import new_file
 from segue.sandbox.bwrap import Bwrap, find_bwrap
 from segue.sandbox.containers import Containers, run_command
@@ -105,7 +106,11 @@ async def canaries_in(outside: Path) -> AsyncIterator[Canaries]:
 
 @asynccontextmanager
 async def containers_with(
-    folder: Path, adapter: str, change: object = None, limits: Limits | None = None
+    folder: Path,
+    adapter: str,
+    change: object = None,
+    limits: Limits | None = None,
+    doors: Doors | None = None,
 ) -> AsyncIterator[Containers]:
     """Containers by one of the adapters; `change` plants a hole."""
     own = own_folder(folder)
@@ -119,6 +124,7 @@ async def containers_with(
         own,
         containers_max=64,
         idle_s=1_200,
+        doors=doors,
         limits_of=(lambda memory: limits) if limits is not None else Limits,
     )
     try:
@@ -131,10 +137,13 @@ async def containers_with(
 class Shell:
     """One container, for the tests."""
 
-    def __init__(self, containers: Containers, *, is_volatile: bool = False) -> None:
+    def __init__(
+        self, containers: Containers, *, is_volatile: bool = False, domains: tuple[str, ...] = ()
+    ) -> None:
         self.containers = containers
         self.id = f"cntr_{secrets.token_hex(8)}"
-        containers.create(MakeContainer("me", self.id, ContainerSpec(is_volatile=is_volatile)))
+        spec = ContainerSpec(is_volatile=is_volatile, domains=domains)
+        containers.create(MakeContainer("me", self.id, spec))
 
     async def run(
         self, command: str, s_max: float = 30.0, chars_max: int = 60_000

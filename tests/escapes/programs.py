@@ -298,3 +298,130 @@ DEAF = """import signal,time
 for n in range(1,32):
   signal.signal(n, signal.SIG_IGN) if n not in (9, 19) else None
 time.sleep(60)"""
+
+# --- the proxy --------------------------------------------------------------------------------------------
+
+# Requests as raw bytes, to the forwarder and to the door itself; the first line of each answer is printed.
+PROXY = r"""
+import socket, ssl, time, urllib.request
+
+def say(name, *pieces, place=("127.0.0.1", 3128)):
+    family = socket.AF_INET if isinstance(place, tuple) else socket.AF_UNIX
+    with socket.socket(family) as s:
+        s.settimeout(10)
+        answer = b""
+        try:
+            s.connect(place)
+            for piece in pieces:
+                s.sendall(piece)
+            while data := s.recv(65536):
+                answer += data
+        except OSError as error:
+            answer = answer or type(error).__name__.encode()
+    print(name, answer.count(b"HTTP/1."), answer.split(b"\r\n")[0].decode("latin-1")[:120], flush=True)
+    if b"SERVED" in answer:
+        print("GOT", name, flush=True)
+
+def get(target, host=None, extra=""):
+    host = host if host is not None else target.split("/")[2]
+    return f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{extra}\r\n".encode()
+
+def connect(target, host=None):
+    return f"CONNECT {target} HTTP/1.1\r\nHost: {host or target}\r\n\r\n".encode()
+
+allowed = "allowed.example.com"
+for door in (("127.0.0.1", 3128), "/run/door/proxy"):
+    say("other", get("http://other.example.com/"), place=door)
+    say("other-tls", connect("other.example.com:443"), place=door)
+for literal in ("93.184.216.34", "127.0.0.1", "[::1]", "2130706433", "0x7f000001", "0x7f.1", "localhost",
+                "169.254.169.254", "[::ffff:127.0.0.1]", "127.1"):
+    say("literal", get(f"http://{literal}/"))
+    say("literal-tls", connect(f"{literal}:443"))
+for name in ("loopback", "private", "metadata", "mapped", "nowhere"):
+    say("inside", get(f"http://{name}.example.com/"))
+    say("inside-tls", connect(f"{name}.example.com:443"))
+for port in (22, 80, 25, 8443, 0, 65536, 99999999):
+    say("port", connect(f"{allowed}:{port}"))
+say("port-plain", get(f"http://{allowed}:443/", host=f"{allowed}:443"))
+say("port-plain", get(f"http://{allowed}:22/", host=f"{allowed}:22"))
+say("no-port", connect(allowed))
+say("origin", get("/", host=allowed))
+say("https-plain", get(f"https://{allowed}/"))
+say("user", get(f"http://{allowed}@other.example.com/"))
+say("user-2", get(f"http://other.example.com@{allowed}/"))
+say("question", get(f"http://other.example.com?.{allowed}/", host="other.example.com"))
+say("backslash", get(f"http://other.example.com\\.{allowed}/", host="other.example.com"))
+say("suffix", get(f"http://{allowed}.evil.org/"))
+say("prefix", get(f"http://evil{allowed}/"))
+say("dot", get(f"http://{allowed}./"))
+say("host", get(f"http://{allowed}/", host="other.example.com"))
+say("host-twice", get(f"http://{allowed}/", extra="Host: other.example.com\r\n"))
+say("host-tls", connect(f"{allowed}:443", host="other.example.com:443"))
+
+def post(headers, body, path=""):
+    return f"POST http://{allowed}/{path} HTTP/1.1\r\nHost: {allowed}\r\n{headers}\r\n{body}".encode()
+
+length, chunked = "Content-Length: 4\r\n", "Transfer-Encoding: chunked\r\n"
+second = "GET http://other.example.com/smuggled HTTP/1.1\r\nHost: other.example.com\r\n\r\n"
+say("smuggle-both", post(length + chunked, "0\r\n\r\n" + second))
+say("smuggle-cl", post(length + "Content-Length: 40\r\n", "abcd"))
+say("smuggle-te", post("Transfer-Encoding: xchunked\r\n", "0\r\n\r\n"))
+say("smuggle-chunk", post(chunked, "4;ext=1\r\nabcd\r\n0\r\n\r\n" + second, "chunked"))
+say("folded", get(f"http://{allowed}/folded", extra="X: 1\r\n Host: other.example.com\r\n"))
+say("not-http", b"\x16\x03\x01\x00\x05hello\r\n\r\n")
+say("long", b"GET http://" + b"a" * 100000)
+say("plain-in-tunnel", connect(f"{allowed}:443"), f"GET /plain HTTP/1.1\r\nHost: {allowed}\r\n\r\n".encode())
+
+def tls(name, sni, verify=False):
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    s = socket.create_connection(("127.0.0.1", 3128), timeout=10)
+    s.sendall(connect(f"{allowed}:443"))
+    head = s.recv(4096)
+    try:
+        with context.wrap_socket(s, server_hostname=sni) as inner:
+            inner.sendall(f"GET /{name} HTTP/1.1\r\nHost: {allowed}\r\n\r\n".encode())
+            print("GOT" if inner.recv(4096) else "EMPTY", name, flush=True)
+    except OSError as error:
+        print(name, head.split(b"\r\n")[0].decode(), "then", type(error).__name__, flush=True)
+
+tls("sni-other", "other.example.com")
+tls("sni-none", None)
+tls("sni-below", "x.allowed.example.com")
+try:
+    urllib.request.urlopen(f"http://{allowed}/redirect", timeout=10)
+    print("GOT redirect")
+except OSError as error:
+    print("redirect", error, flush=True)
+"""
+
+# Ten thousand connections that say nothing, or a byte now and then; those that are open at the end are counted.
+CROWD = r"""
+import os, select, socket, time
+opened, children = 0, []
+for child in range(16):
+    if os.fork() == 0:
+        held = []
+        for number in range(625):
+            place = ("127.0.0.1", 3128) if number % 4 == 0 else "/run/door/proxy"
+            s = socket.socket(socket.AF_INET if number % 4 == 0 else socket.AF_UNIX)
+            s.setblocking(False)
+            try:
+                s.connect(place)
+            except BlockingIOError:
+                pass
+            except OSError:
+                s.close()
+                continue
+            held.append(s)
+            if len(held) > 200:
+                held.pop(0).close()
+            try:
+                s.send(b"G")
+            except OSError:
+                pass
+        os._exit(0)
+for child in range(16):
+    os.wait()
+print("tried 10000")
+"""

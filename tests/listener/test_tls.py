@@ -23,7 +23,7 @@ from tests.support import WAIT_S, Wire, served_process, until
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def write_pair(folder: Path, name: str) -> tuple[Path, Path]:
+def write_pair(folder: Path, name: str, host: str = "localhost") -> tuple[Path, Path]:
     """A certificate signed by itself, and its key; replaced as a renewing program would."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -35,7 +35,7 @@ def write_pair(folder: Path, name: str) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(NOW)
         .not_valid_after(NOW + datetime.timedelta(days=3650))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     secret = key.private_bytes(

@@ -56,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dialects": INNER | {"vocabularies", "schemas", "readers"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
-    "engines": INNER | {"schemas"},
+    "border": INNER,
+    "engines": INNER | {"schemas", "border"},
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
@@ -67,13 +68,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
     "bundles": INNER,
-    "sandbox": INNER | {"bundles"},
+    "egress": GROUND | {"seams", "wire", "documents", "web"},
+    "sandbox": INNER | {"bundles", "egress"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
-    "containers": INNER | {"listener", "files", "sandbox"},
+    "containers": INNER | {"listener", "files", "sandbox", "egress"},
     "skills": INNER | {"listener", "files", "bundles"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -86,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "sandbox", "skills"}
+    | {"containers", "egress", "sandbox", "skills"}
     | {
         "guards",
         "listener",

@@ -19,6 +19,8 @@ LONG = "part of a long run, not of `make test`"
 STUCK = "never ends: the test is about what cancels it"
 
 ALLOWED = {
+    "soak/__main__.py": (7, "clients, kills and samples come at their times, for hours"),
+    "soak/book.py": (2, "a client asks again for what is not there yet"),
     "support.py": (1, POLL),
     "bounded.py": (1, POLL),
     "conftest.py": (1, "uvicorn's own, made shorter"),

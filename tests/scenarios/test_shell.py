@@ -407,6 +407,68 @@ async def test_key_needs_the_scope(
         assert listed.status == (200 if "shell" in scopes else 403)
 
 
+# --- the network ------------------------------------------------------------------------------------------
+
+ONLINE = {**FLAGS, "environment_domains": ("pypi.org", "*.example.com")}
+
+
+def reaching(*domains: str) -> Body:
+    policy = {"type": "allowlist", "allowed_domains": [*domains]}
+    return {
+        "type": "shell",
+        "environment": {"type": "container_auto", "network_policy": policy},
+    }
+
+
+async def test_container_reaches_what_its_request_asks_for(tmp_path: Path) -> None:
+    ask = run(
+        "curl -s -o /dev/null -w '%{http_code}' http://other.org/; echo; env | grep -c _proxy"
+    )
+    turns = [ask, DONE, ask, DONE]
+    async with scripted(tmp_path, *turns, **ONLINE) as served, wire(served) as socket:
+        first = (await socket.turn(input="Go", tools=[reaching("a.example.com", "PyPI.org")]))[
+            "response"
+        ]
+        assert first["output"][1]["output"][0]["stdout"] == "403\n3\n"
+        container = first["tools"][0]["environment"]["container_id"]
+        about = (await fetch(served, "GET", f"/v1/containers/{container}")).json
+        wanted = {"type": "allowlist", "allowed_domains": ["a.example.com", "pypi.org"]}
+        assert about["network_policy"] == wanted
+        # A turn that asks for less does not get this container.
+        second = (await socket.turn(input="Go", tools=[AUTO], previous_response_id=first["id"]))[
+            "response"
+        ]
+        assert second["tools"][0]["environment"]["container_id"] != container
+        assert second["output"][1]["output"][0]["stdout"] == "000\n0\n"
+        # As the Containers API makes it.
+        body = {"name": "x", "network_policy": wanted}
+        made = await fetch(served, "POST", "/v1/containers", body)
+        assert made.json["network_policy"] == wanted
+        body["network_policy"] = {"type": "allowlist", "allowed_domains": ["evil.org"]}
+        refused = await fetch(served, "POST", "/v1/containers", body)
+        assert (refused.status, refused.json["error"]["code"]) == (400, "domain_not_allowed")
+        assert refused.json["error"]["param"] == "network_policy.allowed_domains[0]"
+
+
+async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
+    turns = [run("true"), DONE]
+    async with scripted(tmp_path, *turns, auth="keys", **ONLINE) as served:
+        able = await key_for(served, "shell", "network")
+        unable = await key_for(served, "shell")
+        body = {"model": MODEL, "input": "Go", "tools": [reaching("pypi.org")]}
+        answer = await fetch(served, "POST", "/v1/responses", body, headers=unable)
+        assert (answer.status, "network" in answer.json["error"]["message"]) == (403, True)
+        answer = await fetch(served, "POST", "/v1/responses", body, headers=able)
+        assert answer.status == 200
+        policy = body["tools"][0]["environment"]["network_policy"]  # type: ignore[index]
+        new = {"name": "x", "network_policy": policy}
+        assert (await fetch(served, "POST", "/v1/containers", new, headers=unable)).status == 403
+        # Nor by the name of a container that another key of the same owner has made.
+        body["tools"] = answer.json["tools"]
+        answer = await fetch(served, "POST", "/v1/responses", body, headers=unable)
+        assert answer.status == 403, answer.body
+
+
 async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:
     turns = [run("echo begun; sleep 62"), DONE, run("echo again"), DONE]
     async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:

@@ -337,7 +337,8 @@ async def test_engine_that_goes_on_is_stopped_at_the_clients_limit() -> None:
     """A vLLM, or what stands before it, that loses `max_tokens`."""
     ids = chatml().write([assistant("bees and " * 50)]).tolist()
     said = [event({"choices": [{"index": 0, "text": "", "token_ids": ids[:-1]}]})] * 20
-    async with staged(TokenEngine(VLLM, Played(said), "fake"), chatml()) as stage:
+    engine = QueuedEngine("one", TokenEngine(VLLM, Played(said), "fake"))
+    async with staged(engine, chatml()) as stage:
         told = await stage.turn(input="Go", max_output_tokens=50)
     assert told.response["status"] == "incomplete"
     assert told.response["incomplete_details"] == {"reason": "max_output_tokens"}

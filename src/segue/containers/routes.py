@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from segue.aio import off_loop
+from segue.egress.domains import asked_domains
 from segue.errors import InvalidRequest, NotFound
 from segue.files.form import FileForm
 from segue.files.pages import DeletedObject, answer_file, answer_page
@@ -25,7 +26,7 @@ from segue.sandbox.messages import (
     FileEntry,
 )
 from segue.sandbox.skills import Supplies, check_skills
-from segue.sandbox.tool import FILES_MAX, Preparation, check_network
+from segue.sandbox.tool import FILES_MAX, Preparation
 from segue.wire.codec import decode_body
 from segue.wire.tools import Skill
 
@@ -44,8 +45,11 @@ class ExpiresAfter(Struct, frozen=True):
     anchor: Literal["last_active_at"] = "last_active_at"
 
 
-class NetworkPolicy(Struct, frozen=True):
-    type: str = "disabled"
+class ShownPolicy(Struct, frozen=True, omit_defaults=True):
+    """What a container may reach."""
+
+    type: str
+    allowed_domains: tuple[str, ...] = ()
 
 
 class NewContainer(Struct, frozen=True):
@@ -80,7 +84,7 @@ class ContainerObject(Struct, frozen=True, kw_only=True):
     last_active_at: int
     expires_after: ExpiresAfter
     memory_limit: str
-    network_policy: NetworkPolicy = NetworkPolicy()
+    network_policy: ShownPolicy
     isolation: str
     limits_by: HeldBy
 
@@ -125,11 +129,17 @@ class ContainerRoutes:
         check_skills(asked.skills or (), "skills", exchange.account.scopes)
         if len(asked.file_ids or ()) > FILES_MAX:
             raise InvalidRequest(f"At most {FILES_MAX} files.", param="file_ids")
-        check_network(asked.network_policy, "network_policy")
+        domains = asked_domains(
+            asked.network_policy,
+            "network_policy",
+            self._client.domains,
+            exchange.account.scopes,
+        )
         spec = ContainerSpec(
             name=asked.name,
             memory_limit=memory,
             idle_s=None if idle is None else idle.minutes * 60.0,
+            domains=domains,
         )
         preparation = self._preparation
         skills = await preparation.rack.find(exchange.owner, asked.skills or (), "skills")
@@ -233,6 +243,7 @@ def as_object(about: Container) -> ContainerObject:
         last_active_at=int(about.last_active_at),
         expires_after=ExpiresAfter(int(about.idle_s // 60)),
         memory_limit=about.memory_limit,
+        network_policy=ShownPolicy("allowlist" if about.domains else "disabled", about.domains),
         isolation=about.isolation,
         limits_by=about.held_by,
     )

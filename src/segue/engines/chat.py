@@ -22,6 +22,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.border.numbers import LOGPROB_MIN, events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
@@ -36,6 +37,7 @@ from segue.engines.upstream import (
     unreadable,
 )
 from segue.errors import ApiError, CallerError, ServerFault
+from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import (
     Delta,
     Deltas,
@@ -58,11 +60,10 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/chat/completions"
 SAMPLING = SamplingFields()
-# What endpoints themselves send for a token that is impossible.
-LOGPROB_MIN = -9999.0
-# An endpoint that ignores its limit is cut off far beyond it: how many tokens there are in an event only it knows, but
-# even one that sends letter by letter has fewer events for each token than this.
-EVENTS_PER_TOKEN_MAX, EVENTS_MIN = 16, 1_024
+# Blanks before thoughts, and newlines after them, are held back no longer than this.
+HELD_CHARS_MAX = 1_024
+# More of the likeliest tokens no request may ask for.
+TOP_LOGPROBS_MAX = 20
 # Reasons for which an answer is not whole; all others are taken for the model's own end.
 CUT_BY: Mapping[str, Literal["length", "content_filter"]] = {
     "length": "length",
@@ -107,6 +108,8 @@ SEEING = re.compile(
     r"|qwen-?3\.[5-9]|kimi-k2\.[5-9]|mistral-(small|medium|large)-?3|glm-\d\.\dv",
     re.IGNORECASE,
 )
+# What begins and ends objects and strings; an escaped character does neither.
+IN_JSON = re.compile(r'\\.|["{}]', re.DOTALL)
 # How many stop strings every endpoint takes.
 STOPS_MAX = 4
 # The nearest effort that more endpoints know.
@@ -340,9 +343,10 @@ class ChatEngine(Generic[F]):
             # Many templates write nothing before a user has spoken.
             yield Finish("length", input_tokens=0, output_tokens=0)
             return
+        stream.events_left = events_max(job)
         with closing(stream):
             while not answer.is_over and await stream.read(answer.read):
-                stream.is_over = answer.has_ended
+                stream.is_over = answer.is_over
                 if answer.deltas:
                     yield answer.take()
                 if answer.error is not None:
@@ -356,7 +360,7 @@ class ChatEngine(Generic[F]):
     async def _send(self, job: Job) -> EventStream:
         """The answer to this job, if need be without what the endpoint refuses. What has helped is remembered."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
-        left_out, prompt = self._left_out, job.prompt
+        left_out, prompt, facts = self._left_out, job.prompt, self.facts
         form = known = self._writer.form_for(job.scene)
         while True:
             settings = self._settings(job, left_out)
@@ -365,7 +369,7 @@ class ChatEngine(Generic[F]):
                 stream = await self._upstream.stream(PATH, body)
                 break
             except ContextRefused as refused:
-                self.facts = learned(self.facts, refused) or self.facts
+                facts = learned(facts, refused) or facts
                 if not job.output_tokens_max:
                     raise
                 # Without a limit the endpoint takes what is left.
@@ -379,6 +383,8 @@ class ChatEngine(Generic[F]):
                     raise
                 form = form if changed is None else changed
                 prompt = self._rendered(job.scene, form)
+        # A refusal may quote its request: what it says of the engine counts only if the answer came that way.
+        self.facts = facts
         engine = self._upstream.name
         for name in sorted(left_out - self._left_out):
             log.warning("engine %s refuses the field %s: it is not sent any more", engine, name)
@@ -402,7 +408,8 @@ class ChatEngine(Generic[F]):
             plain = {"content": text, "add_special": True, "parse_special": True}
             counted = await self._tokenize("/tokenize", msgspec.json.encode(plain))
             return len(counted.tokens) or None
-        return counted.count
+        # Other counts are not believed; no token is shorter than a byte.
+        return counted.count if 0 < counted.count <= len(body) + UNSEEN_TOKENS_MAX else None
 
     async def _tokenize(self, path: str, body: bytes) -> _Tokenized:
         try:
@@ -590,8 +597,6 @@ class _Answer:
         self._reason: str | None = None
         self._is_closed = False
         self._usage: bytes = b"null"
-        limit = job.output_tokens_max
-        self._events_left = None if limit is None else limit * EVENTS_PER_TOKEN_MAX + EVENTS_MIN
         self._calls = _Calls()
         self._marks = _ThinkMarks()
         # Under which name thoughts have come, if any have.
@@ -601,19 +606,14 @@ class _Answer:
         self._stop: Raw | UnsetType = UNSET
         # What went wrong; what was sent before it counts.
         self.error: ApiError | None = None
-        # Whether no more is read: the endpoint has ended it, or is far beyond the limit.
-        self.is_over = self.has_ended = False
+        # Whether the endpoint has ended it.
+        self.is_over = False
 
     def read(self, events: list[bytes]) -> bool:
         """Add what came together; whether there is something to yield, because the turn did not take it."""
-        if self._events_left is not None:
-            self._events_left -= len(events)
-            if self._events_left < 0:
-                self._reason, self.is_over = self._reason or "length", True
-                return True
         for data in events:
             if data == DONE:
-                self.is_over = self.has_ended = True
+                self.is_over = True
                 return True
             self.error = self._decode(data)
             if self.error is not None:
@@ -746,16 +746,30 @@ def _text(content: str | list[_Part] | None) -> str:
 class _OpenCall:
     number: int
     id: str | None
+    # Not looked at yet.
     arguments: list[str] = field(default_factory=list)
+    # How many objects are open at the end of what was looked at, and whether a string is.
+    depth: int = 0
+    is_string: bool = False
+    is_whole: bool = False
 
     def is_other(self, id: str | None) -> bool:
         """Whether a name under this id begins another call: by the id, or because the arguments are whole."""
         if id and self.id:
             return id != self.id
-        try:
-            return isinstance(msgspec.json.decode("".join(self.arguments)), dict)
-        except msgspec.DecodeError:
-            return False
+        self._look()
+        return self.is_whole
+
+    def _look(self) -> None:
+        """Each character once: some endpoints repeat the name with each piece of the arguments."""
+        for found in IN_JSON.finditer("".join(self.arguments)):
+            mark = found[0]
+            if mark == '"':
+                self.is_string = not self.is_string
+            elif not self.is_string and mark in "{}":
+                self.depth += 1 if mark == "{" else -1
+                self.is_whole = self.depth == 0
+        self.arguments.clear()
 
 
 class _Calls:
@@ -794,7 +808,7 @@ class _ThinkMarks:
         self._logprobs += logprobs
         if not self._is_inside:
             bare = self._held.lstrip()
-            if self.OPEN.startswith(bare):
+            if self.OPEN.startswith(bare) and len(self._held) <= HELD_CHARS_MAX:
                 # Too short to say, or just the mark.
                 self._is_inside = bare == self.OPEN
                 self._held = "" if self._is_inside else self._held
@@ -808,7 +822,9 @@ class _ThinkMarks:
             return self.close() + ([Delta(text=rest)] if rest else [])
         # Newlines before the mark are not the thought's.
         held = max(n for n in range(len(self.CLOSE)) if thought.endswith(self.CLOSE[:n]))
-        certain = thought[: len(thought) - held].rstrip("\n")
+        certain = thought[: len(thought) - held]
+        if len(certain) <= HELD_CHARS_MAX or certain[-1] != "\n":
+            certain = certain.rstrip("\n")
         self._held = thought[len(certain) :]
         return [Delta(reasoning=certain)] if certain else []
 
@@ -824,13 +840,16 @@ class _ThinkMarks:
 
 
 def _logprob(token: _TokenLogprob) -> Logprob:
-    top = [TopLogprob(one.token, _bytes(one), _value(one)) for one in token.top_logprobs or ()]
+    likeliest = (token.top_logprobs or ())[:TOP_LOGPROBS_MAX]
+    top = [TopLogprob(one.token, _bytes(one), _value(one)) for one in likeliest]
     return Logprob(token.token, _bytes(token), _value(token), top)
 
 
 def _bytes(token: _TokenLogprob) -> list[int]:
-    return list(token.token.encode()) if token.bytes is None else token.bytes
+    told = token.bytes
+    is_given = told is not None and (not told or 0 <= min(told) <= max(told) <= 255)
+    return told if told is not None and is_given else list(token.token.encode())
 
 
 def _value(token: _TokenLogprob) -> float:
-    return LOGPROB_MIN if token.logprob is None else token.logprob
+    return LOGPROB_MIN if token.logprob is None else finite(token.logprob)

@@ -24,7 +24,7 @@ import httptools
 UNREAD_BYTES_MAX = 256 * 1024
 # So much is used at once, a few milliseconds; then others have their time.
 USED_BYTES_MAX = 32 * 1024
-# Status line and headers of a response.
+# Status line and headers of a response, or whatever else comes between two parts of its body.
 HEAD_BYTES_MAX = 64 * 1024
 
 
@@ -40,7 +40,8 @@ class HttpResponse:
         self._connection: HttpConnection | None = connection
         self._error: Exception | None = None
         self._headers: dict[str, str] = {}
-        self._head_bytes = 0
+        # What has come since the last part of the body.
+        self.dry_bytes = 0
         # What the reader waits for: first for the headers, then for the next bytes of the body.
         self.arrived = arrived
         # Takes the body as it arrives, and says when that is enough.
@@ -142,9 +143,6 @@ class HttpResponse:
             raise ValueError("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES_MAX:
-            raise ValueError("the headers are too long")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -162,6 +160,7 @@ class HttpResponse:
     def on_body(self, data: bytes) -> None:
         self._unread.append(data)
         self.unread_bytes += len(data)
+        self.dry_bytes = 0
         self._wake()
 
     def on_message_complete(self) -> None:
@@ -301,9 +300,13 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         try:
+            response.dry_bytes += len(data)
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.abort(f"the response cannot be read: {error}")
+            return
+        if response.dry_bytes > HEAD_BYTES_MAX and self._response:
+            self.abort("the headers are too long")
             return
         response.flow()
         if response.unread_bytes > UNREAD_BYTES_MAX and not self.is_paused and self._response:

@@ -50,6 +50,7 @@ class _Nvext(Struct, frozen=True):
 
 
 class _Event(Struct, frozen=True):
+    id: Raw | UnsetType = UNSET
     choices: list[VllmChoice] = []
     usage: VllmUsage | None = None
     nvext: _Nvext | None = None
@@ -93,6 +94,8 @@ def _request(job: Job, model: str, known: None) -> TokenRequest:
 
 
 def _read(event: _Event, answer: TokenAnswer) -> None:
+    if not answer.is_ours(event.id):
+        return
     nvext = event.nvext or _NO_NVEXT
     if event.usage:
         read_usage(event.usage, answer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, structs
 
+from segue.border.numbers import context_size
 from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
 from segue.seams.model import EngineFacts, Job
 from segue.seams.prompt import Tokens
@@ -44,7 +45,7 @@ class _Card(Struct, frozen=True):
     def context_tokens(self) -> int | None:
         lengths = (self.loaded_context_length, self.max_model_len, self.context_length)
         others = (self.context_window, self.max_context_length)
-        return next(filter(None, (*lengths, *others)), None)
+        return next(filter(None, map(context_size, (*lengths, *others))), None)
 
     @property
     def sees_images(self) -> bool | None:
@@ -114,6 +115,7 @@ def more_facts(facts: EngineFacts, body: bytes, model: str) -> EngineFacts:
     more = facts_in(body, model)
     loaded = {model.model.removesuffix(":latest"): model.context_length for model in about.models}
     here = about.default_generation_settings.n_ctx or loaded.get(model.removesuffix(":latest"))
+    here = context_size(here)
     sees = more.sees_images
     if about.modalities is not None:
         sees = about.modalities.get("vision", False)

@@ -51,14 +51,14 @@ async def forwarded(
     """The answer of a server of this engine while inside; a refusal is raised."""
     failed: set[QueuedEngine] = set()
     while True:
-        server = _choose(engine, path, failed)
+        server = _choose(engine, owner, path, failed)
         assert isinstance(server.engine, ForwardingEngine)
         await server.queue.acquire(owner, "")
         try:
             try:
                 response = await server.engine.forward(path, body_for)
             except (Unavailable, EngineLost) as error:
-                server.note_error(error)
+                server.note_error(error, owner)
                 failed.add(server)
                 continue
             except NotServed as error:
@@ -70,13 +70,13 @@ async def forwarded(
             server.queue.release()
 
 
-def _choose(engine: Engine, path: str, failed: set[QueuedEngine]) -> QueuedEngine:
+def _choose(engine: Engine, owner: Owner, path: str, failed: set[QueuedEngine]) -> QueuedEngine:
     """The server with the least to do, of those that take requests now."""
     servers = [each for each in servers_of(engine) if isinstance(each.engine, ForwardingEngine)]
     if not servers:
         raise _not_there(path)
     now = asyncio.get_running_loop().time()
-    usable = [each for each in servers if each.is_open and each.usable_at <= now]
+    usable = [each for each in servers if each.is_open and each.usable_at(owner) <= now]
     left = [each for each in usable if each not in failed]
     if not left:
         raise refusal(servers, 0.0)

@@ -27,6 +27,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.border.believed import check_ids
+from segue.border.numbers import context_size, slots_of
 from segue.engines.hidden_tokens import TokenVocabulary
 from segue.engines.token_engine import (
     SamplingFields,
@@ -34,7 +36,6 @@ from segue.engines.token_engine import (
     TokenCodec,
     TokenLikelihood,
     TokenRequest,
-    check_ids,
     images_of,
 )
 from segue.engines.upstream import UNREADABLE, Upstream, unreadable
@@ -321,8 +322,8 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     props = await _read_props(upstream)
     slot = props.default_generation_settings
     return EngineFacts(
-        context_tokens=slot.n_ctx or None,
-        slots=props.total_slots,
+        context_tokens=context_size(slot.n_ctx),
+        slots=slots_of(props.total_slots),
         models=(props.model_alias,) if props.model_alias else (),
         sees_images=props.modalities.vision,
         sampling=Sampling(**msgspec.structs.asdict(slot.params)),

@@ -1,7 +1,8 @@
 """How does a job get to a server of an engine, and when is that server not used?
 
 A server runs a limited number of jobs; the others wait in a fair queue in front of it (`fair_queue.py`). One that
-cannot be reached, breaks off, or returns only errors is not used for a while, longer each time:
+cannot be reached, breaks off, or returns only errors is not used for a while, longer each time. What only one of
+several owners has met (errors, a broken answer, a limit) is held against the jobs of that owner and of nobody else:
 
     up        takes jobs                                 fails: down
     down      takes none until its time is over          then: on trial
@@ -26,18 +27,19 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 
 from msgspec import Struct, structs
 
-from segue.engines.counts import plausible
+from segue.border.believed import Correction, believed
 from segue.engines.fair_queue import FairQueue
 from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.seams.engine_status import EngineStatus
-from segue.seams.model import Engine, Finish, Job, JobStarted, Piece
+from segue.seams.history import Owner
+from segue.seams.model import Engine, Job, JobStarted, Piece
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,21 @@ PAUSE_S_MAX = 15.0
 DOWN_S_MAX = 2.0
 # So many errors in a row are the server's fault; a single error may be the job's.
 ERRORS_MAX = 3
+# So many owners must have met errors, where there are as many: one may send what no server can answer.
+SEVERAL = 2
+# Owners whose jobs wait at one server; beyond it the first one is forgotten.
+HOLDS_MAX = 1_024
 # How many jobs a server is sent at once where neither it nor the operator says: what vLLM and SGLang take.
 PARALLEL_MAX = 256
 # A job that waits longer is logged, so often at most.
 WAITING_S, WAITING_LOG_S = 1.0, 60.0
 # How long a server is not used at most because it asks for that (`Retry-After`).
 RETRY_AFTER_S_MAX = 60.0
+
+CORRECTED: Mapping[Correction, str] = {
+    "counts": "reports token counts that cannot be true: Segue's own are used",
+    "length": "writes more than a request allows: it is stopped there",
+}
 
 ALL_DRAINED = "All engines of this model are drained by the operator. Please retry later."
 
@@ -68,6 +79,14 @@ class ServerLoad(Struct, frozen=True, array_like=True):
 
 
 NO_LOAD = ServerLoad()
+
+
+class _Hold(Struct):
+    """Why the jobs of one owner are not sent for a while."""
+
+    until: float = 0.0
+    # In a row, without an answer in between.
+    failures: int = 0
 
 
 class QueuedEngine:
@@ -101,8 +120,11 @@ class QueuedEngine:
         self.failures = 0
         self.errors = 0
         self.down_until = 0.0
-        # Until when it wants no requests of ours, as it says; 0: it takes them.
-        self.wait_until = 0.0
+        # Who has sent jobs here, but no more than matter; whose jobs have failed since the last answer; and whose jobs
+        # wait, though others' do not.
+        self._owners: set[Owner] = set()
+        self._erring: set[Owner] = set()
+        self._holds: dict[Owner, _Hold] = {}
         # What it said when it was last asked; for operators, jobs do not care.
         self.is_answering = True
         # When it last answered again after a failure, by the wall clock.
@@ -112,15 +134,15 @@ class QueuedEngine:
         self.is_drained = False
         self.successor: Engine | None = None
         self.is_open = True
-        # Since the last page of metrics: jobs by why they came here, and reports of counts that cannot be true.
+        # Since the last page of metrics: jobs by why they came here, and what was not believed.
         self.choices: Counter[str] = Counter()
-        self.corrected = 0
-        self._is_miscounting = False
+        self.corrected: Counter[str] = Counter()
+        self._logged: set[Correction] = set()
 
-    @property
-    def usable_at(self) -> float:
-        """When the next job may be sent."""
-        return max(self.down_until, self.wait_until)
+    def usable_at(self, owner: Owner) -> float:
+        """When the next job of this owner may be sent."""
+        hold = self._holds.get(owner)
+        return self.down_until if hold is None else max(self.down_until, hold.until)
 
     @property
     def slots(self) -> int:
@@ -139,7 +161,7 @@ class QueuedEngine:
         if is_answering:
             if not self.is_answering:
                 self.recovered_at = time.time()
-            self._note_answer()
+            self._note_answer(None)
         self.is_answering = is_answering
         return is_answering and self.is_open
 
@@ -149,6 +171,9 @@ class QueuedEngine:
         give_up_at = asyncio.get_running_loop().time() + self.down_s_max if may_wait else 0.0
         # Whether the client has a piece of the answer, so that it cannot begin again.
         has_pieces = False
+        owner = job.owner
+        if len(self._owners) < SEVERAL:
+            self._owners.add(owner)
         while True:
             if not self.is_open:
                 if self.successor is None or not may_wait:
@@ -157,12 +182,12 @@ class QueuedEngine:
                     async for piece in others:
                         yield piece
                 return
-            if self.failures or self.wait_until:
-                await self._wait_until_usable(give_up_at)
+            if self.failures or owner in self._holds:
+                await self._wait_until_usable(owner, give_up_at)
             if self.engine.facts is not self._fitted:
                 self._fit_queue()
             failures = self.failures
-            await self.queue.acquire(job.owner, job.lane, job.lineage.priority)
+            await self.queue.acquire(owner, job.lane, job.lineage.priority)
             if self.failures > failures or not self.is_open:
                 # It went down, or was removed or drained, while this job waited for a slot.
                 self.queue.release()
@@ -177,13 +202,9 @@ class QueuedEngine:
             )
             try:
                 yield started
-                async with aclosing(self.engine.sample(job)) as pieces:
+                said = believed(self.engine, job, self.name, self._note_correction)
+                async with aclosing(said) as pieces:
                     async for piece in pieces:
-                        if isinstance(piece, JobStarted | Finish):
-                            counted = plausible(job, piece)
-                            if counted is not piece:
-                                self._note_miscount()
-                                piece = counted
                         if isinstance(piece, JobStarted):
                             yield structs.replace(
                                 started, cached_tokens=piece.cached_tokens, worker=piece.worker
@@ -191,12 +212,12 @@ class QueuedEngine:
                             continue
                         if not has_pieces:
                             has_pieces = True
-                            if self.failures or self.errors:
-                                self._note_answer()
+                            if self.failures or self.errors or self._holds:
+                                self._note_answer(owner)
                         yield piece
                 return
             except ApiError as error:
-                self.note_error(error)
+                self.note_error(error, owner)
                 if isinstance(error, NotServed):
                     raise not_served(self.name, self._model, self.engine.facts.models) from error
                 if has_pieces or not may_wait or not isinstance(error, Unavailable):
@@ -204,17 +225,16 @@ class QueuedEngine:
             finally:
                 self.queue.release()
 
-    async def _wait_until_usable(self, give_up_at: float) -> None:
+    async def _wait_until_usable(self, owner: Owner, give_up_at: float) -> None:
         """Wait until a job may be tried, or refuse it if that takes too long."""
         clock = asyncio.get_running_loop().time
-        while self.is_open and (wait_s := self.usable_at - clock()) > 0:
+        while self.is_open and (wait_s := self.usable_at(owner) - clock()) > 0:
             if clock() + wait_s > give_up_at:
                 raise refusal([self], wait_s)
             await asyncio.sleep(wait_s)
-        self.wait_until = 0.0
         if self.failures:
             # It gets no other job until it has answered this one.
-            self.down_until = clock() + self._pause_s()
+            self.down_until = clock() + _pause_s(self.failures)
             # It may come back as another: what it says of itself is asked again.
             await self.engine.is_ready()
 
@@ -272,7 +292,8 @@ class QueuedEngine:
             return
         log.info("engine %s is returned: it takes jobs again", self.name)
         self.failures = self.errors = 0
-        self.down_until = self.wait_until = 0.0
+        self.down_until = 0.0
+        self._holds.clear()
         self.is_open = self.successor is None
         self._fit_queue()
 
@@ -284,60 +305,81 @@ class QueuedEngine:
 
     # --- health ---
 
-    def note_error(self, error: ApiError) -> None:
-        """What an error means for the health of the server."""
+    def note_error(self, error: ApiError, owner: Owner) -> None:
+        """What an error with a job of this owner means for the health of the server."""
         now = asyncio.get_running_loop().time()
         # The first sentence; the others are for the client.
         reason = error.message.partition(".")[0]
         if isinstance(error, Unavailable):
             self._note_failure(now, reason, error.wait_s)
-        elif isinstance(error, EngineLost):
-            self._note_failure(now, reason)
         elif isinstance(error, EngineFailed):
             self.errors += 1
-            if self.errors >= ERRORS_MAX:
+            self._erring.add(owner)
+            if self.errors < ERRORS_MAX and not isinstance(error, EngineLost):
+                return
+            if len(self._owners) >= SEVERAL > len(self._erring):
+                self._hold(now, owner, reason)
+            else:
                 self._note_failure(now, reason)
         elif isinstance(error, CallerError | TooMany):
-            self._note_answer()
+            self._note_answer(owner)
             if isinstance(error, TooMany):
-                self._note_retry_after(now, error.wait_s)
+                self._note_retry_after(now, owner, error.wait_s)
+
+    def _hold(self, now: float, owner: Owner, reason: str, wait_s: float | None = None) -> None:
+        """Send no job of this owner for a while: nobody else has met this."""
+        hold = self._holds.pop(owner, None) or _Hold()
+        while len(self._holds) >= HOLDS_MAX:
+            del self._holds[next(iter(self._holds))]
+        self._holds[owner] = hold
+        if wait_s is None:
+            hold.failures = min(hold.failures + 1, 20)
+            wait_s = _pause_s(hold.failures)
+        hold.until = now + wait_s
+        log.warning(
+            "engine %s is not used for %.1f s for the owner %s (%s)",
+            self.name,
+            wait_s,
+            owner,
+            reason,
+        )
 
     def _note_failure(self, now: float, reason: str, wait_s: float | None = None) -> None:
         """It did not answer, or broke off; `wait_s` is the `Retry-After` that it sent."""
         self.failures = min(self.failures + 1, 20)
-        pause = max(self._pause_s(), min(wait_s or 0.0, PAUSE_S_MAX))
+        pause = max(_pause_s(self.failures), min(wait_s or 0.0, PAUSE_S_MAX))
         self.down_until = now + pause
         log.warning("engine %s failed (%s); not retried for %.1f s", self.name, reason, pause)
 
-    def _note_retry_after(self, now: float, wait_s: float | None) -> None:
-        """It answered 429, a limit of the key that we have there: nothing is wrong with it. `wait_s` is the
-        `Retry-After` that it sent, which is for all requests of this process."""
+    def _note_retry_after(self, now: float, owner: Owner, wait_s: float | None) -> None:
+        """It answered 429: nothing is wrong with it. `wait_s` is the `Retry-After` that it sent. What others still may
+        do there only it knows, so they ask it."""
         # A second is what we tell the client where the engine says nothing.
         if wait_s is not None and wait_s > 1.0:
-            pause = min(wait_s, RETRY_AFTER_S_MAX)
-            self.wait_until = now + pause
-            log.warning("engine %s asks us to wait; not used for %g s", self.name, pause)
+            self._hold(now, owner, "it asks us to wait", min(wait_s, RETRY_AFTER_S_MAX))
 
-    def _note_answer(self) -> None:
+    def _note_answer(self, owner: Owner | None) -> None:
+        """It answered a job of this owner, or a question of ours."""
         if self.failures:
             log.info("engine %s works again", self.name)
             self.recovered_at = time.time()
         self.failures = self.errors = 0
+        self._erring.clear()
         self.down_until = 0.0
+        if owner is not None:
+            self._holds.pop(owner, None)
 
-    def _note_miscount(self) -> None:
-        self.corrected += 1
-        if not self._is_miscounting:
-            self._is_miscounting = True
-            log.warning(
-                "engine %s reports token counts that cannot be true: Segue's own are used (logged once)",
-                self.name,
-            )
+    def _note_correction(self, what: Correction) -> None:
+        self.corrected[what] += 1
+        if what not in self._logged:
+            self._logged.add(what)
+            log.warning("engine %s %s (logged once)", self.name, CORRECTED[what])
 
-    def _pause_s(self) -> float:
-        """Twice as long each time, and not the same for all processes that wait."""
-        pause = min(PAUSE_S * 2.0 ** (self.failures - 1), PAUSE_S_MAX)
-        return pause * random.uniform(0.8, 1.2)
+
+def _pause_s(failures: int) -> float:
+    """Twice as long each time, and not the same for all processes that wait."""
+    pause = min(PAUSE_S * 2.0 ** (failures - 1), PAUSE_S_MAX)
+    return pause * random.uniform(0.8, 1.2)
 
 
 def refusal(servers: Sequence[QueuedEngine], wait_s: float) -> Unavailable:

@@ -32,6 +32,8 @@ A = TypeVar("A", bound=Struct)
 PATH = "/generate"
 ABORT = "/abort_request"
 SERVER_INFO = "/get_server_info"
+# Servers draft a few tokens ahead.
+DRAFTS_MAX = 1_024
 SAMPLING = SamplingFields(top_p_min=1e-6, seed="sampling_seed")
 
 
@@ -47,6 +49,7 @@ _Likelihood = tuple[float | None, int, str | None]
 
 
 class _Meta(Struct, frozen=True):
+    id: Raw | UnsetType = UNSET
     finish_reason: _Reason | None = None
     completion_tokens: int = 0
     cached_tokens: int | None = None
@@ -120,6 +123,8 @@ def _request_id(job: Job) -> str:
 
 def _read(event: _Event, answer: TokenAnswer) -> None:
     meta = event.meta_info
+    if not answer.is_ours(meta.id):
+        return
     answer.start(meta.cached_tokens)
     answer.input_tokens = meta.prompt_tokens
     count = meta.completion_tokens - answer.count
@@ -166,6 +171,7 @@ async def _facts(upstream: Upstream, model: str) -> EngineFacts:
     about = await _asked(upstream, "/get_model_info", _Model)
     # A speculating server counts its drafts to the prompt; and older ones want one token less than all.
     drafts = (server.speculative_algorithm and server.speculative_num_draft_tokens) or 0
+    drafts = min(max(0, drafts), DRAFTS_MAX)
     return msgspec.structs.replace(
         listed, reserved_tokens=drafts + 1, sees_images=about.has_image_understanding
     )

@@ -13,12 +13,10 @@ fields of a request that choose how to sample, and the order of logprobs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
 import weakref
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.border.believed import check_ids
+from segue.border.numbers import events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
@@ -61,12 +61,10 @@ DONE = b"[DONE]"
 # Six bytes a token: some forty histories of 100,000 tokens. Beyond it the oldest texts are dropped, and made again at
 # need.
 BYTES_MAX = 256 * 1024 * 1024
+# How often a job is sent again after a refusal from which something was learned.
+RETRIES_MAX = 3
 # A shorter chunk is written faster than it is looked up and cached.
 CACHED_IDS_MIN = 32
-# No vocabulary has as many: the largest have some 260,000 words, and engines add a few rows.
-ID_MAX = 2**24 - 1
-# So many ids are read at once, a few milliseconds; then other turns have their time.
-PIECE_IDS_MAX = 2_048
 
 
 class TokenRequest(Struct, frozen=True):
@@ -135,8 +133,6 @@ class TokenAnswer:
     logprobs: Sequence[TokenLogprob | None] = ()
     # How many tokens the server has reported by now, for codecs that need it.
     count: int = 0
-    # How many more may be added.
-    left: int = sys.maxsize
     last_id: int | None = None
     started: JobStarted | None = None
     # None where the server does not say.
@@ -152,19 +148,26 @@ class TokenAnswer:
     is_still_sampling: bool = False
     # What went wrong; what was sampled before it counts.
     error: ApiError | None = None
+    # What the server calls the request, where it says that in each event.
+    name: bytes | None = None
+
+    def is_ours(self, name: Raw | UnsetType) -> bool:
+        """Whether an event belongs to this answer: those of another request are nobody's business here."""
+        if name is UNSET:
+            return True
+        if self.name is None:
+            self.name = bytes(name)
+        return self.name == bytes(name)
 
     def pop_ids(self) -> Ids:
-        """What was not yet taken, but no more than is read at once."""
-        most = PIECE_IDS_MAX
-        piece = Ids(self.ids[:most], self.logprobs[:most])
-        self.ids, self.logprobs = self.ids[most:], self.logprobs[most:]
+        """What was not yet taken."""
+        piece = Ids(self.ids, self.logprobs)
+        self.ids = self.logprobs = ()
         return piece
 
     def is_taken(self) -> bool:
         """Whether the turn takes what there is at once."""
-        if self.job.take is None or len(self.ids) > PIECE_IDS_MAX:
-            return False
-        if not self.job.take(Ids(self.ids, self.logprobs)):
+        if self.job.take is None or not self.job.take(Ids(self.ids, self.logprobs)):
             return False
         self.ids = self.logprobs = ()
         return True
@@ -179,15 +182,6 @@ class TokenAnswer:
         """Add sampled ids. `logprobs` count only where the job wants them; the last ids may have none."""
         if not ids:
             return
-        if len(ids) > 1 or not 0 <= ids[0] <= ID_MAX:
-            check_ids(ids)
-        self.left -= len(ids)
-        if self.left < 0:
-            # The server does not keep to the limit.
-            ids = ids[: self.left]
-            self.reason, self.is_over, self.is_still_sampling = "length", True, True
-            if not ids:
-                return
         self.last_id = ids[-1]
         # The one token of a warm-up is sampled only because servers refuse to sample none.
         if self.job.output_tokens_max == 0:
@@ -196,12 +190,6 @@ class TokenAnswer:
         if self.job.sampling.wants_logprobs:
             known = [*self.logprobs, *logprobs[: len(ids)]]
             self.logprobs = known + [None] * (len(self.ids) - len(known))
-
-
-def check_ids(ids: Collection[int]) -> None:
-    """Refuse ids that no vocabulary has: they could be neither read nor kept."""
-    if ids and not 0 <= min(ids) <= max(ids) <= ID_MAX:
-        raise EngineFailed("The engine sent a token id that no vocabulary has.")
 
 
 class TokenEngine(Generic[S, E]):
@@ -246,6 +234,15 @@ class TokenEngine(Generic[S, E]):
             self._has_facts = True
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
+        async with aclosing(self._attempt(job, RETRIES_MAX, None)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _attempt(
+        self, job: Job, retries: int, told: EngineFacts | None
+    ) -> AsyncGenerator[Piece, None]:
+        """`told` is what a refusal of this job has said of the server. It is remembered only if the job is taken that
+        way: a refusal may quote its request, and then it is the client who speaks."""
         if job.prompt.length == 0:
             yield Finish("length")
             return
@@ -255,21 +252,18 @@ class TokenEngine(Generic[S, E]):
         stream: EventStream | None = None
         try:
             known = await self._prepare(job)
-            answer.job = fitted(job, self.facts)
-            if answer.job.output_tokens_max is not None:
-                # Also for a warm-up it samples one.
-                answer.left = max(1, answer.job.output_tokens_max)
+            answer.job = fitted(job, told or self.facts)
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
+            stream.events_left = events_max(job)
+            self.facts = told or self.facts
             read = partial(self._read, answer, stream)
             while not answer.is_over and await stream.read(read):
                 if answer.started is not None and not has_started:
                     has_started = True
                     yield answer.started
-                while answer.ids:
+                if answer.ids:
                     yield answer.pop_ids()
-                    if answer.ids:
-                        await asyncio.sleep(0)
                 if answer.error is not None:
                     raise answer.error
             if answer.reason is None:
@@ -278,13 +272,13 @@ class TokenEngine(Generic[S, E]):
             given = answer.input_tokens if images_of(job) else None
             yield Finish("stop" if is_stop else answer.reason, answer.cached_tokens, given)
         except ContextRefused as error:
-            news = learned(self.facts, error)
-            if news is None or answer.last_id is not None:
+            told = learned(told or self.facts, error)
+            if told is None or answer.last_id is not None or not retries:
                 raise
-            self.facts, is_refused = news, True
+            is_refused = True
         except RequestRefused as error:
             offer = None if self._known is None else self._codec.learned(self._known, error)
-            if offer is None or answer.last_id is not None:
+            if offer is None or answer.last_id is not None or not retries:
                 raise
             self._known, is_refused = offer, True
         except (EngineFailed, Unavailable) as error:
@@ -302,8 +296,8 @@ class TokenEngine(Generic[S, E]):
                 with suppress(ApiError):
                     await self._upstream.call("POST", *request.abort)
         if is_refused:
-            # Once more with what it has just said; the context only becomes smaller, so that this ends.
-            async with aclosing(self.sample(job)) as pieces:
+            # Once more with what it has just said.
+            async with aclosing(self._attempt(job, retries - 1, told)) as pieces:
                 async for other in pieces:
                     yield other
 
@@ -484,4 +478,5 @@ def token_logprob(
     by_id, count = dict(top), sampling.top_logprobs
     check_ids(by_id)
     likeliest = sorted(by_id.items(), key=lambda pair: -pair[1])[:count] if count else ()
-    return TokenLogprob(logprob, tuple(likeliest))
+    top = tuple((id, finite(value)) for id, value in likeliest)
+    return TokenLogprob(finite(logprob), top)

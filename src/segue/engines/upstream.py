@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.border.numbers import context_size
 from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
 from segue.errors import (
     ApiError,
@@ -38,15 +40,19 @@ log = logging.getLogger(__name__)
 # Shorter than the five seconds after which llama.cpp's server and uvicorn (vLLM, SGLang) drop an idle connection, so
 # that we seldom write into one that is being closed.
 KEEP_S = 4.0
-# One event. The longest is a last event that repeats the whole prompt.
-LINE_BYTES_MAX = 64 * 1024 * 1024
+# One event. The longest repeats the ids of a whole prompt: of a million tokens, 8 MB.
+LINE_BYTES_MAX = 16 * 1024 * 1024
 # How much of an error, and of a short answer, is read: a list of models may be long.
 REFUSAL_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 # How many characters of an engine's error message are passed on to the client.
 MESSAGE_CHARS_MAX = 500
+# How much of what it calls an error is logged: a name.
+KIND_CHARS_MAX = 40
 # After the last event the connection goes back to the pool; if the response does not end by then, it is closed.
 LINGER_S = 2.0
+# Nobody is asked to wait longer, whatever a server says.
+WAIT_S_MAX = 24 * 3600.0
 # What a server that works answers when it is asked how it is: that we ask too often is an answer too.
 ANSWERED = (200, 429)
 # A job on a connection that was closed meanwhile fails sooner than this; a job that the engine has begun fails later.
@@ -218,15 +224,18 @@ class EventStream:
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
-        self._parts: list[bytes] = []
+        self._line = bytearray()
         self._use: Callable[[list[bytes]], bool] = lambda events: True
         self._is_enough = False
         self._silent_s = timeouts.first_s
-        self._received_at = self._loop.time()
+        # When something came, and when an event came.
+        self._received_at = self._event_at = self._loop.time()
         self._is_timed_out = False
         # So often the silence is checked; events do not touch the timer.
         self._check_s = min(timeouts.first_s, timeouts.silence_s)
         self._timer = self._loop.call_later(self._check_s, self._check)
+        # How many more there may be, as the engine says for its job.
+        self.events_left = sys.maxsize
         # Set by the engine when it has read the last event: only the end of the response is still to come.
         self.is_over = False
 
@@ -257,24 +266,27 @@ class EventStream:
         self._received_at = self._loop.time()
         events = self._events_in(chunk)
         if events:
+            self._event_at = self._received_at
             self._silent_s = self._timeouts.silence_s
+            self.events_left -= len(events)
+            if self.events_left < 0:
+                raise EngineFailed("The engine sent more events than its answer can have.")
             self._is_enough = self._use(events)
         return self._is_enough
 
     def _events_in(self, chunk: bytes) -> list[bytes]:
         """The events that are whole with this chunk."""
-        if not self._parts and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2:
+        if not self._line and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2:
             # One line, as most chunks are when an engine streams token by token.
             return _events_of((chunk[:-2],))
-        self._parts.append(chunk)
-        if b"\n" not in chunk:
-            if sum(map(len, self._parts)) > LINE_BYTES_MAX:
-                raise EngineFailed("The engine sent an event without an end.")
-            return []
-        lines = b"".join(self._parts).split(b"\n")
-        rest = lines.pop()
-        self._parts = [rest] if rest else []
-        return _events_of(lines)
+        if b"\n" in chunk:
+            *lines, rest = (bytes(self._line) + chunk).split(b"\n")
+            self._line = bytearray(rest)
+            return _events_of(lines)
+        self._line += chunk
+        if len(self._line) > LINE_BYTES_MAX:
+            raise EngineFailed("The engine sent an event without an end.")
+        return []
 
     def wait_on(self) -> None:
         """The prompt is still being read: allow the long silence before a first event again."""
@@ -287,7 +299,9 @@ class EventStream:
         return EngineLost("The engine broke off in the middle of its answer.")
 
     def _check(self) -> None:
-        left_s = self._received_at + self._silent_s - self._loop.time()
+        # Blank lines and comments show that the connection lives; but they are no answer.
+        until = min(self._received_at + self._silent_s, self._event_at + self._timeouts.first_s)
+        left_s = until - self._loop.time()
         if left_s <= 0:
             self._is_timed_out = True
             self._response.close()
@@ -342,12 +356,14 @@ _LENGTH = re.compile(
 
 def _seconds(retry_after: str) -> float | None:
     """What the header `Retry-After` says: seconds, or a date."""
-    if retry_after.isdigit():
-        return float(retry_after)
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
+        if re.fullmatch(r"[0-9]{1,9}", retry_after):
+            wait_s = float(retry_after)
+        else:
+            wait_s = parsedate_to_datetime(retry_after).timestamp() - time.time()
+    except (ValueError, OverflowError, OSError):
         return None
+    return min(max(0.0, wait_s), WAIT_S_MAX)
 
 
 def error_for_status(
@@ -356,21 +372,19 @@ def error_for_status(
     """Our error for an engine's refusal: by its status, and by its message where the status is not enough."""
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
-    log.warning("%s answered with status %d (%s)", engine, status, fault.type or fault.code)
-    if status >= 500:
-        # An engine may quote the request in it: only where the operator asks for debug lines, and never for clients.
-        said = message or body[:MESSAGE_CHARS_MAX].decode(errors="replace")
-        log.debug("%s said: %s", engine, said)
+    # An engine may quote the request in its words: they are for the client whose request it is, and for nobody else.
+    kind = re.sub(r"\W+", " ", str(fault.type or fault.code))[:KIND_CHARS_MAX]
+    log.warning("%s answered with status %d (%s)", engine, status, kind)
     # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
     is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
     if status in (400, 413, 422) or is_refusal:
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             words = context_overflow(fault.n_prompt_tokens, fault.n_ctx).message
-            return ContextRefused(words, fault.n_ctx)
+            return ContextRefused(words, context_size(fault.n_ctx))
         if _CONTEXT.search(f"{fault.type} {fault.code} {message}"):
             length = _LENGTH.search(message)
             words = f"Your input exceeds the context window of this model. {message}".rstrip()
-            return ContextRefused(words, int(length[1]) if length else None)
+            return ContextRefused(words, context_size(int(length[1]) if length else None))
         refused = RequestRefused(f"The engine refused this request. {message}".rstrip())
         refused.words = body.decode(errors="replace")
         return refused
@@ -416,7 +430,7 @@ def error_in_stream(raw: Raw | bytes) -> ApiError:
     """Our error for an error that came as an event; its code is a status, where it has one."""
     fault = _fault(b'{"error":' + bytes(raw) + b"}")
     status = fault.code if isinstance(fault.code, int) else 500
-    if isinstance(fault.code, str) and fault.code.isdigit():
+    if isinstance(fault.code, str) and re.fullmatch("[0-9]{3}", fault.code):
         status = int(fault.code)
     if status == 500 and _CONTEXT.search(f"{fault.type} {fault.code} {fault.message}"):
         status = 400
@@ -425,5 +439,6 @@ def error_in_stream(raw: Raw | bytes) -> ApiError:
 
 def unreadable(error: Exception) -> EngineFailed:
     """What to raise for JSON that an engine sent and that cannot be decoded."""
-    log.warning("engine sent JSON that cannot be read: %s", error)
-    return EngineFailed("The engine sent something that cannot be read.")
+    failure = EngineFailed("The engine sent something that cannot be read.")
+    failure.__cause__ = error
+    return failure

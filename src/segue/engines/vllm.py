@@ -80,6 +80,7 @@ class VllmChoice(Struct, frozen=True):
 
 
 class _Event(Struct, frozen=True):
+    id: Raw | UnsetType = UNSET
     choices: list[VllmChoice] = []
     usage: VllmUsage | None = None
     error: Raw | UnsetType = UNSET
@@ -243,6 +244,8 @@ def constraint(schema: bytes | Grammar) -> tuple[str, Raw]:
 
 
 def _read(event: _Event, answer: TokenAnswer) -> None:
+    if not answer.is_ours(event.id):
+        return
     if event.usage:
         read_usage(event.usage, answer)
     for choice in event.choices:

@@ -61,6 +61,7 @@ USED = {
 WATCHED = {
     "segue_workers": "Worker processes counted in this page",
     "segue_connections": "Open WebSocket connections",
+    "segue_tasks": "Tasks of the event loop",
     "segue_state_bytes": "Bytes of history, caches, requests and answers in memory",
     "segue_unread_bytes": "Bytes sent to clients that they have not read yet",
     "segue_ledger_backlog": "Ended turns whose usage is not written to the store yet",
@@ -119,6 +120,8 @@ class Metrics:
         self._choices = self._counter("engine_choices", about, ("replica", "reason"))
         about = "Jobs whose token counts, as the engine replica reports them, cannot be true"
         self._corrected = self._counter("engine_counts_corrected", about, ("replica",))
+        about = "Answers of an engine replica that were stopped at the limit of their request"
+        self._cut = self._counter("engine_answers_cut", about, ("replica",))
         about = "Lookups of engine replicas that failed (engine_discovery)"
         self._lookups_failed = self._counter("engine_discovery_failures", about, ("model",))
         about = "1 if the operator has taken the replica out of service"
@@ -219,12 +222,15 @@ class Metrics:
         """Count a lookup of this model's replicas that failed."""
         self._lookups_failed.labels(model).inc()
 
-    def count_jobs(self, replica: str, choices: Mapping[str, int], corrected: int) -> None:
-        """Jobs of a replica since this was last counted: by why it was chosen, and with counts that cannot be true."""
+    def count_jobs(
+        self, replica: str, choices: Mapping[str, int], corrected: Mapping[str, int]
+    ) -> None:
+        """Jobs of a replica since this was last counted: by why it was chosen, and by what was not believed."""
         for reason, count in choices.items():
             self._choices.labels(replica, reason).inc(count)
-        if corrected:
-            self._corrected.labels(replica).inc(corrected)
+        for counter, what in ((self._corrected, "counts"), (self._cut, "length")):
+            if corrected.get(what):
+                counter.labels(replica).inc(corrected[what])
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

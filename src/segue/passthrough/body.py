@@ -12,13 +12,17 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest
+from segue.limits import UNSEEN_TOKENS_MAX
 from segue.wire.codec import decode_body, encode
 from segue.wire.requests import RawField
 
+# What a decoder raises for what an engine may send.
+UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 # How much of an answer is searched for its usage, at either end.
 END_BYTES = 8 * 1024
 # An event that is longer than this passes unread.
 EVENT_BYTES_MAX = 1024 * 1024
+_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 
 
@@ -52,13 +56,17 @@ class PassedUsage(Struct, frozen=True):
     total_tokens: int | None = None
     prompt_tokens_details: CachedCount | None = None
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """The tokens of the prompt, those of them that were cached, and those of the answer; what cannot be is 0."""
+    def counts(self, request_bytes: int) -> tuple[int, int, int]:
+        """The tokens of the prompt, those of them that were cached, and those of the answer; what cannot be is 0: they
+        are charged, stored and added up."""
         details = self.prompt_tokens_details or CachedCount()
-        counts = (self.prompt_tokens, details.cached_tokens, self.completion_tokens)
-        prompt, cached, completion = (max(0, count or 0) for count in counts)
-        return prompt, min(prompt, cached), completion
+        prompt = _counted(self.prompt_tokens, request_bytes + UNSEEN_TOKENS_MAX)
+        completion = _counted(self.completion_tokens, UNSEEN_TOKENS_MAX)
+        return prompt, _counted(details.cached_tokens, prompt), completion
+
+
+def _counted(count: int | None, most: int) -> int:
+    return count if count is not None and 0 <= count <= most else 0
 
 
 class Passed(Struct, frozen=True):
@@ -134,27 +142,33 @@ class StreamedAnswer:
 
     def __init__(self, *, wants_usage: bool) -> None:
         self._wants_usage = wants_usage
-        self._rest = b""
+        self._rest = bytearray()
         self.usage = PassedUsage()
 
     def feed(self, data: bytes) -> bytes:
         """What of this goes to the client: whole events, but for a usage that it has not asked for."""
-        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        # An end of an event may have begun before; what is before that was looked at already.
+        seen = max(0, len(self._rest) - 3)
+        self._rest += data
+        events: list[bytes] = []
+        if _END.search(self._rest, seen):
+            *events, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._rest = bytearray(rest)
         if len(self._rest) > EVENT_BYTES_MAX:
             return b"".join(event + b"\n\n" for event in events) + self.end()
         return b"".join(event + b"\n\n" for event in events if self._is_for_client(event))
 
     def end(self) -> bytes:
         """What is left when the answer has ended."""
-        rest, self._rest = self._rest, b""
-        return rest
+        rest, self._rest = self._rest, bytearray()
+        return bytes(rest)
 
     def _is_for_client(self, event: bytes) -> bool:
         if b'"usage"' not in event or not event.startswith(b"data:"):
             return True
         try:
             read = _chunk.decode(event.removeprefix(b"data:"))
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return True
         usage = _read_usage(bytes(read.usage)) if isinstance(read.usage, Raw) else None
         self.usage = usage or self.usage
@@ -164,5 +178,5 @@ class StreamedAnswer:
 def _read_usage(raw: bytes) -> PassedUsage | None:
     try:
         return _usage.decode(raw)
-    except (msgspec.MsgspecError, ValueError):
+    except UNREADABLE:
         return None

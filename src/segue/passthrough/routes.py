@@ -28,6 +28,10 @@ from segue.turn.plan import Model, Receipt, Tally
 from segue.wire.codec import LARGE_BYTES
 
 SSE = "text/event-stream"
+JSON_HEADERS = (
+    (b"content-type", b"application/json"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class Forwarded(Protocol):
@@ -96,8 +100,8 @@ async def _copy(
     exchange: Exchange, services: Services, answer: Forwarded, reader: StreamedAnswer | WholeAnswer
 ) -> None:
     """Write the answer as it comes, at the pace of the client."""
-    kind = answer.content_type
-    headers = SSE_HEADERS if kind == SSE else ((b"content-type", kind.encode("latin-1")),)
+    # Whatever the engine calls it: a browser must take it for nothing else.
+    headers = SSE_HEADERS if answer.content_type == SSE else JSON_HEADERS
     while data := await answer.read():
         data = reader.feed(data)
         if not exchange.has_started:
@@ -123,7 +127,7 @@ async def _counted(
         yield
         status = "completed"
     finally:
-        prompt, cached, completion = usage().counts
+        prompt, cached, completion = usage().counts(exchange.body_bytes)
         if quota is not None:
             quota.release(prompt + completion)
         entry = UsageEntry(

@@ -97,7 +97,7 @@ class RoutedEngine:
             except QueueFull:
                 raise
             except ApiError as error:
-                if has_pieces or not self._may_move(error, server, failed):
+                if has_pieces or not self._may_move(error, job, server, failed):
                     raise
             finally:
                 visit.end(clock())
@@ -112,10 +112,12 @@ class RoutedEngine:
         while True:
             now = asyncio.get_running_loop().time()
             others = self._takers(failed)
-            up = [server for server in others if now >= server.usable_at]
+            up = [server for server in others if now >= server.usable_at(job.owner)]
             if up:
                 return self._place(up, job, route, now)
-            wait_s = min((server.usable_at - now for server in others), default=PAUSE_S_MAX)
+            wait_s = min(
+                (server.usable_at(job.owner) - now for server in others), default=PAUSE_S_MAX
+            )
             if now + wait_s > give_up_at:
                 if not any(server.is_open for server in self._servers.values()):
                     raise Unavailable(ALL_DRAINED, wait_s=wait_s)
@@ -137,7 +139,9 @@ class RoutedEngine:
         chosen.choices[choice.reason] += 1
         return chosen, self.book.chose(job, choice, asked, now)
 
-    def _may_move(self, error: ApiError, server: QueuedEngine, failed: set[QueuedEngine]) -> bool:
+    def _may_move(
+        self, error: ApiError, job: Job, server: QueuedEngine, failed: set[QueuedEngine]
+    ) -> bool:
         """Whether another server may take a job that failed so at this one."""
         if isinstance(error, Unavailable):
             return True
@@ -146,7 +150,7 @@ class RoutedEngine:
         # Of a limit of the key that we have there: another server may have another.
         failed.add(server)
         now = asyncio.get_running_loop().time()
-        is_another_up = any(now >= other.usable_at for other in self._takers(failed))
+        is_another_up = any(now >= other.usable_at(job.owner) for other in self._takers(failed))
         return is_another_up and (isinstance(error, TooMany) or len(failed) < FAILURES_MAX)
 
     def _takers(self, failed: set[QueuedEngine]) -> list[QueuedEngine]:
@@ -163,5 +167,6 @@ class RoutedEngine:
             return "removed"
         if home.is_drained:
             return "drained"
-        is_down = home in failed or asyncio.get_running_loop().time() < home.usable_at
+        now = asyncio.get_running_loop().time()
+        is_down = home in failed or now < home.usable_at(job.owner)
         return "down" if is_down else "busy"

@@ -21,6 +21,8 @@ from segue.sandbox.limits import MIB, Group, Limits, memory_of
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
 HOME = "/home/user"
+# Where the folder of the sandbox's door is seen inside: a Unix socket in it leads to the proxy of the network.
+DOOR = "/run/door"
 IN_MEMORY = {"/tmp": 4, "/dev/shm": 8, HOME: 16}
 FOLDER_BYTES_MIN = 16 * MIB
 CLOSE_S_MAX = 1.0
@@ -42,6 +44,8 @@ class SandboxSpec:
     group: Group
     # The user as whom it runs; None: the keeper's own.
     uid: int | None
+    # The folder for `DOOR`, read-only; a socket may appear in it later, to which programs inside can connect.
+    door: str = ""
 
 
 class Adapter(Protocol):
@@ -54,6 +58,10 @@ class Adapter(Protocol):
     # Whether each sandbox is to run as a user of its own.
     @property
     def has_own_uids(self) -> bool: ...
+
+    # Whether what is inside can connect to a socket in the folder of its door.
+    @property
+    def has_network(self) -> bool: ...
 
     # What a sandbox that holds says `held` to; run once when the keeper starts.
     @property

@@ -28,6 +28,7 @@ from segue.errors import Misconfigured
 from segue.sandbox import channel
 from segue.sandbox.adapter import (
     DATA,
+    DOOR,
     FOLDER_BYTES_MIN,
     HOME,
     IN_MEMORY,
@@ -35,7 +36,6 @@ from segue.sandbox.adapter import (
     SandboxFailed,
     SandboxSpec,
 )
-from segue.sandbox.limits import Limits
 from segue.sandbox.seccomp import load_filter
 
 # The name of this level of isolation: other users' code runs on the same kernel.
@@ -93,6 +93,7 @@ class Bwrap:
     isolates: tuple[str, ...] = ("--unshare-all",)
     binds: tuple[str, ...] = ()
     has_own_uids: bool = True
+    has_network: bool = True
     isolation: str = ISOLATION
     probe: str = PROBE
 
@@ -148,8 +149,9 @@ def _copied(folder: Path) -> str:
     return str(program)
 
 
-def arguments(bwrap: Bwrap, data: str | None, limits: Limits, fds: Sequence[int]) -> list[str]:
-    """All arguments but for the program. `data`: the folder for `/mnt/data`; None: in memory."""
+def arguments(bwrap: Bwrap, spec: SandboxSpec, fds: Sequence[int]) -> list[str]:
+    """All arguments but for the program."""
+    data, limits = spec.data, spec.limits
     supervisor, etc, seccomp, info, block = fds[0], fds[1 : 1 + len(ETC)], *fds[1 + len(ETC) :]
     words = [*bwrap.isolates, *bwrap.drops, "--uid", "1000", "--gid", "1000"]
     if "--unshare-user" not in bwrap.drops:
@@ -167,6 +169,8 @@ def arguments(bwrap: Bwrap, data: str | None, limits: Limits, fds: Sequence[int]
         words += ["--perms", "0700", "--size", str(limits.memory_bytes // 2), "--tmpfs", DATA]
     else:
         words += ["--bind", data, DATA]
+    if spec.door:
+        words += ["--ro-bind", spec.door, DOOR]
     for fd, name in zip(etc, ETC, strict=True):
         words += ["--perms", "0644", "--ro-bind-data", str(fd), f"/etc/{name}"]
     words += ["--perms", "0644", "--ro-bind-data", str(supervisor), SUPERVISOR]
@@ -223,7 +227,7 @@ async def _start(bwrap: Bwrap, spec: SandboxSpec) -> Sandbox:
     contents += [text.encode() for text in ETC.values()]
     contents += [bwrap.seccomp or b""]
     given = [_readable(data) for data in contents]
-    words = arguments(bwrap, spec.data, limits, [*given, info_in, block_out])
+    words = arguments(bwrap, spec, [*given, info_in, block_out])
     given.append(_readable("\0".join(words).encode() + b"\0"))
     passed = (*given, info_in, block_out, far.fileno())
     processes = limits.processes if uid is not None or _counts_by_namespace() else 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("<IcI")
 FRAME_BYTES_MAX = 128 * 1024
-RUN, SOURCE, CODE, TERMINATE, KILL = b"r", b"s", b"p", b"k", b"f"
+RUN, SOURCE, NETWORK, CODE, TERMINATE, KILL = b"r", b"s", b"n", b"p", b"k", b"f"
 READY, STDOUT, STDERR, DONE, EXITED = b"+", b"o", b"e", b"d", b"x"
 _code = struct.Struct("<i")
 

@@ -74,7 +74,14 @@ NoteCommand = Callable[[str, str, int | None, int, float], None]
 class KeeperProcess:
     """The keeper of this machine, as a child of this process."""
 
-    def __init__(self, root: str, containers_max: int, *, has_cgroups: bool = True) -> None:
+    def __init__(
+        self,
+        root: str,
+        containers_max: int,
+        *,
+        domains: tuple[str, ...] = (),
+        has_cgroups: bool = True,
+    ) -> None:
         # For this user alone.
         self._folder = Path(tempfile.mkdtemp(prefix="segue-keeper-"))
         self.socket = str(self._folder / "keeper")
@@ -84,6 +91,7 @@ class KeeperProcess:
             folder=str(folder),
             root=root,
             containers_max=containers_max,
+            domains=domains,
             has_cgroups=has_cgroups,
         )
         self.ready = KeeperReady()
@@ -162,8 +170,10 @@ def _release(process: subprocess.Popen[bytes]) -> None:
 class KeeperClient:
     """Asks the keeper."""
 
-    def __init__(self, socket: str) -> None:
+    def __init__(self, socket: str, domains: tuple[str, ...] = ()) -> None:
         self.socket = socket
+        # What the operator allows containers to reach.
+        self.domains = domains
         # Called after each command with its owner, its container, its exit code, how much it printed and how long it
         # took; not with its text.
         self.note_command: NoteCommand = lambda owner, container_id, code, size, took_s: None

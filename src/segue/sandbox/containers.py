@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from segue.aio import spawn
+from segue.egress.doors import FORWARDER, Door, Doors
 from segue.sandbox import channel
 from segue.sandbox.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
 from segue.sandbox.limits import (
@@ -122,6 +123,8 @@ class LiveSandbox:
         self.ended = asyncio.Event()
         self.reason = "The sandbox has ended."
         self.cpu_s = 0.0
+        # The way to the network, if it has one.
+        self.door: Door | None = None
         self._numbers = count(1)
         self.commands: dict[int, Command] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -175,7 +178,14 @@ class LiveSandbox:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
+    def connect(self, door: Door) -> None:
+        """Let programs inside reach the network through a door."""
+        self.door = door
+        self.sandbox.send(channel.NETWORK, 0, FORWARDER.read_bytes())
+
     async def _close(self) -> None:
+        if self.door is not None:
+            self.door.close()
         self.cpu_s = max(self.cpu_s, cpu_seconds_of(self.sandbox.pid))
         self.ended.set()
         for command in self.commands.values():
@@ -289,6 +299,7 @@ class Containers:
         *,
         containers_max: int,
         idle_s: float,
+        doors: Doors | None = None,
         limits_of: Callable[[int], Limits] = Limits,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -299,6 +310,7 @@ class Containers:
         self._max = containers_max
         self._owner_max = max(OWNER_MIN, containers_max // OWNER_SHARE)
         self._idle_s = idle_s
+        self._doors = doors
         # The limits of a sandbox, by its memory in bytes.
         self._limits_of = limits_of
         self._clock = clock
@@ -324,7 +336,10 @@ class Containers:
             message = f"'memory_limit' is {spec.memory_limit}; this server has room for {most}."
             raise KeeperFault(KeeperFailure(code="invalid_value", message=message))
         now = self._clock()
-        held = Held(owner, request.container_id, spec, now, now, self._place_for(spec))
+        starting = self._place_for(spec)
+        if spec.domains:
+            starting = asyncio.create_task(self._connected(starting, request))
+        held = Held(owner, request.container_id, spec, now, now, starting)
         self._held[request.container_id] = held
         return self.about(held)
 
@@ -343,6 +358,21 @@ class Containers:
             self._spare = kind, asyncio.create_task(self._start(*kind, after_s=SPARE_S))
         return asyncio.create_task(self._start(*kind))
 
+    async def _connected(
+        self, starting: asyncio.Task[LiveSandbox], request: MakeContainer
+    ) -> LiveSandbox:
+        """The sandbox with a door to the network."""
+        place = await starting
+        try:
+            if self._doors is None:
+                raise SandboxFailed("containers of this server have no network")
+            folder, uid = place.folder / "door", place.sandbox.spec.uid
+            place.connect(self._doors.open(folder, request.container_id, request.spec.domains, uid))
+        except (SandboxFailed, OSError) as error:
+            await place.close()
+            raise SandboxFailed(f"no way to the network: {error}") from error
+        return place
+
     async def _start(
         self, memory_limit: str, is_volatile: bool, after_s: float = 0.0
     ) -> LiveSandbox:
@@ -350,8 +380,9 @@ class Containers:
         number = next(self._numbers)
         limits = self._limits_of(MEMORY_LIMITS[memory_limit])
         folder = self._folder / str(number)
-        data = folder / "data"
+        data, door = folder / "data", folder / "door"
         data.mkdir(parents=True)
+        door.mkdir(mode=0o711)
         uid = UID_FIRST + number % 100_000_000 if self._adapter.has_own_uids else None
         folder.chmod(0o711)
         data.chmod(0o700)
@@ -360,7 +391,7 @@ class Containers:
         group = self._cgroups.make(str(number), limits)
         place = None if is_volatile else str(data)
         try:
-            sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid))
+            sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid, str(door)))
         except BaseException:
             remove_folder(folder)
             raise
@@ -416,6 +447,7 @@ class Containers:
     def about(self, held: Held) -> Container:
         """What its owner may see of it."""
         is_alive = self._is_alive(held)
+        door = None if held.place is None else held.place.door
         return Container(
             id=held.id,
             name=held.spec.name,
@@ -428,6 +460,9 @@ class Containers:
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
             cpu_s=0.0 if held.place is None else held.place.cpu_s,
+            domains=held.spec.domains,
+            sent_bytes=0 if door is None else door.sent_bytes,
+            received_bytes=0 if door is None else door.received_bytes,
             skills=list(held.skills.values()),
         )
 

@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from segue.aio import in_background
+from segue.egress.doors import Doors
 from segue.errors import Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.sandbox.adapter import SandboxFailed
@@ -291,12 +292,25 @@ async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroup
     folder = own_folder(Path(orders.folder))
     adapter = ADAPTERS[orders.adapter](folder, orders.root)
     cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
+    doors = None if not orders.domains else Doors(orders.domains)
+    if doors is not None and not adapter.has_network:
+        message = f"environment_domains: a sandbox of the kind {orders.adapter} has no network."
+        raise Misconfigured(message)
     containers = Containers(
-        adapter, cgroups, folder, containers_max=orders.containers_max, idle_s=orders.idle_s
+        adapter,
+        cgroups,
+        folder,
+        containers_max=orders.containers_max,
+        idle_s=orders.idle_s,
+        doors=doors,
     )
     try:
         await _probe(containers, adapter.probe)
-        yield containers, cgroups
+        async with AsyncExitStack() as stack:
+            if doors is not None:
+                running = in_background("sandbox_proxy", doors.keep_running)
+                await stack.enter_async_context(running)
+            yield containers, cgroups
     finally:
         await containers.close()
         cgroups.close()

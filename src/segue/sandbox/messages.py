@@ -30,6 +30,8 @@ class KeeperOrders(Struct, frozen=True):
     # A row of `adapters.py`.
     adapter: str = "bwrap"
     has_cgroups: bool = True
+    # What containers may reach of the network; nothing: there is none.
+    domains: tuple[str, ...] = ()
     # How long a container may be idle, where a request does not say.
     idle_s: float = IDLE_MINUTES * 60.0
 
@@ -51,6 +53,8 @@ class ContainerSpec(Struct, frozen=True):
     idle_s: float | None = None
     # Whether `/mnt/data` is in memory, because no content of the turn may touch a disk.
     is_volatile: bool = False
+    # What it may reach of the network: hosts, and `*.` with a name for all below it.
+    domains: tuple[str, ...] = ()
 
 
 class SkillEntry(Struct, frozen=True):
@@ -160,6 +164,12 @@ class Container(Struct, frozen=True):
     held_by: HeldBy
     is_volatile: bool
     cpu_s: float = 0.0
+    domains: tuple[str, ...] = ()
+    # What went to the network, and came from there.
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    # What it holds in memory now, where it runs.
+    memory_bytes: int = 0
     skills: list[SkillEntry] = []
 
 

@@ -4,7 +4,8 @@ It speaks with the keeper over one socket, which commands do not inherit. A fram
 the number of a command, and the body. As the first process of its namespace it gets no signal from the commands that
 would end or stop it, and when it ends, all processes of the sandbox end. The keeper trusts nothing that it says.
 
-    from the keeper   r run, s source of the interpreter, p run Python, k terminate, f kill
+    from the keeper   r run, s source of the interpreter, n source of the way to the network, p run Python, k terminate,
+                      f kill
     to the keeper     + ready, o out, e err, d Python code is done, x exited
 
 Python code runs in one process, which stays for the next code: to terminate it is to interrupt it.
@@ -20,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 HEADER = struct.Struct("<IcI")
@@ -49,6 +51,8 @@ class CommandRunner:
         self.code_in = self.answers = self.printing = -1
         self.answered = bytearray()
         self.coding = 0
+        # The way to the network, if there is one.
+        self.forward: Callable[[int, int], object] = lambda fd, events: None
         # Commands that are to end: with their shell everything ends that is in its group.
         self.ending: set[int] = set()
 
@@ -75,6 +79,8 @@ class CommandRunner:
                     self.read_pipe(fd)
                 elif fd == self.answers:
                     self.read_answer()
+                else:
+                    self.forward(fd, events)
 
     # --- the keeper ---
 
@@ -93,10 +99,18 @@ class CommandRunner:
                 self.start(number, body)
             elif kind == b"s":
                 self.source = body.decode()
+            elif kind == b"n":
+                self.connect(body)
             elif kind == b"p":
                 self.start_code(number, body)
             elif number in self.commands:
                 self.end(number, is_asked=kind == b"k")
+
+    def connect(self, source: bytes) -> None:
+        """Open the way to the network, and tell the commands to come of it."""
+        names: dict[str, Callable[..., Callable[[int, int], object]]] = {}
+        exec(source, names)
+        self.forward = names["forwarding"](self.poller, os.environ)
 
     def send(self, kind: bytes, number: int, body: bytes) -> None:
         self.unsent += HEADER.pack(len(body), kind, number) + body

@@ -18,11 +18,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, aclosing
+from functools import partial
 from typing import cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.egress.domains import asked_domains
+from segue.egress.domains import check_scope as check_network_scope
 from segue.errors import ApiError, Forbidden, InvalidRequest
 from segue.ids import new_id
 from segue.sandbox.citations import cite, sources
@@ -75,15 +78,13 @@ from segue.wire.tools import (
 
 NAME = SCOPE = "shell"
 ABOUT = (
-    "Runs commands in a shell of a container of its own (Linux, no network, no sudo, no terminal). Each command is run "
+    "Runs commands in a shell of a container of its own (Linux, {network}, no sudo, no terminal). Each command is run "
     "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
     "user go to /mnt/data; link them as [name](sandbox:/mnt/data/name)."
 )
-OFFER = Offer(
-    FunctionTool(name="shell", description=ABOUT, parameters=SHELL_PARAMETERS),
-    builtin="shell",
-    execution="server",
-)
+NO_NETWORK = "no network"
+# The same for all requests: which domains a container may reach must not change the head of a prompt.
+SOME_NETWORK = "network only for HTTP and HTTPS to allowed domains, by the proxy that is set"
 # More in one call than any model writes on purpose.
 COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
@@ -97,10 +98,6 @@ START_S = 30.0
 
 class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference"):
     container_id: str
-
-
-class _Network(Struct, frozen=True):
-    type: str = "disabled"
 
 
 class _ShownEnvironment(Struct, frozen=True):
@@ -147,8 +144,8 @@ def shell(client: KeeperClient, s_max: float, supplies: Supplies | None = None) 
         key=lambda definition: NAME,
         kinds=(cast("AnyHostedKind", kind),),
         streamed=_streamed,
-        offers=_offers,
-        check=check,
+        offers=partial(_offers, _offer(SOME_NETWORK if client.domains else NO_NETWORK)),
+        check=partial(check, client.domains),
         prepare=preparation.prepare,
         cite=cite,
         call_s_max=s_max + START_S,
@@ -165,11 +162,19 @@ def contained(tools: Sequence[ToolDefinition]) -> Iterator[tuple[int, ShellEnvir
             yield index, place
 
 
-def _offers(tools: Tools, effects: Effects, tools_before: Tools | None) -> Sequence[Offer]:
-    return [OFFER] if any(contained(tools.definitions)) else []
+def _offer(network: str) -> Offer:
+    about = ABOUT.format(network=network)
+    tool = FunctionTool(name="shell", description=about, parameters=SHELL_PARAMETERS)
+    return Offer(tool, builtin="shell", execution="server")
 
 
-def check(tools: Tools, may: Container[str]) -> None:
+def _offers(
+    offer: Offer, tools: Tools, effects: Effects, tools_before: Tools | None
+) -> Sequence[Offer]:
+    return [offer] if any(contained(tools.definitions)) else []
+
+
+def check(domains: tuple[str, ...], tools: Tools, may: Container[str]) -> None:
     """Refuse a shell in a container that the key may not use, or that is asked for in a way that nothing here has."""
     for index, place in contained(tools.definitions):
         if SCOPE not in may:
@@ -188,23 +193,9 @@ def check(tools: Tools, may: Container[str]) -> None:
             raise _refused(f"{at}.skills", "left out with a 'container_reference'")
         if place.file_ids and len(place.file_ids) > FILES_MAX:
             raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
-        check_network(place.network_policy, f"{at}.network_policy")
-
-
-def check_network(policy: object, at: str) -> None:
-    """Refuse a network: containers have none."""
-    if not isinstance(policy, Raw) or bytes(policy) == b"null":
-        return
-    try:
-        kind = msgspec.json.decode(policy, type=_Network).type
-    except msgspec.MsgspecError:
-        raise _refused(at, "an object with a type") from None
-    if kind != "disabled":
-        raise InvalidRequest(
-            "Containers of this server have no network: 'network_policy' must be 'disabled'.",
-            code="domain_not_allowed",
-            param=at,
-        )
+        asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
+        if asked and place.type != "container_auto":
+            raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
 
 
 def _refused(param: str, wanted: str) -> InvalidRequest:
@@ -250,16 +241,22 @@ class Preparation:
             if about.status != "active":
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
+            if about.domains:
+                check_network_scope(ahead.may)
             return about.id, about.skills
         skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
+        policy = f"{at}.network_policy"
+        domains = asked_domains(place.network_policy, policy, client.domains, ahead.may)
         for container_id in _before(ahead):
-            if (reused := await self._reusable(ahead, container_id)) is not None:
+            if (reused := await self._reusable(ahead, container_id, domains)) is not None:
                 has = {skill.folder: skill for skill in reused.skills}
                 missing = [skill for skill in skills if skill.folder not in has]
                 has |= await self._add_skills(owner, container_id, missing)
                 return container_id, [has[skill.folder] for skill in skills]
         spec = ContainerSpec(
-            memory_limit=place.memory_limit or "1g", is_volatile=not ahead.is_stored
+            memory_limit=place.memory_limit or "1g",
+            is_volatile=not ahead.is_stored,
+            domains=domains,
         )
         made, has = await self.make(owner, spec, place.file_ids or (), skills)
         return made.id, [*has.values()]
@@ -294,8 +291,11 @@ class Preparation:
             await self.rack.put(owner, container_id, loaded)
         return {skill.folder: skill.entry for skill in loaded}
 
-    async def _reusable(self, ahead: TurnAhead, container_id: str) -> About | None:
-        """The container of an earlier turn, if it can be used: it is alive, and keeps no more than this turn may."""
+    async def _reusable(
+        self, ahead: TurnAhead, container_id: str, domains: tuple[str, ...]
+    ) -> About | None:
+        """The container of an earlier turn, if it can be used: it is alive, keeps no more than this turn may, and
+        reaches what this turn asks for and nothing else."""
         try:
             about = await self._client.find(ahead.owner, container_id)
         except ApiError as error:
@@ -303,6 +303,7 @@ class Preparation:
                 raise
             return None
         is_fitting = about.status == "active" and (about.is_volatile or ahead.is_stored)
+        is_fitting = is_fitting and set(about.domains) == set(domains)
         return about if is_fitting else None
 
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:

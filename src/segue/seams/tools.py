@@ -136,6 +136,8 @@ class TurnAhead(Struct, frozen=True):
     shown_before: Raw | None
     given: tuple[Item, ...]
     is_stored: bool
+    # The scopes of the caller's key.
+    may: Container[str] = frozenset()
     parent: Turn | None = None
 
 

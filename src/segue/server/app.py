@@ -309,6 +309,7 @@ def watch_gauges(
     memory.watch(parts, (*caches, store.state.shrink, state.budget.shrink))
     watch = observers.metrics.watch
     watch("segue_connections", lambda: len(upgrades.sessions))
+    watch("segue_tasks", lambda: len(asyncio.all_tasks()))
     watch("segue_state_bytes", lambda: memory.bytes)
     observers.metrics.watch_parts(memory.parts)
     watch("segue_unread_bytes", lambda: memory.unread.bytes)

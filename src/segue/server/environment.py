@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
+from segue.errors import Misconfigured, need_package
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -22,20 +23,35 @@ async def open_environment(
 ) -> AsyncIterator[KeeperClient | None]:
     """The way to the keeper, if the operator has switched it on. `socket`: that of a keeper which runs already."""
     if settings.environment == "off":
+        if settings.environment_domains:
+            raise Misconfigured(
+                "environment_domains: there are no containers; set environment too."
+            )
         yield None
         return
     from segue.sandbox.client import KeeperClient, KeeperProcess
 
+    domains = allowed_domains(settings)
     if socket:
-        yield KeeperClient(socket)
+        yield KeeperClient(socket, domains)
         return
-    process = KeeperProcess(settings.environment_root, settings.environments_max)
+    process = KeeperProcess(settings.environment_root, settings.environments_max, domains=domains)
     await asyncio.to_thread(process.start)
     try:
         async with in_background("sandbox_keeper", process.keep_running):
-            yield KeeperClient(process.socket)
+            yield KeeperClient(process.socket, domains)
     finally:
         process.close()
+
+
+def allowed_domains(settings: Settings) -> tuple[str, ...]:
+    """What the operator allows containers to reach, checked."""
+    if not settings.environment_domains:
+        return ()
+    from segue.egress.domains import of_operator
+
+    need_package("environment_domains", "h11", "sandbox")
+    return of_operator(settings.environment_domains)
 
 
 def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:
@@ -52,9 +68,12 @@ def try_environment(settings: Settings) -> str:
     """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
     from segue.sandbox.client import KeeperProcess
 
-    process = KeeperProcess(settings.environment_root, settings.environments_max)
+    domains = allowed_domains(settings)
+    process = KeeperProcess(settings.environment_root, settings.environments_max, domains=domains)
     try:
         process.start()
-        return f"bwrap: isolation {process.ready.isolation}, limits by {process.ready.held_by}"
+        network = f"network to {', '.join(domains)}" if domains else "no network"
+        ready = process.ready
+        return f"bwrap: isolation {ready.isolation}, limits by {ready.held_by}, {network}"
     finally:
         process.close()

@@ -150,6 +150,6 @@ class HealthCheck:
             for server in servers_of(model.engine):
                 metrics.count_jobs(server.name, server.choices, server.corrected)
                 server.choices.clear()
-                server.corrected = 0
+                server.corrected.clear()
         metrics.note_engines(rows)
         return metrics.write()

@@ -111,6 +111,7 @@ HELP = {
     },
     "server-side tools": {
         "environment": "sandboxes for the commands of a model: off, bwrap (bubblewrap), auto (what works here)",
+        "environment_domains": "host that containers may reach, or *.NAME for all below; none: no network; repeatable",
         "environment_root": "folder with an unpacked image that sandboxes have as root; none: the host's /usr",
         "environment_s_max": "most seconds that the commands of one call may take",
         "environments_max": "most containers on this machine; an owner may have a quarter of them",

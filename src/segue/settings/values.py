@@ -178,6 +178,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
     environment: Literal["off", "auto", "bwrap"] = "off"
+    environment_domains: tuple[str, ...] = ()
     environment_root: str = ""
     environment_s_max: Positive = 120.0
     environments_max: Amount = 64

@@ -163,6 +163,7 @@ class ServerTools:
                 given=plan.resolved.given,
                 is_stored=plan.is_stored,
                 parent=parent,
+                may=plan.arrival.caller.may,
             )
             ready = await tool.prepare(ahead)
             plan = _with_given(plan, (*plan.resolved.given, *ready.notes))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from segue.engines.counts import UNSEEN_TOKENS_MAX, plausible
+from segue.border.numbers import plausible
+from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import Finish, Job, JobStarted, Sampling, Scene
 from segue.seams.prompt import NO_MESSAGES, NO_TOKENS, Head, Prompt, id_array
 

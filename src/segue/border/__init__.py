@@ -1,0 +1,1 @@
+"""4a: what of that which a server of an engine says is believed?"""

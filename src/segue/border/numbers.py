@@ -1,0 +1,90 @@
+"""Which numbers of a server of an engine can be true? Pure.
+
+In: a job, and counts, ids, logprobs and sizes as the server reports them. Out: the same where they can be, else such as
+can be, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from msgspec import structs
+
+from segue.limits import UNSEEN_TOKENS_MAX
+from segue.seams.model import Finish, Job, JobStarted
+from segue.seams.prompt import Messages
+
+C = TypeVar("C", bound=JobStarted | Finish)
+
+# No vocabulary has as many: the largest have some 260,000 words, and engines add a few rows.
+ID_MAX = 2**24 - 1
+# How many tokens there are in a text only its endpoint knows; but the longest tokens are runs of 128 blanks, and even
+# an endpoint that sends letter by letter has fewer deltas and events for each token than this.
+TOKEN_CHARS_MAX, CHARS_MIN = 128, 64 * 1024
+TOKEN_EVENTS_MAX, EVENTS_MIN = 16, 1_024
+# What endpoints themselves send for a token that is impossible.
+LOGPROB_MIN = -9999.0
+# More jobs at once no server takes.
+SLOTS_MAX = 65_536
+
+
+def events_max(job: Job) -> int:
+    """How many events the answer to a job may take, those included that report how far the prompt is read."""
+    limit = job.output_tokens_max
+    most = UNSEEN_TOKENS_MAX if limit is None else limit
+    return most * TOKEN_EVENTS_MAX + EVENTS_MIN + job.prompt.length
+
+
+def are_ids(ids: Collection[int]) -> bool:
+    """Whether a vocabulary may have these."""
+    if len(ids) == 1:
+        # The way of nearly every token.
+        (id,) = ids
+        return 0 <= id <= ID_MAX
+    return not ids or 0 <= min(ids) <= max(ids) <= ID_MAX
+
+
+def finite(logprob: float) -> float:
+    """A logprob that can be written as JSON."""
+    return max(LOGPROB_MIN, min(logprob, 0.0))
+
+
+def context_size(tokens: int | None) -> int | None:
+    """A context of a server, where it names one that can be."""
+    return tokens if tokens is not None and 0 < tokens < 2**31 else None
+
+
+def slots_of(told: int | None) -> int | None:
+    """How many jobs a server takes at once, where it names a number that can be."""
+    return told if told is not None and 0 < told <= SLOTS_MAX else None
+
+
+def plausible(job: Job, said: C) -> C:
+    """The same value if its counts can be true, else one whose counts can be."""
+    prompt = job.prompt
+    read_max = prompt.length + UNSEEN_TOKENS_MAX
+    if isinstance(said, JobStarted):
+        cached = _within(said.cached_tokens, read_max)
+        return said if cached == said.cached_tokens else structs.replace(said, cached_tokens=cached)
+    read, wrote = said.input_tokens, said.output_tokens
+    cached, thought = said.cached_tokens or 0, said.reasoning_tokens or 0
+    most = prompt.length if read is None else read
+    if 0 <= cached <= most <= read_max and 0 <= thought <= (wrote or 0) <= UNSEEN_TOKENS_MAX:
+        return said
+    if read != _within(read, read_max):
+        read = prompt.tokens if isinstance(prompt, Messages) else None
+    if wrote != _within(wrote, UNSEEN_TOKENS_MAX):
+        wrote = None
+    found = structs.replace(
+        said,
+        input_tokens=read,
+        output_tokens=wrote,
+        cached_tokens=_within(said.cached_tokens, prompt.length if read is None else read),
+        reasoning_tokens=None if wrote is None else _within(said.reasoning_tokens, wrote),
+    )
+    return said if found == said else found
+
+
+def _within(count: int | None, most: int) -> int | None:
+    return None if count is None else min(max(0, count), most)

@@ -1,0 +1,1 @@
+"""What may sandboxes reach of the network? Names that operator and request allow, through a proxy."""
