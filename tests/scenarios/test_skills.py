@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zipfile
 from base64 import b64encode
 from io import BytesIO
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from segue.accounts.account import LOCAL
+from segue_cli import cli
+from segue_cli.commands.archive import read_backup
 from tests.bundles.bad import BAD, BAD_FRONT, FRONT, GOOD, MIB, manifest, packed
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.scenarios.test_shell import DONE, FLAGS, keeper_of, run, shell_with
@@ -391,3 +394,18 @@ async def test_skill_that_failed_halfway_is_written_again(tmp_path: Path) -> Non
 async def test_server_without_sandboxes_has_no_skills(tmp_path: Path) -> None:
     async with scripted(tmp_path, DONE) as served:
         assert (await fetch(served, "GET", "/v1/skills")).status == 404
+
+
+async def test_skills_are_in_the_backup_and_come_back(tmp_path: Path) -> None:
+    store, file = f"sqlite:///{tmp_path / 'live.db'}", str(tmp_path / "segue.backup")
+    async with scripted(tmp_path, DONE, **{**FLAGS, "store": store}) as served:
+        skill = await kept(served)
+        assert await asyncio.to_thread(cli.main, ["backup", file, "--store", store]) == 0
+    # Versions of Segue without skills refuse it.
+    assert read_backup(Path(file)).format == 3
+    moved = f"sqlite:///{tmp_path / 'moved' / 'segue.db'}"
+    assert cli.main(["restore", file, "--store", moved]) == 0
+    async with scripted(tmp_path, DONE, **{**FLAGS, "store": moved}) as served:
+        assert (await fetch(served, "GET", f"/v1/skills/{skill['id']}")).json == skill
+        content = await fetch(served, "GET", f"/v1/skills/{skill['id']}/content")
+        assert zipfile.ZipFile(BytesIO(content.body)).testzip() is None

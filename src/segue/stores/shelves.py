@@ -50,11 +50,8 @@ class MemoryTables:
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False
         )
-        for script in sorted(SQL.iterdir(), key=lambda script: script.name):
-            if script.name.startswith("sqlite_0") and script.name.endswith(
-                ("_files.sql", "_skills.sql")
-            ):
-                self._connection.executescript(script.read_text("utf-8"))
+        for name in ("sqlite_0010_files.sql", "sqlite_0011_skills.sql"):
+            self._connection.executescript((SQL / name).read_text("utf-8"))
         self._queries = load_queries("sqlite")
 
     async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
@@ -101,9 +98,8 @@ class SkillTable:
         self, version: SkillVersion, quota: FileQuota, *, is_new: bool, is_default: bool
     ) -> bool:
         # The rest is given by the statement.
-        given = astuple(version)[:7]
+        values = (*astuple(version)[:7], *astuple(quota), is_new, is_default)
         for _ in range(TRIES_MAX):
-            values = (*given, *astuple(quota), is_new, is_default)
             if await self.tables.execute("add_skill_version", *values) > 0:
                 return True
         return False
@@ -112,17 +108,13 @@ class SkillTable:
         return await self.tables.fetch("skill_versions", SkillVersion, owner, skill_id)
 
     async def make_default(self, owner: Owner, skill_id: str, version: int) -> bool:
-        key = (owner, skill_id)
-        made = "make_default_version"
-        return is_text(*key) and await self.tables.execute(made, *key, version) > 0
+        key = ("make_default_version", owner, skill_id, version)
+        return is_text(owner, skill_id) and await self.tables.execute(*key) > 0
 
     async def delete(self, owner: Owner, skill_id: str, version: int | None = None) -> bool:
-        key = (owner, skill_id)
-        if not is_text(*key):
-            return False
-        if version is None:
-            return await self.tables.execute("delete_skill", *key) > 0
-        return await self.tables.execute("delete_skill_version", *key, version) > 0
+        name = "delete_skill" if version is None else "delete_skill_version"
+        values = (owner, skill_id) if version is None else (owner, skill_id, version)
+        return is_text(owner, skill_id) and await self.tables.execute(name, *values) > 0
 
     async def is_present(self, version_id: str) -> bool:
         return bool(await self.tables.fetch("present_skill_version", str, version_id))
