@@ -44,6 +44,7 @@ ROOMS = {
     "egress": "4c: what may sandboxes reach of the network, and through what?",
     "bundles": "4c: what is in a skill, and can it be unpacked without harm?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
+    "interpreter": "4c: how does a turn run Python code? What runs it is loaded only where there are sandboxes.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "skills": "4d: which skills do clients keep here, and how do they come in and go out?",
     "containers": "4d: how do clients make, see and delete containers and their files?",

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bundles": INNER,
     "egress": GROUND | {"seams", "wire", "documents", "web"},
     "sandbox": INNER | {"bundles", "egress"},
+    "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
@@ -88,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "egress", "sandbox", "skills"}
+    | {"containers", "egress", "sandbox", "skills", "interpreter"}
     | {
         "guards",
         "listener",
@@ -218,6 +219,8 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
+    # Knows a server only by its URL.
+    "segue_conform": set(),
     "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},

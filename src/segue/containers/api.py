@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from segue.containers.routes import ContainerRoutes
     from segue.sandbox.skills import Supplies
 
-SCOPE = "shell"
+# Either tool makes containers and files in them.
+SCOPE = "shell|code"
 
 
 def containers_api(client: KeeperClient, supplies: Supplies) -> Api:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import (
+    AsyncGenerator,
     Callable,
     Container,
     Iterator,
@@ -19,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import ExitStack, aclosing
 from functools import partial
+from itertools import chain
 from typing import cast
 
 import msgspec
@@ -47,11 +49,11 @@ from segue.seams.tools import (
     HostedCall,
     HostedKind,
     HostedTool,
+    Prepared,
     Source,
     ToolRequest,
     ToolResult,
     TurnAhead,
-    TurnReady,
 )
 from segue.wire.calls import shell_action
 from segue.wire.codec import as_item, encode
@@ -59,6 +61,7 @@ from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
+    CodeInterpreterCall,
     ItemValue,
     ShellCall,
     ShellCallOutput,
@@ -186,16 +189,23 @@ def check(domains: tuple[str, ...], tools: Tools, may: Container[str]) -> None:
             raise InvalidRequest(
                 f"Missing required parameter: '{at}.container_id'.", param=f"{at}.container_id"
             )
-        if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
-            raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
         check_skills(place.skills or (), f"{at}.skills", may)
         if place.skills and place.type != "container_auto":
             raise _refused(f"{at}.skills", "left out with a 'container_reference'")
-        if place.file_ids and len(place.file_ids) > FILES_MAX:
-            raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
-        asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
-        if asked and place.type != "container_auto":
-            raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
+        check_place(place, at, domains, may)
+
+
+def check_place(
+    place: ShellEnvironment, at: str, domains: tuple[str, ...], may: Container[str]
+) -> None:
+    """Refuse a container that nothing here can be."""
+    if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
+        raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
+    if place.file_ids and len(place.file_ids) > FILES_MAX:
+        raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
+    asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
+    if asked and place.type != "container_auto":
+        raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
 
 
 def _refused(param: str, wanted: str) -> InvalidRequest:
@@ -214,65 +224,80 @@ class Preparation:
         self._supplies = supplies
         self.rack = SkillRack(client, supplies)
 
-    async def prepare(self, ahead: TurnAhead) -> TurnReady:
+    async def prepare(self, ahead: TurnAhead) -> Prepared:
         """The tools with the container that the turn uses, and what its model must hear of it."""
         found = next(contained(ahead.tools.definitions), None)
         if found is None:
-            return TurnReady(ahead.shown)
+            return Prepared(ahead.shown)
         index, place = found
         at = f"tools[{index}].environment"
         try:
-            container_id, skills = await self._container(ahead, place, at)
+            container_id, skills = await self.container(ahead, place, at)
         except ApiError as error:
             error.param = error.param or at
             raise
         raws = _raws.decode(ahead.shown)
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
-        return TurnReady(Raw(encode(raws)), note(skills, ahead))
+        return Prepared(Raw(encode(raws)), notes=note(skills, ahead))
 
-    async def _container(
+    async def container(
         self, ahead: TurnAhead, place: ShellEnvironment, at: str
     ) -> tuple[str, list[SkillEntry]]:
-        """The container of the turn, and the skills in it that its model may use."""
-        client, owner = self._client, ahead.owner
+        """The container that is asked for: that one, or of an earlier turn, or a new one; and the skills in it that
+        its model may use."""
+        owner = ahead.owner
+        known = await self.known(ahead, place)
+        if known is not None and place.type == "container_reference":
+            return known.id, known.skills
+        skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
+        if known is not None:
+            has = {skill.folder: skill for skill in known.skills}
+            missing = [skill for skill in skills if skill.folder not in has]
+            has |= await self._add_skills(owner, known.id, missing)
+            return known.id, [has[skill.folder] for skill in skills]
+        spec = ContainerSpec(
+            memory_limit=place.memory_limit or "1g",
+            is_volatile=not ahead.is_stored,
+            domains=self.domains(ahead, place),
+        )
+        made, has = await self.make(owner, spec, place.file_ids or (), skills)
+        return made.id, [*has.values()]
+
+    def domains(self, ahead: TurnAhead, place: ShellEnvironment) -> tuple[str, ...]:
+        """What a new container may reach."""
+        at = "tools.environment.network_policy"
+        return asked_domains(place.network_policy, at, self._client.domains, ahead.may)
+
+    async def known(self, ahead: TurnAhead, place: ShellEnvironment) -> About | None:
+        """The container that is there already: the one that is named, or that of an earlier turn."""
         if place.type == "container_reference":
-            about = await client.find(owner, place.container_id or "")
+            about = await self._client.find(ahead.owner, place.container_id or "")
             if about.status != "active":
                 message = f"Container with id '{about.id}' has expired."
                 raise InvalidRequest(message, code="container_expired")
             if about.domains:
                 check_network_scope(ahead.may)
-            return about.id, about.skills
-        skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
-        policy = f"{at}.network_policy"
-        domains = asked_domains(place.network_policy, policy, client.domains, ahead.may)
+            return about
+        domains = self.domains(ahead, place)
         for container_id in _before(ahead):
             if (reused := await self._reusable(ahead, container_id, domains)) is not None:
-                has = {skill.folder: skill for skill in reused.skills}
-                missing = [skill for skill in skills if skill.folder not in has]
-                has |= await self._add_skills(owner, container_id, missing)
-                return container_id, [has[skill.folder] for skill in skills]
-        spec = ContainerSpec(
-            memory_limit=place.memory_limit or "1g",
-            is_volatile=not ahead.is_stored,
-            domains=domains,
-        )
-        made, has = await self.make(owner, spec, place.file_ids or (), skills)
-        return made.id, [*has.values()]
+                return reused
+        return None
 
     async def make(
         self,
         owner: Owner,
         spec: ContainerSpec,
         file_ids: Sequence[str],
-        skills: Sequence[WantedSkill],
+        skills: Sequence[WantedSkill] = (),
+        container_id: str = "",
     ) -> tuple[About, dict[str, SkillEntry]]:
         """A new container with these files and skills; none stays where they cannot be put there."""
         with ExitStack() as stack:
             # Before the container: a bad skill leaves nothing behind.
             loaded = await self.rack.load(skills, stack)
-            made = await self._client.create(owner, new_id("cntr"), spec)
+            made = await self._client.create(owner, container_id or new_id("cntr"), spec)
             try:
                 for each in file_ids:
                     await self.copy(owner, made.id, each)
@@ -306,19 +331,32 @@ class Preparation:
         is_fitting = is_fitting and set(about.domains) == set(domains)
         return about if is_fitting else None
 
+    async def check_uploads(self, owner: Owner, upload_ids: Sequence[str]) -> None:
+        """Refuse files that are not there; they are not read yet."""
+        for upload_id in upload_ids:
+            _, _, parts = await self._upload(owner, upload_id)
+            await parts.aclose()
+
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
         """Put a file that the client has uploaded into the container; returns its path."""
-        if self._supplies is None:
-            raise InvalidRequest("This server has no Files API.", code="unsupported_value")
-        name, _, parts = await self._supplies.open_file(owner, upload_id)
+        name, _, parts = await self._upload(owner, upload_id)
         async with aclosing(parts), self._client.writing(owner, container_id, name) as write:
             async for part in parts:
                 await write(part)
         return name
 
+    async def _upload(
+        self, owner: Owner, upload_id: str
+    ) -> tuple[str, int, AsyncGenerator[bytes, None]]:
+        if self._supplies is None:
+            raise InvalidRequest("This server has no Files API.", code="unsupported_value")
+        return await self._supplies.open_file(owner, upload_id)
+
 
 def _before(ahead: TurnAhead) -> Iterator[str]:
-    """The containers of earlier turns, the newest first: of the parent, or of calls that the client has sent."""
+    """The containers of this turn's other tools and of earlier turns, the newest first: of a parent, or of a call."""
+    if known := container_of(ahead.shown):
+        yield known
     turn = ahead.parent
     for _ in range(BACK_MAX):
         if turn is None:
@@ -327,8 +365,8 @@ def _before(ahead: TurnAhead) -> Iterator[str]:
             yield known
             break
         turn = turn.parent
-    for item in reversed(ahead.given):
-        if (container_id := _reference(item.value)) is not None:
+    for item in chain(reversed(ahead.given), ahead.earlier()):
+        if container_id := container_in(item.value):
             yield container_id
             return
 
@@ -339,6 +377,13 @@ def container_of(shown: Raw) -> str | None:
         if tool.type == NAME and tool.environment is not None and tool.environment.container_id:
             return tool.environment.container_id
     return None
+
+
+def container_in(value: ItemValue) -> str | None:
+    """The container of a call, of the shell or of Python code."""
+    if isinstance(value, CodeInterpreterCall):
+        return value.container_id or None
+    return _reference(value)
 
 
 def _reference(value: ItemValue) -> str | None:
@@ -425,7 +470,9 @@ class ContainerShell:
             max_output_length=_unless_none(asked.max_output_length),
             status="completed",
         )
-        return ToolResult("", as_item(output), await self._files(call.owner, asked.container_id))
+        return ToolResult(
+            "", as_item(output), await files_of(self._client, call.owner, asked.container_id)
+        )
 
     async def _run(
         self, call: HostedCall, asked: _Asked, index: int, command: str, s_max: float
@@ -462,13 +509,15 @@ class ContainerShell:
         outcome = ShellTimeout() if end.exit_code is None else ShellExit(end.exit_code)
         return ShellOutput(said["stdout"], said["stderr"], outcome)
 
-    async def _files(self, owner: Owner, container_id: str) -> tuple[Source, ...]:
-        try:
-            found = await self._client.list_files(owner, container_id)
-        except ApiError:
-            return ()
-        newest = sorted(found, key=lambda entry: -entry.changed_at)[:CITED_MAX]
-        return sources(container_id, [entry.path for entry in newest])
+
+async def files_of(client: KeeperClient, owner: Owner, container_id: str) -> tuple[Source, ...]:
+    """What an answer may link of a container."""
+    try:
+        found = await client.list_files(owner, container_id)
+    except ApiError:
+        return ()
+    newest = sorted(found, key=lambda entry: -entry.changed_at)[:CITED_MAX]
+    return sources(container_id, [entry.path for entry in newest])
 
 
 def _unless_none(length: int | UnsetType | None) -> int | UnsetType:
