@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mcp": INNER | {"web"},
     "egress": GROUND | {"seams", "wire", "documents", "web"},
     "sandbox": INNER | {"egress"},
+    "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
@@ -86,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "egress", "sandbox"}
+    | {"containers", "egress", "sandbox", "interpreter"}
     | {
         "guards",
         "listener",

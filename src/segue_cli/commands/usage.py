@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from segue.printable import cell, say
 from segue.seams.history import Owner
 from segue.seams.store import UsageTotal
 from segue.settings.checks import load_settings
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     settings = existing(load_settings(vars(options)))
     rows = asyncio.run(read_usage(settings, options.owner, options.days))
     if options.json:
-        print(msgspec.json.encode(rows).decode())
+        say(msgspec.json.encode(rows).decode())
         return 0
     # Imported here: where rich is missing, JSON is still printed.
     from rich.console import Console
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         table.add_column(shown, f"{total:,}", justify="right")
     for row in rows:
         counts = (f"{getattr(row, name):,}" for name in COUNTS)
-        table.add_row(row.day, row.owner, row.model, *counts)
+        table.add_row(row.day, cell(row.owner), cell(row.model), *counts)
     Console().print(table)
     return 0
 
