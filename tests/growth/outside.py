@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
+from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 from segue.errors import ApiError
 from segue.files.form import FileForm
@@ -32,7 +33,6 @@ from segue.web.cite import cite
 from segue.web.html import open_page, read_page
 from segue.web.search import JsonEngine, read_hits
 from segue.wire.tools import FunctionTool
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
 from tests.growth.lying_engine import WHOLE, lying_engine

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from segue_embedded.unrolled import _Unrolled
+
 import segue.border.believed
 import segue.engines.client
 import segue.readers.call_tags
@@ -22,7 +24,6 @@ from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
 from segue.schemas.json_schema import UNIONS, JsonSchema, listed
 from segue.seams.model import Finish, JobStarted
-from segue_embedded.unrolled import _Unrolled
 
 NO_LIMIT = 2**60
 DEPTH_MAX = 8
