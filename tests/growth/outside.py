@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 from segue.errors import ApiError
 from segue.files.form import FileForm
@@ -28,6 +27,7 @@ from segue.guards.rules import Rules, RulesGuard
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.sandbox.skills import unpack
+from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import open_page, read_page
