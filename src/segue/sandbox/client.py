@@ -31,6 +31,7 @@ from segue.errors import (
 )
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.sandbox.messages import (
+    AddSkill,
     CommandEnd,
     Container,
     ContainerSpec,
@@ -51,6 +52,7 @@ from segue.sandbox.messages import (
     Printed,
     ReadContainerFile,
     RunCommand,
+    SkillEntry,
     WriteContainerFile,
 )
 
@@ -77,6 +79,8 @@ class KeeperProcess:
         root: str,
         containers_max: int,
         *,
+        adapter: str = "bwrap",
+        runsc: str = "",
         domains: tuple[str, ...] = (),
         has_cgroups: bool = True,
     ) -> None:
@@ -89,9 +93,12 @@ class KeeperProcess:
             folder=str(folder),
             root=root,
             containers_max=containers_max,
+            adapter=adapter,
+            runsc=runsc,
             domains=domains,
             has_cgroups=has_cgroups,
         )
+        self.adapter = adapter
         self.ready = KeeperReady()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,6 +132,8 @@ class KeeperProcess:
                 raise Misconfigured(ready.error)
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
         self.ready = ready
+        if ready.warning:
+            log.warning("environment: %s", ready.warning)
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended."""
@@ -194,6 +203,9 @@ class KeeperClient:
     async def delete_file(self, owner: str, container_id: str, path: str) -> None:
         await self._ask(DeleteContainerFile(owner, container_id, path))
 
+    async def add_skill(self, owner: str, container_id: str, skill: SkillEntry) -> None:
+        await self._ask(AddSkill(owner, container_id, skill))
+
     async def run(self, request: RunCommand) -> AsyncGenerator[Printed | CommandEnd, None]:
         """What a command prints, and last how it has ended. Closing this stops the command."""
         async with aclosing(self._replies(request)) as replies:
@@ -212,11 +224,9 @@ class KeeperClient:
                 if isinstance(reply, FilePiece):
                     yield reply.data
 
-    async def write_file(
-        self, owner: str, container_id: str, path: str, data: bytes, *, is_skill: bool = False
-    ) -> None:
+    async def write_file(self, owner: str, container_id: str, path: str, data: bytes) -> None:
         """Put a file there."""
-        async with self.writing(owner, container_id, path, is_skill=is_skill) as write:
+        async with self.writing(owner, container_id, path) as write:
             await write(data)
 
     @asynccontextmanager

@@ -28,8 +28,9 @@ from segue.aio import in_background
 from segue.egress.doors import Doors
 from segue.errors import Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-from segue.sandbox.adapter import SandboxFailed
-from segue.sandbox.adapters import ADAPTERS
+from segue.isolation.adapter import SandboxFailed
+from segue.isolation.adapters import ADAPTERS
+from segue.isolation.limits import Cgroups, open_cgroups, remove_cgroups
 from segue.sandbox.beneath import list_files, new_file, plain_file, remove_file
 from segue.sandbox.containers import (
     COMMAND_BYTES_MAX,
@@ -41,8 +42,8 @@ from segue.sandbox.containers import (
     remove_folder,
     run_command,
 )
-from segue.sandbox.limits import Cgroups, open_cgroups, remove_cgroups
 from segue.sandbox.messages import (
+    AddSkill,
     ContainerSpec,
     DeleteContainer,
     DeleteContainerFile,
@@ -116,6 +117,7 @@ class Keeper:
         | ListContainers
         | DeleteContainer
         | ListContainerFiles
+        | AddSkill
         | DeleteContainerFile,
     ) -> KeeperAnswer:
         containers = self._containers
@@ -133,6 +135,10 @@ class Keeper:
             case ListContainerFiles(owner=owner, container_id=name):
                 held, place = await containers.place(owner, name)
                 return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
+            case AddSkill(owner=owner, container_id=name, skill=skill):
+                held, _ = await containers.place(owner, name)
+                held.skills[skill.folder] = skill
+                return KeeperAnswer()
             case DeleteContainerFile(owner=owner, container_id=name, path=path):
                 _, place = await containers.place(owner, name)
                 with _file_errors(path), _open_folder(place.sandbox.data) as folder:
@@ -201,9 +207,7 @@ class Keeper:
                         )
                     )
                 await asyncio.to_thread(_write, fd, data)
-        if request.is_skill:
-            held.skills.add(request.path.split("/")[1])
-        else:
+        if not request.is_skill:
             held.uploaded.add(request.path)
 
 
@@ -286,7 +290,7 @@ def own_folder(base: Path) -> Path:
 async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroups]]:
     """The containers of a keeper, with a sandbox tried."""
     folder = own_folder(Path(orders.folder))
-    adapter = ADAPTERS[orders.adapter](folder, orders.root)
+    adapter = ADAPTERS[orders.adapter](folder, orders.root, orders.runsc)
     cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
     doors = None if not orders.domains else Doors(orders.domains)
     if doors is not None and not adapter.has_network:
@@ -337,7 +341,12 @@ async def serve(orders: KeeperOrders) -> None:
         async with opened(orders) as (containers, cgroups):
             keeper = Keeper(containers)
             server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
-            _say(KeeperReady(isolation=containers.isolation, held_by=cgroups.held_by))
+            ready = KeeperReady(
+                isolation=containers.isolation,
+                held_by=cgroups.held_by,
+                warning=containers.warning,
+            )
+            _say(ready)
             async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
                 await _server_gone()
     except SandboxFailed as error:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from segue.sandbox.limits import HeldBy
+from segue.isolation.limits import HeldBy
 
 ContainerStatus = Literal["active", "expired"]
 # How the contract writes them; in bytes.
@@ -29,6 +29,8 @@ class KeeperOrders(Struct, frozen=True):
     containers_max: int
     # A row of `adapters.py`.
     adapter: str = "bwrap"
+    # Where the program of gVisor is; empty: where programs of the system are.
+    runsc: str = ""
     has_cgroups: bool = True
     # What containers may reach of the network; nothing: there is none.
     domains: tuple[str, ...] = ()
@@ -43,6 +45,8 @@ class KeeperReady(Struct, frozen=True):
     isolation: str = ""
     held_by: HeldBy = "watcher"
     is_misconfigured: bool = False
+    # What the operator should know, though sandboxes can be made.
+    warning: str = ""
 
 
 class ContainerSpec(Struct, frozen=True):
@@ -55,6 +59,15 @@ class ContainerSpec(Struct, frozen=True):
     is_volatile: bool = False
     # What it may reach of the network: hosts, and `*.` with a name for all below it.
     domains: tuple[str, ...] = ()
+
+
+class SkillEntry(Struct, frozen=True):
+    """A skill of a container: its folder, what it is for, and where its instructions are."""
+
+    folder: str
+    name: str
+    description: str
+    path: str
 
 
 class MakeContainer(Struct, frozen=True, tag=True):
@@ -113,6 +126,14 @@ class WriteContainerFile(Struct, frozen=True, tag=True):
     is_skill: bool = False
 
 
+class AddSkill(Struct, frozen=True, tag=True):
+    """All files of a skill are written: from now on the container has it."""
+
+    owner: str
+    container_id: str
+    skill: SkillEntry
+
+
 class DeleteContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
@@ -128,6 +149,7 @@ KeeperRequest = (
     | ListContainerFiles
     | ReadContainerFile
     | WriteContainerFile
+    | AddSkill
     | DeleteContainerFile
 )
 
@@ -152,8 +174,7 @@ class Container(Struct, frozen=True):
     received_bytes: int = 0
     # What it holds in memory now, where it runs.
     memory_bytes: int = 0
-    # The folders of the skills that it has.
-    skills: list[str] = []
+    skills: list[SkillEntry] = []
 
 
 class FileEntry(Struct, frozen=True):

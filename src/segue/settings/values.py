@@ -178,9 +178,10 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
-    environment: Literal["off", "auto", "bwrap"] = "off"
+    environment: Literal["off", "auto", "bwrap", "gvisor"] = "off"
     environment_domains: tuple[str, ...] = ()
     environment_root: str = ""
+    environment_runsc: str = ""
     environment_s_max: Positive = 120.0
     environments_max: Amount = 64
     hosted_tools: tuple[str, ...] = ()
