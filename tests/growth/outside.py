@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
 from segue.errors import ApiError
 from segue.files.form import FileForm
@@ -28,6 +27,7 @@ from segue.guards.rules import Rules, RulesGuard
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.sandbox.skills import unpack
+from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import open_page, read_page
@@ -232,8 +232,9 @@ def long_lists(size: int) -> bytes:
 
 def check_lists(schema: bytes) -> None:
     """What the grammar library would write out is known, and refused where it is too much."""
-    wanted = json.loads(schema)["minItems"]
-    assert wanted <= UNROLLED_MAX or unrolled(schema) > UNROLLED_MAX, (
+    value = json.loads(schema)
+    wanted = value["minItems"]
+    assert wanted <= UNROLLED_MAX or unrolled(value) > UNROLLED_MAX, (
         f"{wanted} items are written out"
     )
 
