@@ -27,12 +27,12 @@ from segue.guards.rules import Rules, RulesGuard
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.sandbox.skills import unpack
+from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import open_page, read_page
 from segue.web.search import JsonEngine, read_hits
 from segue.wire.tools import FunctionTool
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
 from tests.growth.lying_engine import WHOLE, lying_engine

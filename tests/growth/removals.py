@@ -20,9 +20,9 @@ import segue.readers.plain_names
 import segue.schemas.json_schema
 from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
+from segue.schemas.followed import _Unrolled
 from segue.schemas.json_schema import UNIONS, JsonSchema, listed
 from segue.seams.model import Finish, JobStarted
-from segue_embedded.unrolled import _Unrolled
 
 NO_LIMIT = 2**60
 DEPTH_MAX = 8

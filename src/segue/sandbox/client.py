@@ -77,6 +77,8 @@ class KeeperProcess:
         root: str,
         containers_max: int,
         *,
+        adapter: str = "bwrap",
+        runsc: str = "",
         domains: tuple[str, ...] = (),
         has_cgroups: bool = True,
     ) -> None:
@@ -89,9 +91,12 @@ class KeeperProcess:
             folder=str(folder),
             root=root,
             containers_max=containers_max,
+            adapter=adapter,
+            runsc=runsc,
             domains=domains,
             has_cgroups=has_cgroups,
         )
+        self.adapter = adapter
         self.ready = KeeperReady()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,6 +130,8 @@ class KeeperProcess:
                 raise Misconfigured(ready.error)
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
         self.ready = ready
+        if ready.warning:
+            log.warning("environment: %s", ready.warning)
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended."""
