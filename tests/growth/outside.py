@@ -232,8 +232,9 @@ def long_lists(size: int) -> bytes:
 
 def check_lists(schema: bytes) -> None:
     """What the grammar library would write out is known, and refused where it is too much."""
-    wanted = json.loads(schema)["minItems"]
-    assert wanted <= UNROLLED_MAX or unrolled(schema) > UNROLLED_MAX, (
+    value = json.loads(schema)
+    wanted = value["minItems"]
+    assert wanted <= UNROLLED_MAX or unrolled(value) > UNROLLED_MAX, (
         f"{wanted} items are written out"
     )
 
