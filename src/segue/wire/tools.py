@@ -126,6 +126,9 @@ class Skill(Struct, frozen=True):
     name: MaybeText = UNSET
     description: MaybeText = UNSET
     path: MaybeText = UNSET
+    # Of one that the server keeps; the version is a text or a number.
+    skill_id: MaybeText = UNSET
+    version: RawField = UNSET
 
 
 class ShellEnvironment(Struct, frozen=True):
