@@ -365,12 +365,20 @@ class Measured:
         }
         return [name for name, is_bad in found.items() if is_bad]
 
+    @property
+    def line(self) -> str:
+        memory = f"+{self.grown_mib:.0f} MiB, kept {self.kept_mib:.0f}"
+        return f"{self.shape.name}: x{self.ratio:.1f}, {memory}: {self.verdict}"
+
+    @property
+    def verdict(self) -> str:
+        return f"FAIL: {', '.join(self.failures)}" if self.failures else "pass"
+
     def row(self) -> tuple[object, ...]:
         beside = [at_share(self.beside, share) for share in (0.5, 0.99, 1.0)]
-        verdict = f"FAIL: {', '.join(self.failures)}" if self.failures else "pass"
         times = (at_share(self.alone, 0.99), *beside, self.ratio)
         return (
-            self.shape.name, len(self.beside), *times, self.grown_mib, self.kept_mib, verdict,
+            self.shape.name, len(self.beside), *times, self.grown_mib, self.kept_mib, self.verdict,
         )  # fmt: skip
 
 
@@ -403,7 +411,8 @@ def main(arguments: Sequence[str]) -> int:
     found: list[Measured] = []
     for name in options.only or BY_NAME:
         found.append(measured(BY_NAME[name], options.seconds))
-        say(f"{name}: {found[-1].row()[-1]}")
+        # Each at once: a run that is broken off has said what it found.
+        say(found[-1].line)
     columns = (
         "beside: {}|{} turns|alone p99 {:.1f} ms|p50 {:.1f} ms|p99 {:.1f} ms|longest {:.0f} ms"
     )

@@ -24,7 +24,7 @@ GROWTH = 1.5
 
 def slow_text(pattern: re.Pattern[str], chars: int) -> str | None:
     """What is repeated in a text of at most so many characters that takes this pattern too long; None if nothing is."""
-    own = dict.fromkeys(one for one in pattern.pattern if one not in r"\|*+?(){}[]^$.")
+    own = dict.fromkeys(char for char in pattern.pattern if char not in r"\|*+?(){}[]^$.")
     pieces = dict.fromkeys([*USUAL_PIECES, *list(own)[:OWN_PIECES_MAX]])
     return next((piece for piece in pieces if _is_slow(pattern, piece, chars)), None)
 
