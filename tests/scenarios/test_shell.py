@@ -20,6 +20,8 @@ from segue.sandbox.client import KeeperClient
 from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
+from segue.settings.checks import load_settings
+from segue_cli.commands.usage import read_usage
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
 from tests.sandbox.test_skills import packed
@@ -467,6 +469,30 @@ async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
         body["tools"] = answer.json["tools"]
         answer = await fetch(served, "POST", "/v1/responses", body, headers=unable)
         assert answer.status == 403, answer.body
+
+
+async def test_use_of_containers_is_in_the_ledger_and_in_the_metrics(tmp_path: Path) -> None:
+    busy = run("timeout 0.3 sh -c 'while true; do :; done'; true")
+    store = f"sqlite:///{tmp_path}/turns.db"
+    async with scripted(tmp_path, busy, DONE, **{**FLAGS, "store": store}) as served:
+        body = {"model": MODEL, "input": "Go", "tools": [AUTO]}
+        made = (await fetch(served, "POST", "/v1/responses", body)).json
+        name = made["tools"][0]["environment"]["container_id"]
+        used = (await keeper_of(served).take_usage()).usage
+        assert [each.owner for each in used] == [LOCAL]
+        assert 0.2 < used[0].cpu_s < 3
+        assert used[0].container_s > 0.3
+        # Taken once; what follows is what is new, also of a container that is gone.
+        await fetch(served, "DELETE", f"/v1/containers/{name}")
+        (rest,) = (await keeper_of(served).take_usage()).usage
+        assert rest.container_s > 0
+        assert rest.cpu_s < 0.2
+        again = await fetch(served, "POST", "/v1/responses", body)
+        assert again.status == 200
+    # The last use is written when the server ends.
+    settings = load_settings({"store": store}, {})
+    rows = [row for row in await read_usage(settings, None, 2) if row.container_s]
+    assert [(row.owner, row.model, row.turns) for row in rows] == [(LOCAL, "", 0)]
 
 
 async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:

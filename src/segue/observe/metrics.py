@@ -24,6 +24,7 @@ from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
 from segue.seams.engine_status import EngineStatus
+from segue.seams.store import SandboxUsage
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
@@ -134,6 +135,12 @@ class Metrics:
         # Memory, processor time, open files and start time of this process.
         prometheus.ProcessCollector(registry=self.registry)
         self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
+        about = "Containers that are alive, by level of isolation and by what holds their limits"
+        self._containers = self._gauge("segue_containers", about, ("isolation", "limits_by"))
+        self._container_s = self._counter("container_seconds", "Seconds that containers have lived")
+        self._sandbox_cpu_s = self._counter("sandbox_cpu_seconds", "CPU seconds used in containers")
+        about = "Bytes between containers and the network, by direction (out, in)"
+        self._sandbox_bytes = self._counter("sandbox_network_bytes", about, ("direction",))
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -217,6 +224,18 @@ class Metrics:
             if engine.running is not None and engine.waiting is not None:
                 self._engine_running.labels(engine.name).inc(engine.running)
                 self._engine_waiting.labels(engine.name).inc(engine.waiting)
+
+    def note_containers(self, alive: int, isolation: str, limits_by: str) -> None:
+        """How many containers the keeper of this machine has; the same for all its workers."""
+        self._containers.labels(isolation, limits_by).set(alive)
+
+    def count_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
+        """What containers have used since this was last counted."""
+        for each in used:
+            self._container_s.inc(each.container_s)
+            self._sandbox_cpu_s.inc(each.cpu_s)
+            self._sandbox_bytes.labels("out").inc(each.egress_bytes)
+            self._sandbox_bytes.labels("in").inc(each.ingress_bytes)
 
     def note_lookup_failure(self, model: str) -> None:
         """Count a lookup of this model's replicas that failed."""

@@ -51,6 +51,7 @@ from segue.sandbox.messages import (
     Printed,
     ReadContainerFile,
     RunCommand,
+    TakeUsage,
     WriteContainerFile,
 )
 
@@ -187,6 +188,10 @@ class KeeperClient:
 
     async def delete(self, owner: str, container_id: str) -> None:
         await self._ask(DeleteContainer(owner, container_id))
+
+    async def take_usage(self) -> KeeperAnswer:
+        """What all owners have used since this was last asked, and how many containers are alive."""
+        return await self._ask(TakeUsage())
 
     async def list_files(self, owner: str, container_id: str) -> list[FileEntry]:
         return (await self._ask(ListContainerFiles(owner, container_id))).files

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import astuple
 
 from segue.aio import spawn
 from segue.egress.doors import FORWARDER, Door, Doors
@@ -41,6 +42,7 @@ from segue.sandbox.messages import (
     ContainerSpec,
     KeeperFailure,
     MakeContainer,
+    OwnerUsage,
     Printed,
     RunCommand,
 )
@@ -72,6 +74,9 @@ LOST = "The Python process ended: its variables are lost, and the next code star
 # Above all that machines give away.
 UID_FIRST = 2_000_000_000
 COMMAND_BYTES_MAX = 120_000
+
+
+UNUSED = OwnerUsage("")
 
 
 class KeeperFault(Exception):
@@ -182,6 +187,12 @@ class LiveSandbox:
         self.door = door
         self.sandbox.send(channel.NETWORK, 0, FORWARDER.read_bytes())
 
+    def cpu_seconds(self) -> float:
+        """CPU time of all that has run in it."""
+        if self._watching and not self.ended.is_set():
+            self.cpu_s = max(self.cpu_s, cpu_seconds_of(self.sandbox.pid))
+        return self.cpu_s
+
     async def _close(self) -> None:
         if self.door is not None:
             self.door.close()
@@ -278,6 +289,8 @@ class Held:
     skills: set[str] = field(default_factory=set)
     ended_at: float | None = None
     reason: str = ""
+    # What of its use was taken already.
+    used: OwnerUsage = UNUSED
 
     @property
     def place(self) -> LiveSandbox | None:
@@ -304,6 +317,7 @@ class Containers:
     ) -> None:
         self._adapter = adapter
         self.isolation = adapter.isolation
+        self.held_by = cgroups.held_by
         self._cgroups = cgroups
         self._folder = folder
         self._max = containers_max
@@ -315,6 +329,8 @@ class Containers:
         self._clock = clock
         self._numbers = count(1)
         self._held: dict[str, Held] = {}
+        # Of containers that were deleted since the use was last taken.
+        self._used: list[OwnerUsage] = []
         self._spare: tuple[tuple[str, bool], asyncio.Task[LiveSandbox]] | None = None
 
     # --- finding and making ---
@@ -442,6 +458,36 @@ class Containers:
         held = self.find(owner, container_id)
         del self._held[container_id]
         await _close(held.starting)
+        self._used.append(self._take(held))
+
+    def _take(self, held: Held) -> OwnerUsage:
+        """What a container has used since this was last asked."""
+        now = self._clock() if self._is_alive(held) else held.ended_at or self._clock()
+        place = held.place
+        door = None if place is None else place.door
+        total = OwnerUsage(
+            held.owner,
+            now - held.created_at,
+            0.0 if place is None else place.cpu_seconds(),
+            0 if door is None else door.sent_bytes,
+            0 if door is None else door.received_bytes,
+        )
+        before, held.used = held.used, total
+        return OwnerUsage(
+            held.owner,
+            max(0.0, total.container_s - before.container_s),
+            max(0.0, total.cpu_s - before.cpu_s),
+            total.sent_bytes - before.sent_bytes,
+            total.received_bytes - before.received_bytes,
+        )
+
+    def take_usage(self) -> tuple[list[OwnerUsage], int]:
+        """What all containers have used since this was last asked; and how many are alive."""
+        parts, self._used = self._used, []
+        parts += map(self._take, self._held.values())
+        # The container that was tried at the start has no owner.
+        used = [part for part in parts if part.owner and any(astuple(part)[1:])]
+        return used, sum(map(self._is_alive, self._held.values()))
 
     def about(self, held: Held) -> Container:
         """What its owner may see of it."""

@@ -23,6 +23,7 @@ from segue.seams.store import (
     Conversation,
     ConversationItem,
     Retention,
+    SandboxUsage,
     UsageTotal,
 )
 from segue.stores.maintenance import CLAIM_S
@@ -91,6 +92,8 @@ class MemoryLedger:
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
+        # By day and owner: seconds of containers and of CPU, bytes out and in.
+        self._sandboxes: dict[tuple[str, Owner], tuple[float, float, int, int]] = {}
 
     @property
     def entries(self) -> list[UsageEntry]:
@@ -110,7 +113,27 @@ class MemoryLedger:
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
                 used = (1, *tokens, entry.tool_calls)
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
+        rows = [UsageTotal(*key, *totals[key]) for key in totals]
+        since_day = time.strftime("%Y-%m-%d", time.gmtime(since))
+        rows += [
+            UsageTotal(day, whose, "", *NOTHING, *used)
+            for (day, whose), used in self._sandboxes.items()
+            if day >= since_day and owner in (None, whose)
+        ]
+        return sorted(rows, key=lambda row: (row.day, row.owner, row.model))
+
+    async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
+        for new in used:
+            key = (new.day, new.owner)
+            container_s, cpu_s, egress, ingress = self._sandboxes.get(key, (0.0, 0.0, 0, 0))
+            self._sandboxes[key] = (
+                container_s + new.container_s,
+                cpu_s + new.cpu_s,
+                egress + new.egress_bytes,
+                ingress + new.ingress_bytes,
+            )
+            if len(self._sandboxes) > self._entries_max:
+                del self._sandboxes[next(iter(self._sandboxes))]
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""
