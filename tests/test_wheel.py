@@ -43,17 +43,18 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels of both distributions, by name."""
+    """The wheels of all distributions, by name."""
     folder = tmp_path_factory.mktemp("wheels")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     run(*build, cwd=ROOT)
-    run(*build, cwd=ROOT / "segue-server")
+    for part in ("segue-server", "segue-conform"):
+        run(*build, cwd=ROOT / part)
     return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
 
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has both."""
+    """The programs of an environment that has them all."""
     environment = tmp_path_factory.mktemp("whole") / "environment"
     return install(environment, *wheels.values(), libraries=Path(sysconfig.get_path("purelib")))
 
@@ -91,7 +92,12 @@ async def test_wheel_serves_outside_the_checkout(installed: Path, tmp_path: Path
 
 
 def test_source_archives_build_the_same_wheels(wheels: dict[str, Path], tmp_path: Path) -> None:
-    for name, project in {"segue": ROOT, "segue_server": ROOT / "segue-server"}.items():
+    projects = {
+        "segue": ROOT,
+        "segue_server": ROOT / "segue-server",
+        "segue_conform": ROOT / "segue-conform",
+    }
+    for name, project in projects.items():
         run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=project)
         archive = f"{name}-{__version__}"
         with tarfile.open(tmp_path / f"{archive}.tar.gz") as packed:
@@ -172,6 +178,7 @@ MISSING: dict[str, tuple[str, str, str]] = {
     "models list": ("models", "rich", "segue"),
     "bench": ("bench", "segue_bench", "segue"),
     "fleet up": ("fleet", "segue_fleet", "segue"),
+    "conform": ("conform", "segue_conform", "segue"),
 }
 
 

@@ -130,7 +130,8 @@ def rest(work: Path, folder: Path) -> None:
     locked = re.findall(r"^[a-z0-9-]+==[^ ]+", lock, re.MULTILINE)
     wanted = [name for name in locked if name.partition("==")[0] not in NOT_FOR_SEGUE]
     own = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(work / "segue")]
-    subprocess.run([*own, str(ROOT), str(ROOT / "segue-server")], check=True)
+    projects = [ROOT, ROOT / "segue-server", ROOT / "segue-conform"]
+    subprocess.run([*own, *map(str, projects)], check=True)
     unpack(download(work / "segue", wanted), folder / "segue")
     unpack(download(work / "peer", [PEER]), work / "peer-files")
     (folder / "bin").mkdir(exist_ok=True)

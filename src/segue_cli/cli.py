@@ -102,6 +102,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "bench": Verb(
             "segue_bench.command", "measure agent loops over each transport", needs="segue_bench"
         ),
+        "conform": Verb(
+            "segue_conform.command",
+            "test any server of the Responses API, Messages or Chat against their contracts",
+            needs="segue_conform",
+        ),
         "fleet": Verb(
             "segue_fleet.command",
             "run PostgreSQL, two servers, HAProxy and four replicas without a model, to try a fleet",
@@ -120,7 +125,7 @@ NO_CHOICE = re.compile(r"argument (.+?): invalid choice: '(.*)' \(choose from (.
 MISSING = re.compile(r"the following arguments are required: (.*)")
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 # What comes with the distribution `segue`, and not with `segue-server`.
-COMFORTS = {"rich", "tomlkit", "segue_bench", "segue_embedded", "segue_fleet"}
+COMFORTS = {"rich", "tomlkit", "segue_bench", "segue_conform", "segue_embedded", "segue_fleet"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

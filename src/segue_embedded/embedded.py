@@ -16,6 +16,10 @@ out retry the same.
 
 Ids wait for a slow loop in an array of at most `output_tokens_max`, four bytes each. The callback does not block: that
 would not slow the model, whose own queue has no limit, and would keep the slot (docs/decisions/0006).
+
+Where an answer is held to a schema or a grammar, llama.cpp drops it without a word when its library gives up, in the
+middle of the answer too. So a token that no grammar allows is made certain in each such job: it is sampled in that
+moment, and the answer ends as a failure instead of going on as anything.
 """
 
 from __future__ import annotations
@@ -23,19 +27,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
+import re
 import secrets
 import shutil
-import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.request import Request, urlopen
 
 import msgspec
@@ -56,7 +59,6 @@ from segue.errors import (
     ApiError,
     EngineFailed,
     InvalidRequest,
-    Misconfigured,
     Unavailable,
     context_overflow,
 )
@@ -64,39 +66,27 @@ from segue.schemas.structural_tags import JSON_STYLE
 from segue.seams.model import EngineFacts, Finish, Grammar, Ids, Job, JobStarted, TokenLogprob
 from segue.seams.prompt import Tokens, id_array
 from segue.vocabularies.gguf import GgufValue, trained_tokens
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
+from segue_embedded.loading import LlamaServer, load_server
+from segue_embedded.trial import Trial
 
 log = logging.getLogger(__name__)
 
 # What small machines can hold.
 CONTEXT_TOKENS = 8_192
-# Tokens of a prompt between two callbacks, and so how soon a cancel is noticed: about half a second for SmolLM2 on one
-# core. It costs about a tenth of the speed that a batch of 512 has.
-BATCH = 32
 # Of a job's JSON, which begins with its prompt: about a hundred tokens.
 PREFIX_BYTES = 512
 # How long a cancelled job may take to free its slot: a batch, on a busy machine.
 CANCEL_S_MAX = 5.0
-# Cached prompts that have no slot now. SmolLM2 needs 22.5 KiB a token.
-CACHE_MIB = 1_024
 # How long a slot may take to be saved or restored, with a job that ends first.
 SLOT_S_MAX = 60.0
 # Jobs that may wait for a slot: a caller waits long, but not for ever.
 WAITING_MAX = 1_000
 # Schemas and grammars that were tried; each is tried once.
 SCHEMAS_MAX = 1_000
-# What the wheel is compiled for. Without these the first token ends the process.
-X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")
-
-
-class LlamaServer(Protocol):
-    """What we use of `xllamacpp.Server`. JSON goes in as bytes and comes back as bytes."""
-
-    # Of its HTTP port, which only this process has the key of.
-    listening_address: str
-
-    def handle_completions(self, request: bytes, callback: Callable[[bytes], bool]) -> None:
-        """Blocks until the answer is complete or a callback returns True."""
+# What a schema or grammar may have: the library takes about a second for so much, in which no other answer goes on.
+HELD_BYTES_MAX = 256 * 1024
+# A special token in a structural tag or in a Lark grammar.
+NAMED_TOKEN = re.compile(r'(?:"token":|<\[)\s*(\d+)')
 
 
 class EmbeddedEngine:
@@ -137,6 +127,7 @@ class EmbeddedEngine:
         self._workers = ThreadPoolExecutor(parallel, thread_name_prefix="segue-embedded")
         self._answers: set[_Answer] = set()
         self._schemas: dict[bytes, bool] = {}
+        self._trial = Trial(path)
         # The jobs that llama.cpp works on, and their prefixes.
         self._running: dict[_Answer, bytes] = {}
         self._has_ended = threading.Condition()
@@ -191,6 +182,7 @@ class EmbeddedEngine:
             answer.is_cancelled = True
 
         def unload() -> None:
+            self._trial.close()
             self._workers.shutdown(cancel_futures=True)
             servers.clear()
 
@@ -224,9 +216,11 @@ class EmbeddedEngine:
         if answer.is_cancelled:
             return
         try:
-            if job.schema is not None and not self._is_followed(server, job):
-                raise _unsupported(job.schema)
-            body = _request(job)
+            if job.schema is not None:
+                if not self._is_followed(job):
+                    raise _unsupported(job.schema)
+                answer.forbidden = self._forbidden_ids(job)
+            body = _request(job, certain=answer.forbidden)
             with self._registered(answer, body[:PREFIX_BYTES]):
                 server.handle_completions(body, answer)
             answer.add(end=EngineFailed("The engine broke off."))
@@ -254,8 +248,9 @@ class EmbeddedEngine:
                 del self._running[answer]
                 self._has_ended.notify_all()
 
-    def _is_followed(self, server: LlamaServer, job: Job) -> bool:
-        """Whether the schema or grammar is followed: llama.cpp ignores one that it cannot read, with a line in its log.
+    def _is_followed(self, job: Job) -> bool:
+        """Whether the schema or grammar is followed: llama.cpp ignores one that it cannot read, with a line in its log,
+        and one that it cannot hold ends its process, which is therefore another one (`trial.py`).
 
         It is asked for one token while a forbidden token is made certain: that token is sampled only if nothing forbids
         it. For a schema that is a stop; a grammar may allow the empty text, so there it is a special token.
@@ -263,15 +258,20 @@ class EmbeddedEngine:
         assert job.schema is not None
         key = blake2b(msgspec.json.encode(job.schema), digest_size=16).digest()
         if key not in self._schemas:
-            if unrolled(job.schema) > UNROLLED_MAX:
+            if _size(job.schema) > HELD_BYTES_MAX:
                 raise _too_large()
             likely = sorted(job.stops)
             if isinstance(job.schema, Grammar):
                 likely = self._forbidden_ids(job) or likely
             answer = _Answer(job, self._hidden_tokens)
-            server.handle_completions(_request(job, likely=likely), answer)
             if len(self._schemas) >= SCHEMAS_MAX:
                 self._schemas.clear()
+            said = self._trial.run(_request(job, certain=likely, is_probe=True))
+            if said is None:
+                log.warning("a schema or grammar ended the process that tries them; it is refused")
+                self._schemas[key] = False
+                return False
+            any(map(answer, said))
             _, ids, _, end = answer.take()
             if isinstance(end, ApiError):
                 raise end
@@ -281,10 +281,14 @@ class EmbeddedEngine:
         return self._schemas[key]
 
     def _forbidden_ids(self, job: Job) -> list[int]:
-        """A token that no grammar allows: a special token that is no stop. The prompt has one, as a rule."""
+        """A token that the grammar does not allow: a special token that is no stop, and that a structural tag does not
+        name. The prompt has one, as a rule."""
         assert isinstance(job.prompt, Tokens)
+        allowed = {*job.stops}
+        if isinstance(job.schema, Grammar):
+            allowed |= {int(named[1]) for named in NAMED_TOKEN.finditer(job.schema.definition)}
         ids = (id for chunk in job.prompt.chunks() for id in chunk)
-        special = (id for id in ids if id not in job.stops and not self._vocabulary.bytes_of(id))
+        special = (id for id in ids if id not in allowed and not self._vocabulary.bytes_of(id))
         return list(islice(special, 1))
 
 
@@ -341,6 +345,8 @@ class _Answer:
         self._loop = loop
         # Stops the job at its next callback.
         self.is_cancelled = False
+        # What is sampled once nothing holds the answer any more.
+        self.forbidden: Sequence[int] = ()
         self._lock = threading.Lock()
         self._started: JobStarted | None = None
         self._ids = id_array()
@@ -412,6 +418,10 @@ class _Answer:
             # A character that took several tokens, of which llama.cpp sends only the last one.
             ids = self._hidden_tokens.find(choice.text, count - self._count, ids[-1])
         self._count = count
+        if self.forbidden and not set(self.forbidden).isdisjoint(ids):
+            assert self._job.schema is not None
+            self.add(end=_given_up(self._job.schema))
+            return True
         self.add(ids, self._read_logprobs(choice, len(ids)))
         # llama.cpp has stops of its own; the dialect may have more.
         return ids[-1] in self._job.stops and self._finish("stop", count)
@@ -431,9 +441,9 @@ class _Answer:
         return True
 
 
-def _request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
-    """The job as llama.cpp takes it; with tokens that are made `likely`, a probe of its constraint."""
-    is_probe = bool(likely)
+def _request(job: Job, *, certain: Sequence[int] = (), is_probe: bool = False) -> bytes:
+    """The job as llama.cpp takes it, or a probe of its constraint; with tokens that are made `certain`, so that they
+    are sampled where nothing forbids them."""
     assert isinstance(job.prompt, Tokens), "this engine takes tokens"
     ids = job.prompt.flat().tolist()
     fields: dict[str, object] = {
@@ -453,8 +463,8 @@ def _request(job: Job, *, likely: Sequence[int] = ()) -> bytes:
         fields["grammar"] = llguidance(job.schema)
     elif isinstance(job.schema, bytes) and job.output_tokens_max:
         fields["json_schema"] = _spaced(job.schema)
-    if is_probe:
-        fields["logit_bias"] = [[id, CERTAIN] for id in likely]
+    if certain:
+        fields["logit_bias"] = [[id, CERTAIN] for id in certain]
     return msgspec.json.encode(fields)
 
 
@@ -470,10 +480,25 @@ def _unsupported(schema: bytes | Grammar) -> InvalidRequest:
     return refused_grammar(schema) if isinstance(schema, Grammar) else unsupported_schema()
 
 
+def _given_up(schema: bytes | Grammar) -> InvalidRequest:
+    """The end of an answer that was no longer held to its schema: what would have followed is anything."""
+    is_grammar = isinstance(schema, Grammar) and schema.syntax != "structural_tag"
+    return InvalidRequest(
+        f"The engine could not follow this {'grammar' if is_grammar else 'JSON schema'} to the end of the answer: it "
+        "is too large or too ambiguous. Use a smaller one: shorter repeats, patterns and constants.",
+        code="unsupported_grammar" if is_grammar else "unsupported_schema",
+        param="tools" if is_grammar else None,
+    )
+
+
+def _size(schema: bytes | Grammar) -> int:
+    return len(schema if isinstance(schema, bytes) else schema.definition.encode())
+
+
 def _too_large() -> InvalidRequest:
     return InvalidRequest(
-        "The engine cannot follow this JSON schema: written out item by item, its lists ('minItems', 'maxItems', "
-        f"'prefixItems') and what 'allOf' joins would have more than {UNROLLED_MAX:,} parts.",
+        "The engine cannot follow this JSON schema or grammar: it may have at most "
+        f"{HELD_BYTES_MAX // 1024} KiB, tools included.",
         code="unsupported_schema",
     )
 
@@ -554,84 +579,8 @@ def spare_cores() -> int:
     return max(1, cores - 1)
 
 
-def check_cpu(info: Path = Path("/proc/cpuinfo")) -> None:
-    """Refuse a CPU on which the wheel would end the process with an illegal instruction."""
-    if platform.machine() not in ("x86_64", "AMD64") or not info.exists():
-        return
-    lines = (line for line in info.read_text().splitlines() if line.startswith("flags"))
-    flags = next(lines, "").split()
-    missing = [flag for flag in X86_FLAGS if flag not in flags]
-    if flags and missing:
-        raise Misconfigured(
-            f"engine: the embedded engine's wheel needs a CPU with {', '.join(missing)}, which this "
-            "one lacks. Use another engine: `--engine llamacpp --engine-url …` with a llama-server "
-            "built for this CPU, or `--engine scripted`."
-        )
-
-
-def load_advice(error: ImportError) -> str:
-    """What to do where the engine's library cannot be loaded; minimal systems lack OpenMP's."""
-    if "libgomp" in str(error):
-        return "Install the library; on Debian and Ubuntu: apt install libgomp1"
-    return f"Run: {sys.executable} -m pip install --no-deps xllamacpp"
-
-
 def _fingerprint(path: Path, context_tokens: int) -> str:
     """What the state of a slot fits: these weights, this context, this version of llama.cpp."""
     stat = path.stat()
     parts = (path.name, stat.st_size, stat.st_mtime_ns, context_tokens, version("xllamacpp"))
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def load_server(
-    path: Path,
-    *,
-    context_tokens: int,
-    parallel: int,
-    threads: int,
-    key: str,
-    memory: Path | None = None,
-) -> LlamaServer:
-    """A llama.cpp server in this process. Its HTTP port cannot be switched off: it gets loopback and a random key."""
-    if not path.is_file():
-        raise Misconfigured(
-            f"engine: there are no weights at {path}. Name a GGUF file, or run `segue models list`."
-        )
-    check_cpu()
-    # Threads that spin while they wait nearly stop when another process needs their core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        import xllamacpp  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise Misconfigured(
-            "engine: the embedded engine needs the package xllamacpp, which cannot be loaded here "
-            f"({error}). {load_advice(error)}"
-        ) from None
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.model_alias = {"m"}
-    # Each slot has a context of its own, so that no conversation can crowd out another.
-    params.n_ctx = context_tokens * parallel
-    params.n_parallel = parallel
-    params.kv_unified = False
-    params.cache_ram_mib = CACHE_MIB
-    params.n_batch = params.n_ubatch = max(BATCH, parallel)
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.fit_params = False
-    params.verbosity = -1
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.api_keys = [key]
-    params.n_threads_http = 1
-    params.ui = False
-    params.endpoint_slots = False
-    if memory is not None:
-        params.slot_save_path = f"{memory}/"
-    try:
-        server: LlamaServer = xllamacpp.Server(params)
-    except RuntimeError:
-        raise Misconfigured(
-            f"engine: {path.name} cannot be loaded: it is no GGUF file that llama.cpp knows, or the "
-            "memory is too small for it. Try a smaller --context-tokens or --engine-parallel."
-        ) from None
-    return server

@@ -34,8 +34,9 @@ from segue.turn.commit import warm_after
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import CONTROL, USER_DEFINED, vocabulary_from_metadata
 from segue.vocabularies.vocabulary import Vocabulary
+from segue.wire.codec import as_item
 from segue.wire.effects import NO_EFFECTS, Effects, apply_effects
-from segue.wire.items import Item, ItemValue
+from segue.wire.items import CodeInterpreterCall, Item, ItemValue
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, FunctionTool, NamespaceTool, Tools, offers_of
 from segue_embedded.weights import find_weights
@@ -355,6 +356,8 @@ def _item_of(value: Heard) -> Item:
             return message("assistant", value.text)
         case "reasoning":
             return reasoning(value.text)
+        case "code_interpreter":
+            return as_item(CodeInterpreterCall(id="ci_1", code=value.text, status="completed"))
         case "custom":
             return custom_call(value.name, value.text)
         case _:

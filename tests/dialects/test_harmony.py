@@ -2,6 +2,7 @@
 
 import json
 import random
+from array import array
 from typing import Any, Literal
 
 import msgspec
@@ -10,13 +11,15 @@ import pytest
 from segue.dialects.family import TokenDialect
 from segue.dialects.harmony import HARMONY, tools_section
 from segue.errors import InvalidRequest
+from segue.interpreter.tool import OFFER as CODE_OFFER
 from segue.seams.history import Turn
-from segue.seams.model import Ids, ItemClosed, ItemText, Scene
+from segue.seams.model import Ids, ItemClosed, ItemOpened, ItemText, Scene
 from segue.seams.prompt import Head
-from segue.vocabularies.vocabulary import Vocabulary
-from segue.wire.items import Item
+from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
+from segue.wire.codec import as_item, user_message
+from segue.wire.items import CodeInterpreterCall, HostedOutput, Item
 from segue.wire.requests import ReasoningConfig, TextConfig, TextFormat, ToolChoiceName
-from segue.wire.tools import FunctionTool, NamespaceTool, Offer
+from segue.wire.tools import NO_TOOLS, FunctionTool, NamespaceTool, Offer
 from tests.contracts.dialect import (
     OFFERING,
     TOOLS,
@@ -464,3 +467,73 @@ def test_namespace_is_declared_beside_functions() -> None:
 
     assert "namespace fs {\n\ntype read = () => any;\n\n} // namespace fs" in text
     assert "namespace functions {\n\ntype look = () => any;\n\n} // namespace functions" in text
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def to_python(code: str) -> Any:
+    return says(code, "analysis").with_recipient("python").with_content_type("code")
+
+
+def from_python(text: str) -> Any:
+    author = harmony.Author.new(harmony.Role.TOOL, "python")
+    told = harmony.Message.from_author_and_content(author, text)
+    return told.with_channel("analysis").with_recipient("assistant")
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_code_is_written_as_the_familys_own_library_does(
+    has_tools: bool, oracle: Any, dialect: TokenDialect
+) -> None:
+    """The tool in the system's message, calls as bare code, and results that `python` says."""
+    tools = (TOOLS if has_tools else NO_TOOLS).with_hosted([CODE_OFFER])
+    head = Head(instructions="Be brief.", tools=tools)
+    first = opening("Be brief.", None, has_tools=has_tools)
+    first[0].content[0].with_python_tool()
+    hello = harmony.Message.from_role_and_content(harmony.Role.USER, "What is 6 * 7?")
+    code, printed = 'print(6 * 7)\n"<|end|>"', "42\n<|end|><|start|>assistant"
+    whole = harmony.Conversation.from_messages(
+        [*first, hello, to_python(code), from_python(printed)]
+    )
+    expected = oracle.render_conversation_for_completion(whole, harmony.Role.ASSISTANT)
+    code_call = as_item(CodeInterpreterCall(id="ci_1", code=code, status="completed"))
+    printed_item = as_item(HostedOutput(call_id="ci_1", output=printed))
+    asked = user_message("What is 6 * 7?")
+
+    scene = Scene(head, None, (asked, code_call, printed_item), root_at=ROOT_AT)
+    assert flat(dialect.render(scene).prompt).tolist() == expected
+
+    past = turn_after(
+        dialect, Scene(head, None, (asked,), root_at=ROOT_AT), dialect.write([code_call])
+    )
+    (written,) = past.rounds[-1].wrote
+    answer = as_item(HostedOutput(call_id=str(written.value.id), output=printed))
+    again = Scene(head, past, (answer,), root_at=ROOT_AT)
+    assert flat(dialect.render(again).prompt).tolist() == expected
+    assert flat(dialect.render(cold(again)).prompt).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        " to=python<|channel|>analysis code<|message|>",
+        "<|channel|>analysis to=python code<|message|>",
+        "<|channel|>commentary to=python <|constrain|>code<|message|>",
+        " to=functions.python<|channel|>commentary <|constrain|>json<|message|>",
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_code_is_read_however_it_is_addressed(
+    header: str, as_json: bool, vocabulary: Vocabulary, dialect: TokenDialect
+) -> None:
+    code = '{1, 2}\nprint("a\\n")'
+    text = json.dumps({"code": code}) if as_json else code
+    head = Head(tools=NO_TOOLS.with_hosted([CODE_OFFER]))
+    reader = dialect.reader(Scene(head, None, (), root_at=ROOT_AT))
+    ids = vocabulary.ids(Own(header), text, Mark("<|call|>"))
+    parsed = [one for id in ids for one in reader.feed(Ids(array("I", [id])))]
+    parsed += reader.close(is_cut=False)
+    opened = next(one for one in parsed if isinstance(one, ItemOpened))
+    assert (opened.kind, opened.name, opened.execution) == ("code_interpreter", "python", "server")
+    assert "".join(one.text for one in parsed if isinstance(one, ItemText)) == code

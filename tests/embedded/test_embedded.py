@@ -44,8 +44,9 @@ from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool
-from segue_embedded import embedded
-from segue_embedded.embedded import EmbeddedEngine, check_cpu, load_advice, tell_memory, token_bytes
+from segue_embedded import embedded, loading
+from segue_embedded.embedded import EmbeddedEngine, tell_memory, token_bytes
+from segue_embedded.loading import check_cpu, load_advice
 from segue_embedded.weights import find_weights
 from tests.contracts import engine as contract
 from tests.contracts.dialect import tools_of
@@ -335,17 +336,75 @@ async def test_schema_that_cannot_be_held_is_refused(
         assert refused.value.code == "unsupported_schema"
 
 
-@pytest.mark.parametrize("word", ["minItems", "maxItems"])
 async def test_list_that_would_take_all_memory_is_refused(
-    bench: GreedyBench, vocabulary: Vocabulary, word: str
+    bench: GreedyBench, vocabulary: Vocabulary
 ) -> None:
-    """The library would write it out, item by item; a thousand million items once ended the process."""
-    schema = {"type": "array", "items": {"type": "integer"}, word: 300_000}
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match="20,000 parts") as refused:
-            await sampled(bench.engine, forced_job(bench, vocabulary, schema))
-        assert refused.value.code == "unsupported_schema"
+    """The library would write it out, item by item. Requests with such a schema do not come so far."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}
+    with pytest.raises(InvalidRequest) as refused:
+        await sampled(bench.engine, forced_job(bench, vocabulary, schema))
+    assert refused.value.code == "unsupported_schema"
     assert ids_of(await sampled(bench.engine, bench.job()))
+
+
+def references(count: int) -> object:
+    """Objects that lead to each other."""
+    defs: dict[str, object] = {f"d{count}": {"type": "integer"}}
+    for n in range(count):
+        inner = {"a": {"$ref": f"#/$defs/d{n + 1}"}}
+        defs[f"d{n}"] = {"type": "object", "properties": inner, "required": ["a"]}
+    return {"$ref": "#/$defs/d0", "$defs": defs}
+
+
+async def test_schema_that_would_end_the_process_is_refused(
+    bench: GreedyBench, vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
+) -> None:
+    """References to references overflow the library's stack. It is tried in a process of its own, once."""
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as refused:
+            await sampled(bench.engine, forced_job(bench, vocabulary, references(2_000)))
+        assert refused.value.code == "unsupported_schema"
+    assert caplog.text.count("ended the process that tries them") == 1
+    assert ids_of(await sampled(bench.engine, forced_job(bench, vocabulary, references(20))))
+
+
+async def test_grammar_that_is_larger_than_the_library_may_take_is_refused(
+    bench: GreedyBench,
+) -> None:
+    for grammar in (
+        Grammar("regex", "ab" * 200_000),
+        Grammar("lark", f'start: "{"ab" * 200_000}"'),
+    ):
+        with pytest.raises(InvalidRequest, match="256 KiB"):
+            await sampled(bench.engine, lark_job(bench, grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("lark", 'start: "a"{1000000000}'), Grammar("regex", "((a{1000}){1000}){100}")],
+)
+async def test_grammar_that_is_given_up_on_ends_the_answer(
+    bench: GreedyBench, vocabulary: Vocabulary, grammar: Grammar
+) -> None:
+    """llama.cpp would go on with any text: nothing of it is an answer."""
+    job = msgspec.structs.replace(lark_job(bench, grammar), output_tokens_max=200)
+    text = ""
+    with pytest.raises(InvalidRequest, match="to the end of the answer") as failed:
+        async with aclosing(bench.engine.sample(job)) as pieces:
+            async for piece in pieces:
+                ids = piece.ids if isinstance(piece, Ids) else ()
+                text += b"".join(map(vocabulary.bytes_of, ids)).decode()
+    assert failed.value.code == "unsupported_grammar"
+    assert not text.strip("a")
+
+
+async def test_schema_that_is_given_up_on_ends_the_answer(
+    bench: GreedyBench, vocabulary: Vocabulary
+) -> None:
+    schema = {"type": "string", "pattern": "^(a{1000000})$"}
+    with pytest.raises(InvalidRequest, match="to the end of the answer") as failed:
+        await sampled(bench.engine, forced_job(bench, vocabulary, schema))
+    assert failed.value.code == "unsupported_schema"
 
 
 def lark_job(bench: Bench, grammar: Grammar) -> Job:
@@ -588,7 +647,7 @@ def test_cpu_that_the_wheel_does_not_fit_is_named(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("processor : 0\nflags : fpu sse2 avx fma\n")
 
-    if embedded.platform.machine() in ("x86_64", "AMD64"):
+    if loading.platform.machine() in ("x86_64", "AMD64"):
         with pytest.raises(Misconfigured, match="avx2, bmi2, f16c"):
             check_cpu(info)
     info.write_text("flags : avx2 bmi2 f16c fma\n")

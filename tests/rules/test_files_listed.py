@@ -43,6 +43,7 @@ ROOMS = {
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "egress": "4c: what may sandboxes reach of the network, and through what?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
+    "interpreter": "4c: how does a turn run Python code? What runs it is loaded only where there are sandboxes.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",
     "containers": "4d: how do clients make, see and delete containers and their files?",
     "files": "4d: which files do clients keep here, and how do they come in and go out?",

@@ -82,16 +82,17 @@ def project_file(folder: str = "") -> dict[str, Any]:
 
 
 def required(distribution: str) -> list[Requirement]:
-    """What `segue` or `segue-server` needs; of `segue` also what its server needs."""
+    """What a distribution needs; of `segue` also what its server and its suite need."""
     server = project_file("segue-server")["project"]
-    if distribution == "segue-server":
-        return [Requirement(text) for text in server["dependencies"]]
+    if distribution != "segue":
+        return [Requirement(text) for text in project_file(distribution)["project"]["dependencies"]]
     hook = project_file()["tool"]["hatch"]["metadata"]["hooks"]["custom"]
     own = [Requirement(text.format(version=__version__)) for text in hook["dependencies"]]
     (pinned,) = [one for one in own if one.name == "segue-server"]
     extras = [text for extra in pinned.extras for text in server["optional-dependencies"][extra]]
     return [
-        *(one for one in own if one is not pinned),
+        *(one for one in own if not one.name.startswith("segue-")),
+        *required("segue-conform"),
         *required("segue-server"),
         *map(Requirement, extras),
     ]
@@ -117,16 +118,18 @@ def test_server_is_locked_in_the_versions_of_the_whole() -> None:
     assert locked("server") <= locked("runtime")
 
 
-def test_both_distributions_say_the_same_of_themselves() -> None:
+def test_all_distributions_say_the_same_of_themselves() -> None:
     """One tree, one version, one licence; what is installed by either is in one of them only."""
-    whole, server = project_file(), project_file("segue-server")
-    for field in ("requires-python", "license", "license-files", "keywords", "classifiers"):
-        assert whole["project"][field] == server["project"][field]
-    assert whole["tool"]["hatch"]["version"] == server["tool"]["hatch"]["version"]
-    assert (ROOT / "LICENSE").read_bytes() == (ROOT / "segue-server" / "LICENSE").read_bytes()
+    whole, *others = project_file(), project_file("segue-server"), project_file("segue-conform")
+    for other in others:
+        for field in ("requires-python", "license", "license-files", "keywords", "classifiers"):
+            assert whole["project"][field] == other["project"][field]
+        assert whole["tool"]["hatch"]["version"] == other["tool"]["hatch"]["version"]
+        licence = ROOT / other["project"]["name"] / "LICENSE"
+        assert (ROOT / "LICENSE").read_bytes() == licence.read_bytes()
     packages = [
         one
-        for project in (whole, server)
+        for project in (whole, *others)
         for one in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     ]
     found = [f"src/{path.parent.name}" for path in (ROOT / "src").glob("*/__init__.py")]

@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mcp": INNER | {"web"},
     "egress": GROUND | {"seams", "wire", "documents", "web"},
     "sandbox": INNER | {"egress"},
+    "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
@@ -86,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "egress", "sandbox"}
+    | {"containers", "egress", "sandbox", "interpreter"}
     | {
         "guards",
         "listener",
@@ -216,6 +217,8 @@ def upward_imports(module: Module) -> Iterator[str]:
 BESIDE: dict[str, set[str]] = {
     "segue_bench": GROUND | {"vocabularies"},
     "segue_fleet": GROUND | {"vocabularies"},
+    # Knows a server only by its URL.
+    "segue_conform": set(),
     "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},

@@ -33,6 +33,7 @@ ALLOWED = {
     "clients/faulty.py": (1, PACE),
     "disk.py": (1, PACE),
     "mcp_server.py": (1, PACE),
+    "conform/proxy.py": (1, "a server that is slow to notice that its client has left"),
     "growth/measure.py": (1, "a server comes to rest"),
     "growth/test_measure.py": (1, PACE),
     "listener/test_protocol.py": (1, PACE),

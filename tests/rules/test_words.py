@@ -46,7 +46,7 @@ CLEAN = (
     *("segue/listener", "segue/memory", "segue/openapi", "segue/readers", "segue/replicas"),
     *("segue/responses", "segue/server", "segue/session", "segue/settings", "segue/stores"),
     *("segue/vocabularies", "segue/web", "segue/wire", "segue/workers"),
-    *("segue_bench", "segue_dashboard", "segue_embedded", "segue_fleet"),
+    *("segue_bench", "segue_conform", "segue_dashboard", "segue_embedded", "segue_fleet"),
 )
 # What is quoted as code is a name and no word of ours: a user called `nobody`.
 QUOTED = re.compile(r"`[^`]*`")

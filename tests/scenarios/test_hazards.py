@@ -61,7 +61,7 @@ def test_limits_are_those_that_the_field_has_taught() -> None:
     assert usual.heartbeat_s <= 15
     assert limits.ping_s <= 20
     assert limits.pong_s_max >= 60
-    assert usual.body_bytes_max >= 64 * 1024 * 1024
+    assert usual.body_bytes_max >= 32 * 1024 * 1024
     assert usual.handshake_s_max <= 10
     assert usual.write_s_max <= 30
     assert usual.outbox_bytes_max <= 1024 * 1024

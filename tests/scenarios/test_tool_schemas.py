@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from segue_embedded.weights import find_weights
+from tests.engines.fakes.chat import FakeChat
 from tests.engines.fakes.vllm import FakeVllm
 from tests.odd_schemas import own_unions, tree
 from tests.support import MODEL, fetch, serving, wire
@@ -82,3 +83,62 @@ async def test_client_forces_a_call_whose_grammar_would_be_too_large(tmp_path: P
     assert failed["type"] == "response.failed"
     assert failed["response"]["error"]["message"] == error["message"]
     assert len(asked["structured_outputs"]["structural_tag"]) < 1_000_000
+
+
+LONG_LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9}
+ENDLESS = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/d0"}},
+    "$defs": {
+        **{f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(1_000)},
+        "d1000": {"type": "integer"},
+    },
+}
+
+
+@pytest.mark.parametrize("schema", [with_part(LONG_LIST), ENDLESS], ids=["list", "references"])
+@pytest.mark.parametrize("engine", ["vllm", "chat"])
+async def test_client_sends_a_schema_that_no_engine_could_follow(engine: str, schema: Any) -> None:
+    """As the arguments of a tool that must be called, and as the format of the answer: on every API, before any engine
+    is asked."""
+    weights = str(find_weights("smollm2"))
+    tool = function(schema)
+    named = {"name": "f", "schema": schema, "strict": True}
+    said = [{"role": "user", "content": "Hi."}]
+    requests: list[tuple[str, dict[str, Any], str]] = [
+        ("responses", {"input": "Hi.", "tools": [tool], "tool_choice": "required"}, "tools"),
+        (
+            "responses",
+            {"input": "Hi.", "text": {"format": {"type": "json_schema", **named}}},
+            "text.format",
+        ),
+        (
+            "chat/completions",
+            {"messages": said, "response_format": {"type": "json_schema", "json_schema": named}},
+            "response_format",
+        ),
+        (
+            "messages",
+            {
+                "messages": said,
+                "max_tokens": 5,
+                "tools": [{"name": "f", "input_schema": schema}],
+                "tool_choice": {"type": "any"},
+            },
+            "tools",
+        ),
+    ]
+    async with FakeVllm(model="m") if engine == "vllm" else FakeChat(names=("m",)) as fake:
+        flags: dict[str, Any] = {"engine": engine, "engine_url": (fake.url,), "model": ("m",)}
+        if engine == "vllm":
+            flags |= {"tokenizer": weights}
+        async with serving(**flags) as served:
+            for path, body, param in requests:
+                answer = await fetch(served, "POST", f"/v1/{path}", {"model": "m", **body})
+                error = answer.json["error"]
+                assert answer.status == 400, answer.body
+                assert "20,000 parts" in error["message"]
+                if path != "messages":
+                    assert (error["code"], error["param"]) == ("unsupported_value", param)
+        asked = [one for one in fake.requests if "prompt" in one or "messages" in one]
+    assert not asked

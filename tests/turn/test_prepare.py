@@ -11,6 +11,7 @@ from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
 from segue.resent.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
+from segue.turn.checks import WRITTEN_BYTES_MAX
 from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.references import REFERENCES_MAX
@@ -75,3 +76,18 @@ async def test_too_many_references_are_refused() -> None:
     given = [{"type": "item_reference", "id": "msg_said"}] * (REFERENCES_MAX + 1)
     with pytest.raises(InvalidRequest, match="Too many item references"):
         await planned(Caller(OWNER, MemoryTurns(10_000_000)), input=given)
+
+
+@pytest.mark.parametrize("name", ["input", "instructions", "tools"])
+async def test_what_is_written_as_one_piece_is_not_too_long(name: str) -> None:
+    text = "a" * WRITTEN_BYTES_MAX
+    function = {"type": "function", "name": "f", "description": text}
+    for size in (WRITTEN_BYTES_MAX // 2, WRITTEN_BYTES_MAX + 1):
+        given = [function | {"description": text[:size]}] if name == "tools" else "a" * size
+        asked = planned(Caller(OWNER, MemoryTurns(10_000_000)), **({"input": "x"} | {name: given}))
+        if size < WRITTEN_BYTES_MAX:
+            await asked
+            continue
+        with pytest.raises(InvalidRequest, match=f"Invalid '{name}': .* at most") as refused:
+            await asked
+        assert refused.value.param == name

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from segue.errors import ServerFault
 from segue.vocabularies.cuts import ASCII_CUTS
 from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
-from segue.vocabularies.vocabulary import Vocabulary, pieces_of
+from segue.vocabularies.vocabulary import CUT_CHARS, Vocabulary, pieces_of
 from segue_embedded.weights import find_weights
 from tests.contracts.dialect import special_ids
 
@@ -60,6 +60,27 @@ def test_pieces_that_are_remembered_change_no_ids(vocabulary: Vocabulary, text: 
 def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars: int) -> None:
     cut = ASCII_CUTS["smollm"]
     assert list(pieces_of(text, cut, slice_chars)) == cut.findall(text)
+
+
+def test_word_that_is_too_long_is_encoded_in_parts() -> None:
+    cut = ASCII_CUTS["smollm"]
+    pieces = [*pieces_of("x " + "a" * 1_000 + " y", cut, 10, 40)]
+    assert "".join(pieces) == "x " + "a" * 1_000 + " y"
+    assert max(map(len, pieces)) <= 80
+
+
+@pytest.mark.parametrize("text", ["über den Wolken\n", "😀", "\n", "\u200b\x01x\u200d", "слово "])
+def test_long_text_that_is_not_ascii_has_the_ids_of_its_words(
+    vocabulary: Vocabulary, text: str
+) -> None:
+    """Cut where words begin, nothing changes; without words, a few more ids, and the same text."""
+    long = ("é" + text) * (200_000 // (1 + len(text)))
+    ids, whole = vocabulary.encode(long), vocabulary._tokenize(vocabulary._spelt(long))
+
+    assert [*ids] == [*whole] or " " not in text
+    assert len(ids) <= len(whole) + 4 * (1 + len(long) // CUT_CHARS)
+    spelt = b"".join(map(vocabulary.bytes_of, ids)).decode()
+    assert spelt == vocabulary._spelt(long)
 
 
 @pytest.mark.parametrize("text", ["a", " ", "word ", "é "], ids=["letters", "spaces", "words", "é"])

@@ -140,6 +140,7 @@ def test_prefixes_of_our_ids() -> None:
         "mcp_approval_request": "mcpr",
         "mcp_list_tools": "mcpl",
         "web_search_call": "ws",
+        "code_interpreter_call": "ci",
         "compaction": "cmp",
     }
     assert prefix_of(McpListTools) == "mcpl"

@@ -90,9 +90,10 @@ class Account:
         self.quota.limit(structs.replace(limits, other_requests_per_min=others))
 
     def check_scope(self, scope: str) -> None:
-        """Refuse a request for which the key lacks the scope."""
-        if scope not in self.scopes:
-            raise Forbidden(f"This key lacks the scope '{scope}'.")
+        """Refuse a request for which the key lacks the scope; of several, with `|` between them, any will do."""
+        if self.scopes.isdisjoint(scope.split("|")):
+            names = scope.replace("|", "' or '")
+            raise Forbidden(f"This key lacks the scope '{names}'.")
 
 
 class Accounts:

@@ -9,5 +9,5 @@ from __future__ import annotations
 
 API_SCOPES = ("responses", "models")
 OPERATOR = "operator"
-TOOL_SCOPES = ("web_search", "mcp", "mcp_url", "shell", "skills", "network")
+TOOL_SCOPES = ("web_search", "mcp", "mcp_url", "shell", "code", "skills", "network")
 SCOPES = (*API_SCOPES, "metrics", "dashboard", OPERATOR, *TOOL_SCOPES, "priority")

@@ -35,6 +35,7 @@ CUSTOM_CALL = b'{"type":"custom_tool_call",'
 FIELD_NAMES = {
     "max_output_tokens": "max_completion_tokens",
     "text.format.schema": "response_format.json_schema.schema",
+    "text.format": "response_format",
 }
 _ITEM = re.compile(r"\binput\[(\d+)\](?:[.\[][\w.\[\]]*)?")
 

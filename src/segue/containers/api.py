@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from segue.containers.routes import ContainerRoutes
     from segue.sandbox.tool import ReadUpload
 
-SCOPE = "shell"
+# Either tool makes containers and files in them.
+SCOPE = "shell|code"
 
 
 def containers_api(client: KeeperClient, read_upload: ReadUpload) -> Api:

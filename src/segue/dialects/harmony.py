@@ -2,8 +2,9 @@
 
 A message is `<|start|>`, who speaks, `<|channel|>` and its name, `<|message|>`, the text, `<|end|>`. The model thinks
 in the channel `analysis`, calls tools in `commentary` (there the header says `to=functions.name`, before the channel
-or after it, and `<|call|>` ends the message), and answers in `final`, which `<|return|>` ends; in history that is an
-`<|end|>`. All marks are special tokens, so that no text can be mistaken for a mark:
+or after it, and `<|call|>` ends the message; code goes `to=python` as it is), and answers in `final`, which
+`<|return|>` ends; in history that is an `<|end|>`. All marks are special tokens, so that no text can be
+mistaken for a mark:
 
     state      at                                            goes to
     header     text; <|channel|>, <|constrain|>              stays, noting the text
@@ -36,6 +37,7 @@ from segue.dialects.family import Family, system_of
 from segue.dialects.parts import Part, part_of
 from segue.dialects.warm import NameOf, Writing, is_alike_by_words
 from segue.readers.bound import BoundFamily
+from segue.readers.call_json import INPUT_KEYS
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Forced
 from segue.readers.item_writer import ItemWriter, feed_tokens, plain_token
 from segue.readers.offers import (
@@ -64,6 +66,7 @@ from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClose
 from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
 from segue.wire import items as wire
+from segue.wire.calls import PYTHON
 from segue.wire.kinds import is_model_written
 from segue.wire.requests import TextFormat
 from segue.wire.tools import Offer
@@ -82,8 +85,19 @@ CUE = Mark(START, "assistant")
 # The words of the family's own library.
 SYSTEM = (
     "You are ChatGPT, a large language model trained by OpenAI.\n"
-    "Knowledge cutoff: 2024-06\nCurrent date: {day}\n\nReasoning: {effort}\n\n"
+    "Knowledge cutoff: 2024-06\nCurrent date: {day}\n\nReasoning: {effort}\n\n{tools}"
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+)
+# What runs code stands in the system's message, in the words that the model was trained on.
+CODE_TOOL = (
+    "# Tools\n\n## python\n\n"
+    "Use this tool to execute Python code in your chain of thought. The code will not be shown to the user. This tool "
+    "should be used for internal reasoning, but not for code that is intended to be visible to the user (e.g. when "
+    "creating plots, tables, or files).\n\n"
+    "When you send a message containing Python code to python, it will be executed in a stateful Jupyter notebook "
+    "environment. python will respond with the output of the execution or time out after 120.0 seconds. The drive at "
+    "'/mnt/data' can be used to save and persist user files. Internet access for this session is UNKNOWN. Depends on "
+    "the cluster.\n\n"
 )
 CALLS = "\nCalls to these tools must go to the commentary channel: 'functions'."
 INSTRUCTIONS = "# Instructions\n\n"
@@ -93,6 +107,8 @@ EFFORTS = {
 }  # fmt: skip
 RECIPIENT = re.compile(r"\bto=(\S+)")
 AFTER_RECIPIENT = f"{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}"
+# A call that is nothing but code.
+CODE_HEADER = (f" to={PYTHON}", Own(f"{CHANNEL}analysis code{MESSAGE}"))
 # The namespace of tools that stand in none.
 FUNCTIONS = "functions"
 # Whom the model may speak to without calling anything.
@@ -110,9 +126,11 @@ def _write_head(
     name_of: NameOf,
 ) -> IdArray[int]:
     instructions, items = system_of(head, items)
-    offers = head.tools.offers
+    runs_code = any(map(_is_code, head.tools.offers))
+    offers = [offer for offer in head.tools.offers if not _is_code(offer)]
     day = datetime.fromtimestamp(root_at, UTC).date().isoformat()
-    system = SYSTEM.format(day=day, effort=_effort(head))
+    tools = CODE_TOOL if runs_code else ""
+    system = SYSTEM.format(day=day, effort=_effort(head), tools=tools)
     if any(offer.namespace is None for offer in offers):
         system += CALLS
     sections = [] if instructions is None else [INSTRUCTIONS + instructions]
@@ -140,8 +158,16 @@ def _given(vocabulary: Vocabulary, items: Sequence[wire.Item], name_of: NameOf) 
             name = "tool_search"
             if added := added_by(item):
                 part = part._replace(text=tools_section(added))
+        if isinstance(item.value, wire.HostedOutput) and name == PYTHON:
+            chunks += [Mark(START), f"{PYTHON} to=assistant", *_channel("analysis"), part.text]
+            chunks.append(Mark(END))
+            continue
         chunks += _message(part, name or "tool", is_final=n in finals)
     return vocabulary.ids(*chunks)
+
+
+def _is_code(offer: Offer) -> bool:
+    return offer.builtin == "code_interpreter"
 
 
 def _update(item: wire.Item) -> tuple[Chunk, ...]:
@@ -206,6 +232,8 @@ def _model_turn(items: Sequence[wire.Item]) -> list[Chunk]:
 
 def _model_message(part: Part, *, is_final: bool) -> tuple[Chunk, ...]:
     """What the model says in one message, after the cue."""
+    if part.code is not None:
+        return *CODE_HEADER, part.code, Mark(CALL)
     if part.kind == "call":
         return *_call_header(part.name), part.text, Mark(CALL)
     channel = "analysis" if part.kind == "think" else "final" if is_final else "commentary"
@@ -497,7 +525,7 @@ class HarmonyReader:
         self._write_text(text)
         self._is_passing = (
             self._items.open is not None
-            and self._items.open.kind != "custom"
+            and self._items.open.kind not in INPUT_KEYS
             and not self._decode.getstate()[0]
         )
 

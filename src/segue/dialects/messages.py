@@ -25,6 +25,7 @@ from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
 from segue.dialects.roles import JsonObject, RoleRule, place
 from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
+from segue.readers.forced import check_endpoint
 from segue.readers.item_writer import ItemWriter
 from segue.readers.offers import call_of, callable_offers
 from segue.readers.plain_names import PlainNames
@@ -129,6 +130,8 @@ class MessagesDialect:
 
     def render(self, scene: Scene) -> Rendered:
         """The messages. Their counts are in bytes, as the length of the prompt is."""
+        if scene.head.tool_choice not in ("auto", "none") or scene.format is not None:
+            check_endpoint(scene)
         return self.render_as(scene, self.form_for(scene))
 
     def form_for(self, scene: Scene) -> MessageForm:

@@ -33,7 +33,7 @@ from segue.dialects.family import Family, is_from
 from segue.dialects.parts import MODEL_TURN, Part, blocks_of, dumps, object_or_string, parts_of
 from segue.dialects.warm import NameOf, Writing
 from segue.readers.bound import BoundFamily
-from segue.readers.call_json import is_object
+from segue.readers.call_json import INPUT_KEYS, is_object
 from segue.readers.call_tags import MISTRAL_CALL, tagged_calls
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm
 from segue.readers.formats import MISTRAL_LIST
@@ -317,7 +317,7 @@ class MistralReader:
         self._held = ""
         self._arguments = []
         self._state = ARGS
-        self._is_streamed = True if opened.kind == "custom" else None
+        self._is_streamed = True if opened.kind in INPUT_KEYS else None
         self._items.open_item(opened)
 
     def _argue(self, text: str) -> None:

@@ -50,6 +50,8 @@ class Part(NamedTuple):
     name: str = ""
     # Which call this is, or which one it answers.
     call_id: str = ""
+    # Of a call that is nothing but code: the code.
+    code: str | None = None
 
 
 # What an item says that has no words of its own; left out like a thought that is closed.
@@ -138,7 +140,8 @@ def part_of(item: Item, show: Show | None = None) -> Part:
             return Part("think", _thought(value))
         case "call":
             name = called(value) or KINDS[type(value)].type.removesuffix("_call")
-            return Part("call", _arguments(item), name, call_id_of(value))
+            code = (value.code or "") if isinstance(value, items.CodeInterpreterCall) else None
+            return Part("call", _arguments(item), name, call_id_of(value), code)
         case "response":
             return Part("response", _output(item, show), call_id=call_id_of(value))
         case "tools":
@@ -167,7 +170,8 @@ def _arguments(item: Item) -> str:
             items.ShellCall()
             | items.LocalShellCall()
             | items.ApplyPatchCall()
-            | items.ToolSearchCall() as value
+            | items.ToolSearchCall()
+            | items.CodeInterpreterCall() as value
         ):
             arguments = arguments_of(value)
             return arguments if isinstance(arguments, str) else dumps(arguments)

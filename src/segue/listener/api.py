@@ -26,7 +26,7 @@ PARAMETER = re.compile(r"\{(\w+)(?::([^}]*))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A method and a path, the handler, and the scope that a key needs; without a scope no key is needed."""
+    """A method and a path, the handler, and the scope that a key needs (of `a|b` any); without one no key is needed."""
 
     verb: str
     # As people write it: "/v1/responses/{id}". A part in braces matches up to the next slash; "{id:.+}" has a pattern.

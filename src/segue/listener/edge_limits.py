@@ -12,7 +12,9 @@ from dataclasses import dataclass
 class EdgeLimits:
     """The limits of one client, over HTTP and WebSocket."""
 
-    body_bytes_max: int = 64 * 1024 * 1024  # agents resend whole histories with images in them
+    body_bytes_max: int = (
+        32 * 1024 * 1024
+    )  # histories with images; to scan more takes 50 ms at once
     body_s_max: float = 120  # a request that trickles in stays in memory for as long
     outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more hides a reader that has stopped
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap

@@ -37,7 +37,7 @@ def routes_of(apis: Sequence[Api], services: Services) -> list[Route]:
 
 
 def _check_scope(api: Api, what: str, scope: str | None) -> None:
-    if scope not in SCOPES:
+    if scope is None or not {*scope.split("|")} <= {*SCOPES}:
         known = ", ".join(SCOPES)
         raise Misconfigured(f"API '{api.name}': {what} has no scope; choose one of: {known}.")
 

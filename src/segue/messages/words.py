@@ -25,6 +25,7 @@ FIELD_NAMES = {
     "input": "messages",
     "max_output_tokens": "max_tokens",
     "text.format.schema": "output_config.format.schema",
+    "text.format": "output_config.format",
 }
 _CALL_ID = re.compile(r"call_(\w{1,64})\.?\Z")
 

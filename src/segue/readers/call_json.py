@@ -1,12 +1,12 @@
 """How is the JSON of a call read, while the model still writes it?
 
 In: text, cut anywhere. Out: where an object ends (`Braces`), which tool a whole object calls, its keys in any order
-(`whole_call`), and the input of a custom tool as far as it is certain (`InputReader`).
+(`whole_call`), and the one string of a call that has only one as far as it is certain (`InputReader`).
 
-To the model a custom tool is a function with one string: `{"input": "…"}`. Its input is sent while it is written, so
-that a long patch is seen early. Where the JSON is broken nothing is lost: an invalid escape stays as it was written,
-and arguments that are something else altogether are sent as they are, at the end. An escape that was cut in the
-middle is left out.
+To the model a custom tool is a function with one string: `{"input": "…"}`, and so is what runs code: `{"code": "…"}`.
+The string is sent while it is written, so that a long patch is seen early. Where the JSON is broken nothing is lost: an
+invalid escape stays as it was written, and arguments that are something else altogether are sent as they are: at once
+where they do not begin like an object, else at the end. An escape that was cut in the middle is left out.
 """
 
 from __future__ import annotations
@@ -127,9 +127,13 @@ def only_calls(text: str) -> list[CallObject]:
     return calls
 
 
-# --- the input of a custom tool -------------------------------------------------------------------
+# --- the input of a custom tool, and code ----------------------------------------------------------
 
-OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+# The name of the string, by the kind of call.
+INPUT_KEYS = {"custom": "input", "code_interpreter": "code"}
+OPENINGS = {key: re.compile(rf'\s*\{{\s*"{key}"\s*:\s*"') for key in INPUT_KEYS.values()}
+# How arguments begin that may be an object.
+MAY_BE_OBJECT = re.compile(r'\s*(?:\{\s*(?:".*)?)?', re.DOTALL)
 PLAIN = re.compile(r'[^"\\]+')
 # A whole escape; a character beyond the first 65,536 is two of them.
 ESCAPE = re.compile(
@@ -144,29 +148,31 @@ BEGUN = re.compile(
 BEGUN_CHARS_MAX = 11
 
 
-class _Input(Struct):
-    input: str
-
-
 @dataclass(slots=True)
 class InputReader:
-    """Reads the arguments of one call."""
+    """Reads the arguments of one call, in which the string has this name."""
 
+    key: str = "input"
     # All of it until the string begins, then what may become an escape.
     _held: str = ""
     _is_open: bool = False
     _is_closed: bool = False
+    # Whether it is no object at all, but the string itself.
+    _is_bare: bool = False
 
     def feed(self, text: str) -> str:
         """What has become certain of the input."""
         if self._is_closed:
             return ""
+        if self._is_bare:
+            return text
         text = self._held + text
         if not self._is_open:
-            opening = OPENING.match(text)
+            opening = OPENINGS[self.key].match(text)
             if opening is None:
-                self._held = text
-                return ""
+                self._is_bare = MAY_BE_OBJECT.fullmatch(text) is None
+                self._held = "" if self._is_bare else text
+                return text if self._is_bare else ""
             self._is_open = True
             text = text[opening.end() :]
         return self._unescaped(text)
@@ -177,9 +183,11 @@ class InputReader:
             return ""
         try:
             # Another order of keys, or something else.
-            return msgspec.json.decode(self._held, type=_Input).input
-        except msgspec.DecodeError:
+            found = msgspec.json.decode(self._held or "null", type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError):
             return self._held
+        text = found.get(self.key)
+        return text if isinstance(text, str) else self._held
 
     def _unescaped(self, text: str) -> str:
         parsed: list[str] = []

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from segue.errors import InvalidRequest
 from segue.readers.bound import BoundFamily
 from segue.readers.offers import arguments_schema, call_schema, forced, format_schema, opened_call
-from segue.readers.tags import check_size
+from segue.readers.tags import check_followed, check_size
 from segue.seams.model import Grammar, Ids, ItemClosed, ItemText, Parsed, Piece, Scene, TurnClosed
 from segue.seams.prompt import IdArray
 from segue.vocabularies.vocabulary import Chunk, Vocabulary
@@ -66,8 +66,18 @@ def lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:
     lead, held = _lead_of(form, scene, vocabulary) if scene.can_constrain else ((), None)
     if held is not None:
         size = len(held.definition if isinstance(held, Grammar) else held)
-        check_size(size, "tools" if forced(scene) else "text.format")
+        param = "tools" if forced(scene) else "text.format"
+        check_size(size, param)
+        check_followed(held, param)
     return lead, held
+
+
+def check_endpoint(scene: Scene) -> None:
+    """A chat endpoint holds the answer by itself: it gets nothing that no engine could follow."""
+    if offers := forced(scene):
+        check_followed(call_schema(offers, "arguments"), "tools")
+    if (schema := format_schema(scene)) is not None:
+        check_followed(schema, "text.format")
 
 
 def _lead_of(form: CallForm, scene: Scene, vocabulary: Vocabulary) -> Forced:

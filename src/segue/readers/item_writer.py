@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from segue.readers.bound import BoundFamily
-from segue.readers.call_json import InputReader
+from segue.readers.call_json import INPUT_KEYS, InputReader
 from segue.seams.model import Ids, ItemClosed, ItemOpened, ItemText, Parsed, Piece, TokenLogprob
 from segue.vocabularies.vocabulary import Vocabulary
 from segue.wire.items import Logprob, TopLogprob
@@ -100,7 +100,7 @@ class ItemWriter:
         self.held_from = 0
         self._is_single = is_single
         self._hidden = hidden
-        # Reads the arguments of a custom tool.
+        # Reads the arguments of a custom tool, and of code.
         self._input: InputReader | None = None
 
     def open_item(self, opened: ItemOpened) -> None:
@@ -144,10 +144,10 @@ class ItemWriter:
             parsed.append(ItemText(text, logprobs))
 
     def write_arguments(self, text: str) -> None:
-        """More of the arguments of the open call; of a custom tool, what that adds to its input."""
+        """More of the arguments of the open call; of a custom tool, what that adds to its input, and so of code."""
         assert self.open is not None
-        if self.open.kind == "custom":
-            self._input = self._input or InputReader()
+        if self.open.kind in INPUT_KEYS:
+            self._input = self._input or InputReader(INPUT_KEYS[self.open.kind])
             text = self._input.feed(text)
         self.write(text)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from segue.errors import InvalidRequest
+from segue.schemas.followed import LEVELS_MAX, UNROLLED_MAX, can_be_followed
 from segue.seams.model import Grammar
 from segue.vocabularies.vocabulary import Own, Vocabulary
 
@@ -33,6 +34,18 @@ def tag_of(node: Node) -> Grammar:
 def check_size(size: int, param: str) -> None:
     if size > GRAMMAR_BYTES_MAX:
         raise too_large(param)
+
+
+def check_followed(held: bytes | Grammar, param: str) -> None:
+    """Refuse what the engine's library would write out without end, or could not walk down."""
+    if not can_be_followed(held):
+        raise InvalidRequest(
+            "The engine cannot hold the answer to these tools or this schema: written out item by item, lists "
+            f"('minItems', 'maxItems', 'prefixItems') and what 'allOf' joins would have more than {UNROLLED_MAX:,} "
+            f"parts, or more than {LEVELS_MAX:,} parts lead to each other by '$ref'.",
+            code="unsupported_value",
+            param=param,
+        )
 
 
 def too_large(param: str) -> InvalidRequest:

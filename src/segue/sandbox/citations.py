@@ -49,6 +49,21 @@ def cite(text: str, found: Sequence[Source]) -> list[ContainerFileCitation]:
     ]
 
 
+def picture_citations(
+    drawn: Sequence[Source], linked: Sequence[ContainerFileCitation]
+) -> list[ContainerFileCitation]:
+    """Citations of pictures that a text does not link: they stand for no part of it."""
+    known = {citation.file_id for citation in linked}
+    cited = []
+    for source in drawn[:CITATIONS_MAX]:
+        path = source.url.removeprefix(f"{DATA}/")
+        made = file_id(source.title, path)
+        if made not in known:
+            name = path.rpartition("/")[2]
+            cited.append(ContainerFileCitation(source.title, made, name, 0, 0))
+    return cited
+
+
 def _citations(text: str, containers: dict[str, str]) -> Iterator[ContainerFileCitation]:
     for match in _LINK.finditer(text):
         place = match[1]

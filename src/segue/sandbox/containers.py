@@ -71,6 +71,7 @@ PICTURES_MAX = 16
 INTERPRETER = Path(__file__).with_name("interpreter.py")
 KEPT = "The variables are kept."
 LOST = "The Python process ended: its variables are lost, and the next code starts with none."
+KILLED = "It was killed, as code is that uses more memory than its container has."
 # Above all that machines give away.
 UID_FIRST = 2_000_000_000
 COMMAND_BYTES_MAX = 120_000
@@ -618,6 +619,7 @@ async def _run_command(
         note = place.reason
     elif request.kind == "python" and (is_late or note or command.pictures is None):
         why = f"It was interrupted after {request.s_max:g} s." if is_late else note
+        why = why or (KILLED if command.exit_code == 137 else "")
         note = f"{why} {LOST if command.pictures is None else KEPT}".strip()
     code = command.exit_code if command.exit_code is not None else 137
     stdout = rest.stdout + command.excerpts[channel.STDOUT].close()

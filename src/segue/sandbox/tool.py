@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from typing import cast
 
 import msgspec
@@ -47,6 +48,7 @@ from segue.seams.tools import (
     HostedCall,
     HostedKind,
     HostedTool,
+    Prepared,
     Source,
     ToolRequest,
     ToolResult,
@@ -58,6 +60,7 @@ from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
+    CodeInterpreterCall,
     Item,
     ItemValue,
     ShellCall,
@@ -197,15 +200,22 @@ def check(domains: tuple[str, ...], tools: Tools, may: Container[str]) -> None:
             raise InvalidRequest(
                 f"Missing required parameter: '{at}.container_id'.", param=f"{at}.container_id"
             )
-        if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
-            raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
         if place.skills:
             check_skills(place, f"{at}.skills", may)
-        if place.file_ids and len(place.file_ids) > FILES_MAX:
-            raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
-        asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
-        if asked and place.type != "container_auto":
-            raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
+        check_place(place, at, domains, may)
+
+
+def check_place(
+    place: ShellEnvironment, at: str, domains: tuple[str, ...], may: Container[str]
+) -> None:
+    """Refuse a container that nothing here can be."""
+    if place.memory_limit and place.memory_limit not in MEMORY_LIMITS:
+        raise _refused(f"{at}.memory_limit", ", ".join(MEMORY_LIMITS))
+    if place.file_ids and len(place.file_ids) > FILES_MAX:
+        raise _refused(f"{at}.file_ids", f"at most {FILES_MAX} files")
+    asked = asked_domains(place.network_policy, f"{at}.network_policy", domains, may)
+    if asked and place.type != "container_auto":
+        raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
 
 
 def check_skills(place: ShellEnvironment, at: str, may: Container[str]) -> None:
@@ -252,57 +262,74 @@ class Preparation:
         # What models are to read of their containers, until their turns begin.
         self._notes: dict[str, Item] = {}
 
-    async def prepare(self, ahead: TurnAhead) -> Raw:
+    async def prepare(self, ahead: TurnAhead) -> Prepared:
         """The tools with the container that the turn uses."""
         found = next(contained(ahead.tools.definitions), None)
         if found is None:
-            return ahead.shown
+            return Prepared(ahead.shown)
         index, place = found
         try:
-            container_id = await self._container(ahead, place)
+            container_id = await self.container(ahead, place)
         except ApiError as error:
             error.param = error.param or f"tools[{index}].environment"
             raise
         raws = _raws.decode(ahead.shown)
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
-        return Raw(encode(raws))
+        return Prepared(Raw(encode(raws)))
 
-    async def _container(self, ahead: TurnAhead, place: ShellEnvironment) -> str:
-        client, owner = self._client, ahead.owner
-        if place.type == "container_reference":
-            about = await client.find(owner, place.container_id or "")
-            if about.status != "active":
-                message = f"Container with id '{about.id}' has expired."
-                raise InvalidRequest(message, code="container_expired")
-            if about.domains:
-                check_network_scope(ahead.may)
-            return about.id
+    async def container(self, ahead: TurnAhead, place: ShellEnvironment) -> str:
+        """The container that is asked for: that one, or of an earlier turn, or a new one."""
+        owner = ahead.owner
+        known = await self.known(ahead, place)
         skills = [(skill, _source(skill, "skills")) for skill in place.skills or ()]
         bundles = {folder_of(skill.name or "", data): (skill, data) for skill, data in skills}
-        at = "tools.environment.network_policy"
-        domains = asked_domains(place.network_policy, at, client.domains, ahead.may)
-        for container_id in _before(ahead):
-            if (reused := await self._reusable(ahead, container_id, domains)) is not None:
-                has = reused.skills
-                missing = [each for folder, each in bundles.items() if folder not in has]
-                await self._add_skills(owner, container_id, missing)
-                return container_id
+        if known is not None:
+            has = known.skills
+            missing = [each for folder, each in bundles.items() if folder not in has]
+            await self._add_skills(owner, known.id, missing)
+            return known.id
         # Before the container: a bad skill leaves nothing behind.
         unpacked = await self._unpack([*bundles.values()])
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g",
             is_volatile=not ahead.is_stored,
-            domains=domains,
+            domains=self.domains(ahead, place),
         )
         made = await self.make(owner, spec, place.file_ids or (), unpacked)
         return made.id
 
+    def domains(self, ahead: TurnAhead, place: ShellEnvironment) -> tuple[str, ...]:
+        """What a new container may reach."""
+        at = "tools.environment.network_policy"
+        return asked_domains(place.network_policy, at, self._client.domains, ahead.may)
+
+    async def known(self, ahead: TurnAhead, place: ShellEnvironment) -> About | None:
+        """The container that is there already: the one that is named, or that of an earlier turn."""
+        if place.type == "container_reference":
+            about = await self._client.find(ahead.owner, place.container_id or "")
+            if about.status != "active":
+                message = f"Container with id '{about.id}' has expired."
+                raise InvalidRequest(message, code="container_expired")
+            if about.domains:
+                check_network_scope(ahead.may)
+            return about
+        domains = self.domains(ahead, place)
+        for container_id in _before(ahead):
+            if (reused := await self._reusable(ahead, container_id, domains)) is not None:
+                return reused
+        return None
+
     async def make(
-        self, owner: Owner, spec: ContainerSpec, file_ids: Sequence[str], bundles: Sequence[Bundle]
+        self,
+        owner: Owner,
+        spec: ContainerSpec,
+        file_ids: Sequence[str],
+        bundles: Sequence[Bundle] = (),
+        container_id: str = "",
     ) -> About:
         """A new container with these files and skills; none stays where they cannot be put there."""
-        made = await self._client.create(owner, new_id("cntr"), spec)
+        made = await self._client.create(owner, container_id or new_id("cntr"), spec)
         try:
             for each in file_ids:
                 await self.copy(owner, made.id, each)
@@ -361,21 +388,36 @@ class Preparation:
         is_fitting = is_fitting and set(about.domains) == set(domains)
         return about if is_fitting else None
 
+    async def check_uploads(self, owner: Owner, upload_ids: Sequence[str]) -> None:
+        """Refuse files that are not there; they are not read yet."""
+        for upload_id in upload_ids:
+            try:
+                await self._upload(owner, upload_id, 0)
+            except InvalidRequest:
+                # It is there, and has some bytes.
+                if self._read_upload is None:
+                    raise
+
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
         """Put a file that the client has uploaded into the container; returns its path."""
-        if self._read_upload is None:
-            raise InvalidRequest("This server has no Files API.", code="unsupported_value")
-        name, data = await self._read_upload(owner, upload_id, FILE_BYTES_MAX)
+        name, data = await self._upload(owner, upload_id, FILE_BYTES_MAX)
         await self._client.write_file(owner, container_id, name, data)
         return name
 
+    async def _upload(self, owner: Owner, upload_id: str, bytes_max: int) -> tuple[str, bytes]:
+        if self._read_upload is None:
+            raise InvalidRequest("This server has no Files API.", code="unsupported_value")
+        return await self._read_upload(owner, upload_id, bytes_max)
+
 
 def _before(ahead: TurnAhead) -> Iterator[str]:
-    """The containers of earlier turns, the newest first: of the parent, or of calls that the client has sent."""
+    """The containers of this turn's other tools and of earlier turns, the newest first: of the parent, or of a call."""
+    if known := container_of(ahead.shown):
+        yield known
     if ahead.shown_before is not None and (known := container_of(ahead.shown_before)):
         yield known
-    for item in reversed(ahead.given):
-        if (container_id := _reference(item.value)) is not None:
+    for item in chain(reversed(ahead.given), ahead.earlier()):
+        if container_id := container_in(item.value):
             yield container_id
             return
 
@@ -386,6 +428,13 @@ def container_of(shown: Raw) -> str | None:
         if tool.type == NAME and tool.environment is not None and tool.environment.container_id:
             return tool.environment.container_id
     return None
+
+
+def container_in(value: ItemValue) -> str | None:
+    """The container of a call, of the shell or of Python code."""
+    if isinstance(value, CodeInterpreterCall):
+        return value.container_id or None
+    return _reference(value)
 
 
 def _reference(value: ItemValue) -> str | None:
@@ -472,7 +521,9 @@ class ContainerShell:
             max_output_length=_unless_none(asked.max_output_length),
             status="completed",
         )
-        return ToolResult("", as_item(output), await self._files(call.owner, asked.container_id))
+        return ToolResult(
+            "", as_item(output), await files_of(self._client, call.owner, asked.container_id)
+        )
 
     async def _run(
         self, call: HostedCall, asked: _Asked, index: int, command: str, s_max: float
@@ -509,13 +560,15 @@ class ContainerShell:
         outcome = ShellTimeout() if end.exit_code is None else ShellExit(end.exit_code)
         return ShellOutput(said["stdout"], said["stderr"], outcome)
 
-    async def _files(self, owner: Owner, container_id: str) -> tuple[Source, ...]:
-        try:
-            found = await self._client.list_files(owner, container_id)
-        except ApiError:
-            return ()
-        newest = sorted(found, key=lambda entry: -entry.changed_at)[:CITED_MAX]
-        return sources(container_id, [entry.path for entry in newest])
+
+async def files_of(client: KeeperClient, owner: Owner, container_id: str) -> tuple[Source, ...]:
+    """What an answer may link of a container."""
+    try:
+        found = await client.list_files(owner, container_id)
+    except ApiError:
+        return ()
+    newest = sorted(found, key=lambda entry: -entry.changed_at)[:CITED_MAX]
+    return sources(container_id, [entry.path for entry in newest])
 
 
 def _unless_none(length: int | UnsetType | None) -> int | UnsetType:

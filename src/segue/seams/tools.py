@@ -12,7 +12,7 @@ way the tool may send events inside the item while it works (`HostedCall.emit`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -135,9 +135,22 @@ class TurnAhead(Struct, frozen=True):
     shown: Raw
     shown_before: Raw | None
     given: tuple[Item, ...]
+    # The items of the turns before it, the newest first.
+    earlier: Callable[[], Iterator[Item]]
     is_stored: bool
+    # What of hosted calls the client wants to see.
+    include: tuple[str, ...] = ()
     # The scopes of the caller's key.
     may: Container[str] = frozenset()
+
+
+class Prepared(Struct, frozen=True):
+    """What a tool has made ready for a turn."""
+
+    # The tools as the response shows them.
+    shown: Raw
+    # How the model writes the calls of this turn, where that depends on what was made ready.
+    streamed: Mapping[type[ItemValue], Streamed] = {}
 
 
 class TurnStart(Struct, frozen=True):
@@ -191,8 +204,8 @@ class HostedTool:
     with_secrets: Callable[[Raw], ToolDefinition] | None = None
     # Refuses a request that asks for it wrongly, or may not ask; called with the scopes of the caller's key.
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
-    # Makes ready what a turn needs of it, or refuses the request; returns the tools as the response shows them.
-    prepare: Callable[[TurnAhead], Awaitable[Raw]] | None = None
+    # Makes ready what a turn needs of it, or refuses the request.
+    prepare: Callable[[TurnAhead], Awaitable[Prepared]] | None = None
     # Items that the model of this turn is given after those of the request, by the tools as the response shows them.
     notes: Callable[[Raw], Sequence[Item]] = lambda shown: ()
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.

@@ -24,9 +24,22 @@ from segue.server.files import LateFiles
 from segue.server.plugins import imported
 from segue.settings.values import Settings
 from segue.wire.codec import TOOL_STRUCTS
-from segue.wire.items import ItemValue, McpApprovalResponse, McpCall, WebSearchCall
+from segue.wire.items import (
+    CodeInterpreterCall,
+    ItemValue,
+    McpApprovalResponse,
+    McpCall,
+    WebSearchCall,
+)
 from segue.wire.kinds import KINDS
-from segue.wire.tools import Definition, McpTool, ShellTool, ToolSearchTool, WebSearchTool
+from segue.wire.tools import (
+    CodeInterpreterTool,
+    Definition,
+    McpTool,
+    ShellTool,
+    ToolSearchTool,
+    WebSearchTool,
+)
 
 if TYPE_CHECKING:
     from segue.sandbox.client import KeeperClient
@@ -45,6 +58,7 @@ class Asking(NamedTuple):
     has_words: tuple[type[ItemValue], ...] = ()
 
 
+CODE = "segue.server.tools:build_code_interpreter"
 # In the order in which a model is offered them.
 HOSTED_TOOLS: Mapping[str, Asking] = {
     "segue.server.tools:build_web_search": Asking((WebSearchTool,), has_words=(WebSearchCall,)),
@@ -52,6 +66,8 @@ HOSTED_TOOLS: Mapping[str, Asking] = {
         (McpTool,), acts_on=(McpApprovalResponse,), has_words=(McpCall,)
     ),
     "segue.server.tools:build_tool_search": Asking((ToolSearchTool,)),
+    # After the shell, whose container it shares, where there are sandboxes.
+    CODE: Asking((CodeInterpreterTool,), has_words=(CodeInterpreterCall,)),
 }
 
 
@@ -71,7 +87,7 @@ class HostedTools(AsyncExitStack):
         super().__init__()
         self._settings = settings
         self.environment = environment
-        self._rows = HOSTED_TOOLS if environment is None else {**HOSTED_TOOLS, **ENVIRONMENT_TOOLS}
+        self._rows = HOSTED_TOOLS if environment is None else {**ENVIRONMENT_TOOLS, **HOSTED_TOOLS}
         self.refuses_unserved = settings.unknown_tools == "refuse"
         self._files = files
         self._loaded: ToolSet | None = None
@@ -120,7 +136,7 @@ def _builder(
     place: str, environment: KeeperClient | None, read_file: ReadFile | None
 ) -> ToolBuilder:
     builder = cast("ToolBuilder", imported("hosted_tools", place))
-    if place in ENVIRONMENT_TOOLS:
+    if place in ENVIRONMENT_TOOLS or place == CODE:
         given = {"environment": environment, "read_file": read_file}
         builder = cast("ToolBuilder", partial(cast("Callable[..., HostedTool]", builder), **given))
 

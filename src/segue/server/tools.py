@@ -12,6 +12,7 @@ from msgspec import structs
 
 from segue.documents.pdf import PdfTexts
 from segue.errors import need_package
+from segue.interpreter.tool import code_interpreter
 from segue.mcp.hosts import McpHosts, policy_for
 from segue.mcp.sessions import McpServer, McpServers
 from segue.mcp.tool import mcp
@@ -90,6 +91,23 @@ def build_shell(
     from segue.sandbox.tool import shell
 
     return shell(environment, settings.environment_s_max, read_file)
+
+
+def build_code_interpreter(
+    settings: Settings,
+    stack: AsyncExitStack,
+    fetcher: Fetcher,
+    *,
+    environment: KeeperClient | None,
+    read_file: ReadFile | None,
+) -> HostedTool:
+    if environment is None:
+        return code_interpreter(None)
+    from segue.interpreter.runner import CodeRunner
+    from segue.sandbox.tool import Preparation
+
+    preparation = Preparation(environment, read_file)
+    return CodeRunner(environment, preparation, settings.environment_s_max).as_tool()
 
 
 def build_fetcher(settings: Settings) -> Fetcher:

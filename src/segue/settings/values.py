@@ -143,7 +143,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     hang_s: Duration = 10.0
     # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a gateway's 16 MiB broke clients
     # (docs/hazards.md F11).
-    body_bytes_max: Amount = 64 * MIB
+    # To scan a larger one would hold up all other requests for more than 50 ms (docs/decisions/0005).
+    body_bytes_max: Amount = 32 * MIB
     outbox_bytes_max: Amount = MIB
     write_s_max: Positive = 30.0
     handshake_s_max: Positive = 10.0

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
-from segue.seams.history import Owner, Round
+from segue.seams.history import Owner, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.tools import (
     AnyHostedKind,
@@ -161,11 +162,17 @@ class ServerTools:
                 shown=plan.response.tools,
                 shown_before=parent.response.tools if parent else None,
                 given=plan.resolved.given,
+                earlier=partial(_earlier, parent),
                 is_stored=plan.is_stored,
+                include=tuple(plan.resolved.create.include or ()),
                 may=plan.arrival.caller.may,
             )
-            shown = await tool.prepare(ahead)
-            plan = replace(plan, response=structs.replace(plan.response, tools=shown))
+            ready = await tool.prepare(ahead)
+            plan = replace(
+                plan,
+                response=structs.replace(plan.response, tools=ready.shown),
+                streamed={**plan.streamed, **ready.streamed},
+            )
         return plan
 
     def open(self, plan: Plan, running: Running, gate: Gate | None) -> TurnToolCalls:
@@ -188,6 +195,15 @@ class ServerTools:
             if kind.answer is not None and (item := kind.answer(value, new_id)) is not None:
                 return _Work(tool, kind, value, as_item(item), scene)
         return None
+
+
+def _earlier(parent: Turn | None) -> Iterator[Item]:
+    """The items of a chain, the newest first."""
+    turn = parent
+    while turn is not None:
+        for one in reversed(turn.rounds):
+            yield from reversed((*one.given, *one.wrote))
+        turn = turn.parent
 
 
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
@@ -220,7 +236,7 @@ class TurnToolCalls:
         streamed: dict[type[ItemValue], Streamed] = {}
         for tool in hosted.tools:
             streamed.update(tool.streamed(plan.response.tools))
-        running.assembler.host(kinds, streamed)
+        running.assembler.host(kinds, {**streamed, **plan.streamed})
 
     @property
     def is_spent(self) -> bool:
@@ -412,12 +428,14 @@ class TurnToolCalls:
             running.publish(running.assembler.finish(result.item))
 
     def _cite(self, text: str) -> list[Raw]:
-        return [
-            Raw(encode(annotation))
+        found = (
+            encode(annotation)
             for tool in self._hosted.tools
             if tool.cite is not None and self._sources[tool.name]
             for annotation in tool.cite(text, self._sources[tool.name])
-        ]
+        )
+        # Two tools may have found the same.
+        return [*map(Raw, dict.fromkeys(found))]
 
     def _may_call(self) -> bool:
         wanted = self._plan.resolved.create.max_tool_calls

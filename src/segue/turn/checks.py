@@ -30,6 +30,9 @@ from segue.wire.tools import BUILTINS, Offer, Tools, chosen_offers
 UNSUPPORTED = ("prompt",)
 # The least that a history may be compacted at (docs/protocol.md 2).
 THRESHOLD_MIN = 1_000
+# What is written as one piece, instructions and tools in every snapshot of the response: to write more would hold up
+# other requests.
+WRITTEN_BYTES_MAX = 10 * 1024 * 1024
 
 
 def check_request(create: Create) -> None:
@@ -49,6 +52,19 @@ def check_request(create: Create) -> None:
                 code="unsupported_parameter",
                 param=name,
             )
+
+
+def check_sizes(create: Create) -> None:
+    """What is written as one piece is not too long. An input of items is none."""
+    sizes = {
+        "input": len(create.input) if isinstance(create.input, str) else 0,
+        "instructions": len(create.instructions or ""),
+        "tools": 0 if create.tools is UNSET else memoryview(create.tools).nbytes,
+    }
+    for name, size in sizes.items():
+        if size > WRITTEN_BYTES_MAX:
+            message = f"Invalid '{name}': {size} bytes, at most {WRITTEN_BYTES_MAX}."
+            raise InvalidRequest(message, code="invalid_value", param=name)
 
 
 def _check_compaction(rule: Compact, path: str) -> None:

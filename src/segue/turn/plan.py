@@ -21,8 +21,9 @@ from segue.seams.model import Dialect, Engine, JobStarted, Rendered, Sampling, S
 from segue.seams.prompt import Head, Prompt
 from segue.seams.store import Conversation, Turns
 from segue.turn.compact import CompactionKind
+from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects
-from segue.wire.items import Call, Item
+from segue.wire.items import Call, Item, ItemValue
 from segue.wire.requests import Create
 from segue.wire.response import Response
 
@@ -258,6 +259,8 @@ class Plan:
     # A prompt of more tokens than this is compacted first; 0: never.
     threshold: int = 0
     guards: Guards = NO_GUARDS
+    # How the model writes the calls of hosted tools that were made ready for this turn.
+    streamed: Mapping[type[ItemValue], Streamed] = field(default_factory=dict)
 
     @property
     def owner(self) -> Owner:

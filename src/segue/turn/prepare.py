@@ -15,6 +15,7 @@ from segue.aio import off_loop
 from segue.errors import InvalidRequest, parent_not_found
 from segue.seams.history import Resent, Turn
 from segue.turn.admit import admit
+from segue.turn.checks import check_sizes
 from segue.turn.plan import MANY_ITEMS, Arrival, Caller, Given, Model, Plan, Span, Tally
 from segue.turn.references import replace_indirect
 from segue.turn.resolve import resolve
@@ -47,6 +48,7 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     caller = arrival.caller
     tally = Tally(bytes_received=arrival.receipt.bytes_received)
     began = perf_counter()
+    check_sizes(create)
     given = await _read_input(arrival, resources, tally)
     validated = perf_counter()
     parent = await _find_parent(create, caller, tally)

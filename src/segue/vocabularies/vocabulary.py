@@ -58,6 +58,11 @@ BESIDE_CHARS_MIN = 1024
 CUT_CHARS = 64 * 1024
 # A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
 BROKEN_PIECES = 4
+# A longer word is encoded in parts: in one call it would hold up every thread for longer, and take 100 bytes a letter.
+WORD_CHARS_MAX = 4 * CUT_CHARS
+# Where every vocabulary begins a new word, and how far back such a place is looked for.
+WORD_BEGINS = re.compile(r"\w(?=[ \n]\w)")
+SEARCHED_CHARS = 4 * 1024
 
 
 class Mark(NamedTuple):
@@ -174,11 +179,14 @@ class Vocabulary:
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._spelt(text)
-        if self._quick is not None:
-            return self._quick(spelt)
-        if self._ascii_cut is None or not spelt.isascii():
-            return array("I", self._tokenize(spelt))
         is_short = len(spelt) <= CUT_CHARS
+        if self._quick is not None or self._ascii_cut is None or not spelt.isascii():
+            if is_short or not self._joins_words:
+                return self._encode_whole(spelt)
+            ids = array("I")
+            for part in slices_of(spelt):
+                ids.extend(self._encode_whole(part))
+            return ids
         cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
         # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
         known = self._pieces
@@ -200,6 +208,14 @@ class Vocabulary:
             return text
         slices = (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
         return "".join(self._unspellable.sub(REPLACEMENT, text) for text in slices)
+
+    @cached_property
+    def _joins_words(self) -> bool:
+        """Whether the ids of a text are those of its words in a row: not where each text gets a space before it."""
+        return [*self._tokenize("word word")] == [*self._tokenize("word"), *self._tokenize(" word")]
+
+    def _encode_whole(self, spelt: str) -> IdArray[int]:
+        return array("I", self._tokenize(spelt)) if self._quick is None else self._quick(spelt)
 
     def _tokenize(self, text: str) -> Sequence[int]:
         if len(text) < BESIDE_CHARS_MIN:
@@ -282,17 +298,36 @@ class Vocabulary:
         return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
 
-def pieces_of(text: str, cut: re.Pattern[str], slice_chars: int = CUT_CHARS) -> Iterator[str]:
-    """What `cut.findall` finds, slice by slice: one call for a long text would hold up every other thread."""
+def pieces_of(
+    text: str,
+    cut: re.Pattern[str],
+    slice_chars: int = CUT_CHARS,
+    word_chars_max: int = WORD_CHARS_MAX,
+) -> Iterator[str]:
+    """What `cut.findall` finds, slice by slice, longer words in parts: one call for a long text would hold up every
+    other thread."""
     at = 0
     width = slice_chars
     while at + width < len(text):
         # What stands at the end of a slice may look otherwise in the whole, and begins the next.
-        whole = cut.findall(text, at, at + width)[:-BROKEN_PIECES]
+        found = cut.findall(text, at, at + width)
+        whole = found[:-BROKEN_PIECES] or (found if width >= word_chars_max else [])
         yield from whole
         at += sum(map(len, whole))
         width = slice_chars if whole else 2 * width
     yield from cut.findall(text, at)
+
+
+def slices_of(text: str) -> Iterator[str]:
+    """This text in slices, cut where a word begins, or anywhere in words that are too long."""
+    at = 0
+    while len(text) - at > CUT_CHARS:
+        end = at + CUT_CHARS
+        begins = [found.end() for found in WORD_BEGINS.finditer(text, end - SEARCHED_CHARS, end)]
+        end = begins[-1] if begins else end
+        yield text[at:end]
+        at = end
+    yield text[at:]
 
 
 def _unspellable(tokens: Iterable[str], *, is_byte_level: bool) -> re.Pattern[str]:

@@ -19,6 +19,7 @@ from msgspec import UNSET, Raw, Struct, structs
 
 from segue.wire.items import (
     ApplyPatchCall,
+    CodeInterpreterCall,
     CreateFile,
     DeleteFile,
     FindInPageAction,
@@ -39,6 +40,8 @@ _Fields = Mapping[str, object]
 
 # The namespace of the functions of a web search.
 WEB = "web"
+# The function that runs code, whichever way a model writes it.
+PYTHON = "python"
 # Beyond this a text is no query.
 QUERY_CHARS_MAX = 1_000
 # How many members are given up, one by one from the end, until arguments that were cut off can be read.
@@ -347,7 +350,14 @@ def _web_arguments(action: Raw | bytes) -> dict[str, str]:
             assert_never(read)
 
 
-FunctionLikeCall = ShellCall | LocalShellCall | ApplyPatchCall | ToolSearchCall | WebSearchCall
+FunctionLikeCall = (
+    ShellCall
+    | LocalShellCall
+    | ApplyPatchCall
+    | ToolSearchCall
+    | WebSearchCall
+    | CodeInterpreterCall
+)
 
 
 def arguments_of(value: FunctionLikeCall) -> object:
@@ -365,4 +375,6 @@ def arguments_of(value: FunctionLikeCall) -> object:
             return {} if arguments is UNSET else msgspec.json.decode(arguments)
         case WebSearchCall(action=action):
             return {} if action is UNSET else _web_arguments(action)
+        case CodeInterpreterCall(code=code):
+            return {"code": code or ""}
     return {key: value for key, value in fields.items() if value is not None and value is not UNSET}

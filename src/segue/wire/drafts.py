@@ -115,6 +115,7 @@ FUNCTION_ARGUMENTS = TextEvents(
 CUSTOM_INPUT = TextEvents(
     events.CustomInputDelta, lambda at, draft: events.CustomInputDone(**at, input=draft.text)
 )
+CODE = TextEvents(events.CodeDelta, lambda at, draft: events.CodeDone(**at, code=draft.text))
 MCP_ARGUMENTS = TextEvents(
     events.McpArgumentsDelta, lambda at, draft: events.McpArgumentsDone(**at, arguments=draft.text)
 )
@@ -226,6 +227,10 @@ def _web_search_call(draft: Draft) -> items.WebSearchCall:
     return items.WebSearchCall(id=draft.id, status=draft.status, action=action)
 
 
+def _code_call(draft: Draft) -> items.CodeInterpreterCall:
+    return items.CodeInterpreterCall(id=draft.id, status=draft.status, code=draft.text)
+
+
 MESSAGE = Streamed(MESSAGE_TEXT, _message)
 FUNCTION_CALL = Streamed(FUNCTION_ARGUMENTS, _function_call)
 CUSTOM_CALL = Streamed(CUSTOM_INPUT, _custom_call)
@@ -239,3 +244,4 @@ TOOL_SEARCH_CALL = Streamed("nothing", _tool_search_call)
 MCP_CALL = Streamed(MCP_ARGUMENTS, _mcp_call)
 MCP_APPROVAL_REQUEST = Streamed("held", _mcp_approval_request)
 WEB_SEARCH_CALL = Streamed("held", _web_search_call)
+CODE_CALL = Streamed(CODE, _code_call)

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.wire import drafts, items
-from segue.wire.calls import web_function
+from segue.wire.calls import PYTHON, web_function
 from segue.wire.items import ItemValue, Required
 
 V = TypeVar("V", bound=items.Body)
@@ -194,6 +194,10 @@ def _approval_required(value: items.McpApprovalRequest) -> Required | None:
     return Required(type="mcp_approval_response", approval_request_id=value.id)
 
 
+def _python(value: items.CodeInterpreterCall) -> str:
+    return PYTHON
+
+
 def _web_function(value: items.WebSearchCall) -> str:
     return web_function(value.action) if isinstance(value.action, Raw) else ""
 
@@ -269,9 +273,17 @@ _rows = (
         lambda value: "call" if isinstance(value.action, Raw) else "nothing",
         drafts.WEB_SEARCH_CALL,
     ),
+    ItemKind(
+        items.CodeInterpreterCall,
+        "code_interpreter",
+        "ci",
+        CallPairing(lambda value: value.id or None, SERVER, None, _python),
+        YES,
+        CALL,
+        drafts.CODE_CALL,
+    ),
     _output(items.HostedOutput, None, lambda value: value.call_id, is_from_client=NO),
     _foreign_call(items.FileSearchCall),
-    _foreign_call(items.CodeInterpreterCall),
     _foreign_call(items.ImageGenerationCall),
     _foreign_call(items.Program, lambda value: value.call_id or None),
     _output(items.ProgramOutput, "program", lambda value: value.call_id or None, is_from_client=NO),

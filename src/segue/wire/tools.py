@@ -25,7 +25,9 @@ FUNCTION_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{TOOL_NAME_CHARS_MAX}}}")
 Execution = Literal["server", "client"]
 # Built-in tools of the contract that the model sees as functions wherever it is served; each has a type of call item of
 # its own. What a hosted tool offers has the name of its own row (seams/tools.py).
-Builtin = Literal["shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search"]
+Builtin = Literal[
+    "shell", "local_shell", "apply_patch", "tool_search", "mcp", "web_search", "code_interpreter"
+]  # fmt: skip
 BUILTINS: frozenset[str] = frozenset(get_args(Builtin))
 
 

@@ -1,0 +1,1 @@
+"""How does a turn run Python code?"""

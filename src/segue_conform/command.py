@@ -1,0 +1,180 @@
+"""How does a person run the suite? `segue conform`, or `segue-conform` where only the suite is installed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from segue_conform.case import Case, Result
+from segue_conform.report import Report, as_badge, as_json, as_page, as_text
+from segue_conform.suite import CASES, run_suite
+from segue_conform.target import Target
+from segue_conform.upstream import Upstream
+
+EXAMPLES = """\
+examples:
+  segue conform --url http://127.0.0.1:8080
+  segue conform upstream --port 9999        # then start your server with http://127.0.0.1:9999/v1 as its model endpoint
+  segue conform --url http://127.0.0.1:8080 --upstream http://127.0.0.1:9999 --html report.html
+  segue conform list                        # every case with its level and its source
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add(
+        "what",
+        nargs="?",
+        choices=("run", "upstream", "list"),
+        default="run",
+        help="run the suite (default), serve the scripted model endpoint for it, or list the cases",
+    )
+    add("--url", help="the server under test, such as http://127.0.0.1:8080; `/v1` may be left out")
+    add("--key", help="an API key of it")
+    add("--model", help="the model to ask for (default: the first that the server lists)")
+    add(
+        "--upstream",
+        metavar="URL",
+        help="the scripted upstream after it, for cases that look at what reaches it",
+    )
+    add(
+        "--only",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="cases whose name begins so, such as responses.lanes; may be repeated",
+    )
+    add("--all", action="store_true", help="print what passed, too")
+    add("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
+    add("--html", metavar="FILE", help="write the report as one page")
+    add("--badge", metavar="FILE", help="write a badge as SVG")
+    add(
+        "--host", default="127.0.0.1", help="upstream: the address to listen on (default 127.0.0.1)"
+    )
+    add("--port", type=int, default=9999, help="upstream: the port (default 9999)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0: every `must` that could be tried passed; 1: not so; 2: the server could not be asked."""
+    if options.what == "list":
+        for case in CASES:
+            print(f"{case.level:7} {case.name:38} {case.claim}  [{case.source}]")
+        return 0
+    if options.what == "upstream":
+        print(
+            f"scripted upstream on http://{options.host}:{options.port}/v1, model 'conform'",
+            flush=True,
+        )
+        web.run_app(
+            Upstream().app(),
+            host=options.host,
+            port=options.port,
+            print=None,
+            handle_signals=True,
+            handler_cancellation=True,
+        )
+        return 0
+    cases = chosen(options.only)
+    if options.url is None or not cases:
+        print(
+            "segue conform: name a server by --url"
+            if cases
+            else f"segue conform: no case begins with {options.only}: see 'segue conform list'",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        report = asyncio.run(report_on(options, cases))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        print(
+            f"segue conform: {options.url} does not answer: {str(error) or type(error).__name__}",
+            file=sys.stderr,
+        )
+        return 2
+    write(options, report)
+    return 0 if report.holds else 1
+
+
+def chosen(beginnings: Sequence[str]) -> list[Case]:
+    return [case for case in CASES if not beginnings or case.name.startswith(tuple(beginnings))]
+
+
+async def report_on(options: argparse.Namespace, cases: Sequence[Case]) -> Report:
+    base = options.url.rstrip("/")
+    base = base if base.endswith("/v1") else f"{base}/v1"
+    upstream = options.upstream and options.upstream.rstrip("/").removesuffix("/v1")
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None, connect=10)
+    ) as session:
+        target = Target(session, base, options.model or "", options.key, upstream)
+        if not target.model:
+            target.model = await first_model(target)
+        began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        results = await run_suite(target, cases, progress(len(cases)))
+    return Report(base, target.model, began, installed_version(), results)
+
+
+async def first_model(target: Target) -> str:
+    answer = await target.get("/models")
+    rows = answer.body.get("data") if isinstance(answer.body, dict) else None
+    return str(rows[0].get("id")) if rows else "default"
+
+
+def progress(total: int) -> Callable[[Result], None]:
+    """A line that counts, where standard error is a terminal."""
+    done = 0
+
+    def on_result(result: Result) -> None:
+        nonlocal done
+        done += 1
+        if sys.stderr.isatty():
+            print(
+                f"\r{done} of {total}",
+                end="" if done < total else "\r\033[K",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return on_result
+
+
+def installed_version() -> str:
+    for name in ("segue-conform", "segue"):
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def write(options: argparse.Namespace, report: Report) -> None:
+    if options.json == "-":
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        print(as_text(report, options.all))
+    if options.json not in (None, "-"):
+        Path(options.json).write_text(json.dumps(as_json(report), indent=2) + "\n")
+    if options.html:
+        Path(options.html).write_text(as_page(report))
+    if options.badge:
+        Path(options.badge).write_text(as_badge(report))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "segue-conform",
+        description="A conformance suite for servers of the Responses API, Messages and Chat Completions.",
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))

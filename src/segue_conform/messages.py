@@ -1,0 +1,321 @@
+"""Which claims are made about the Messages API?"""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+from segue_conform.case import Absent, Case, Json, Need, equal, expect, shown
+from segue_conform.responses_http import CALL, ECHO
+from segue_conform.target import Answer, Streamed, Target, script
+
+HEADERS = {"anthropic-version": "2023-06-01"}
+TOOL: Json = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+def body(target: Target, text: object = "Say hello.", **fields: object) -> Json:
+    messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
+    return {"model": target.model, "max_tokens": 256, "messages": messages, **fields}
+
+
+async def sent(target: Target, text: object = "Say hello.", **fields: object) -> Json:
+    return (await target.post("/messages", body(target, text, **fields), HEADERS)).ok()
+
+
+async def streamed(target: Target, text: object = "Say hello.", **fields: object) -> Streamed:
+    return await target.stream("/messages", body(target, text, stream=True, **fields), HEADERS)
+
+
+def text_of(message: Json) -> str:
+    return "".join(block["text"] for block in message["content"] if block["type"] == "text")
+
+
+def check_error(answer: Answer, *statuses: int) -> Json:
+    if answer.status in (404, 405, 501) and answer.status not in statuses:
+        raise Absent(f"HTTP {answer.status}: {shown(answer.body)}")
+    expect(answer.status in statuses, f"HTTP {answer.status}: {shown(answer.body)}")
+    equal(answer.json.get("type"), "error", "type")
+    error = answer.json.get("error")
+    expect(isinstance(error, dict), f"the error is {shown(error)}")
+    found = cast(Json, error)
+    expect(
+        isinstance(found.get("message"), str) and isinstance(found.get("type"), str),
+        f"the error is {shown(found)}",
+    )
+    return found
+
+
+async def _whole(target: Target) -> None:
+    message = await sent(target)
+    equal((message.get("type"), message.get("role")), ("message", "assistant"), "type and role")
+    equal(
+        (message.get("stop_reason"), message.get("stop_sequence")),
+        ("end_turn", None),
+        "stop_reason and stop_sequence",
+    )
+    expect(text_of(message), "the answer has no text")
+    for key in ("input_tokens", "output_tokens"):
+        expect(
+            isinstance(message["usage"].get(key), int),
+            f"usage.{key} is {shown(message['usage'].get(key))}",
+        )
+
+
+async def _order(target: Target) -> None:
+    stream = await streamed(target)
+    equal(stream.names, stream.types, "the names of events")
+    kinds = [name for name in stream.types if name != "ping"]
+    equal(kinds[:2], ["message_start", "content_block_start"], "the first events")
+    equal(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"], "the last events")
+    equal(set(kinds[2:-3]), {"content_block_delta"}, "the events between them")
+    delta = next(event for event in stream.events if event["type"] == "message_delta")
+    equal(delta["delta"].get("stop_reason"), "end_turn", "stop_reason")
+    expect(
+        isinstance(delta["usage"].get("output_tokens"), int),
+        f"the usage is {shown(delta.get('usage'))}",
+    )
+
+
+async def _exact(target: Target) -> None:
+    words = "One, two;\n\tthree — “four” 五 🙂"
+    stream = await streamed(target, script({"text": words, "pieces": 9}))
+    deltas = [
+        event["delta"].get("text", "")
+        for event in stream.events
+        if event["type"] == "content_block_delta"
+    ]
+    equal("".join(deltas), words, "the text")
+
+
+async def _call(target: Target) -> None:
+    text = script(CALL, {"text": "Sunny."})
+    first = await sent(target, text, tools=[TOOL])
+    equal(first.get("stop_reason"), "tool_use", "stop_reason")
+    use: Json = next((block for block in first["content"] if block["type"] == "tool_use"), {})
+    equal((use.get("name"), use.get("input")), ("get_weather", {"city": "Paris"}), "name and input")
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "sunny"}
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    equal(
+        text_of(await sent(target, messages, tools=[TOOL])), "Sunny.", "the answer after the result"
+    )
+
+
+async def _call_stream(target: Target) -> None:
+    stream = await streamed(target, script(CALL), tools=[TOOL])
+    written = [
+        event["delta"].get("partial_json", "")
+        for event in stream.events
+        if event["type"] == "content_block_delta"
+        and event["delta"].get("type") == "input_json_delta"
+    ]
+    equal(json.loads("".join(written) or "null"), {"city": "Paris"}, "the input that was streamed")
+
+
+async def _system(target: Target) -> None:
+    answer = await sent(target, script(ECHO), system=[{"type": "text", "text": "Be a poet."}])
+    expect("Be a poet." in text_of(answer), "the model was not sent the system prompt")
+
+
+async def _length(target: Target) -> None:
+    answer = await sent(target, script({"text": "This goes on", "finish": "length"}), max_tokens=3)
+    equal(answer.get("stop_reason"), "max_tokens", "stop_reason")
+
+
+async def _thinking(target: Target) -> None:
+    text = script({"reasoning": "Let me think.", "text": "Yes."})
+    answer = await sent(
+        target, text, max_tokens=4096, thinking={"type": "enabled", "budget_tokens": 1024}
+    )
+    equal([block["type"] for block in answer["content"]], ["thinking", "text"], "the blocks")
+    expect(
+        isinstance(answer["content"][0].get("signature"), str),
+        "the thinking block has no signature",
+    )
+
+
+async def _count(target: Target) -> None:
+    asked = {key: value for key, value in body(target).items() if key != "max_tokens"}
+    counted = (await target.post("/messages/count_tokens", asked, HEADERS)).ok()
+    expect(
+        isinstance(counted.get("input_tokens"), int) and counted["input_tokens"] > 0,
+        f"the answer is {shown(counted)}",
+    )
+
+
+async def _bad(target: Target) -> None:
+    answer = await target.post("/messages", body(target) | {"messages": "hello"}, HEADERS)
+    equal(check_error(answer, 400)["type"], "invalid_request_error", "the type of the error")
+
+
+async def _max_tokens(target: Target) -> None:
+    asked = {key: value for key, value in body(target).items() if key != "max_tokens"}
+    check_error(await target.post("/messages", asked, HEADERS), 400)
+
+
+async def _model(target: Target) -> None:
+    answer = await target.post("/messages", body(target) | {"model": "no-such-model-here"}, HEADERS)
+    if answer.status == 404 and not isinstance(answer.json.get("error"), dict):
+        raise Absent(f"HTTP 404: {shown(answer.body)}")
+    check_error(answer, 404, 400)
+
+
+async def _engine_fails(target: Target) -> None:
+    answer = await target.post("/messages", body(target, script({"fail": 500})), HEADERS)
+    expect(
+        check_error(answer, 500, 502, 503, 529)["type"] != "invalid_request_error",
+        "the error blames the client",
+    )
+
+
+async def _x_api_key(target: Target) -> None:
+    bare = Target(target.session, target.base, target.model)
+    headers = {**HEADERS, "x-api-key": target.key or ""}
+    equal(
+        (await bare.post("/messages", body(target), headers)).status,
+        200,
+        "the status with x-api-key",
+    )
+    equal(
+        check_error(await bare.post("/messages", body(target), HEADERS), 401)["type"],
+        "authentication_error",
+        "the type without",
+    )
+
+
+async def _no_thread(target: Target) -> None:
+    answer = await target.post(
+        "/messages", body(target, thread={"type": "continue", "message_id": "msg_unknown"}), HEADERS
+    )
+    expect(answer.status != 200, "an unknown thread was ignored: the answer has no history")
+    check_error(answer, 400, 404, 409)
+
+
+TYPES = "anthropic SDK types"
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "messages.create.whole",
+        "an answer is a message with content, stop_reason and usage",
+        "must",
+        f"{TYPES}: Message",
+        _whole,
+    ),
+    Case(
+        "messages.create.system",
+        "the model reads the system prompt",
+        "must",
+        f"{TYPES}: system",
+        _system,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.create.length",
+        "an answer cut by its limit says max_tokens",
+        "must",
+        f"{TYPES}: StopReason",
+        _length,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.create.thinking",
+        "thoughts are a thinking block with a signature",
+        "should",
+        f"{TYPES}: ThinkingBlock",
+        _thinking,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.stream.order",
+        "the events of a stream, in order, under their names",
+        "must",
+        f"{TYPES}: RawMessageStreamEvent",
+        _order,
+    ),
+    Case(
+        "messages.stream.exact",
+        "the text arrives as the model wrote it",
+        "must",
+        f"{TYPES}: TextDelta",
+        _exact,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.tools.round",
+        "a call is a tool_use block, and its result continues it",
+        "must",
+        f"{TYPES}: ToolUseBlock",
+        _call,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.tools.stream",
+        "a call streams its input",
+        "must",
+        f"{TYPES}: InputJSONDelta",
+        _call_stream,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.tokens.count",
+        "count_tokens counts without generating",
+        "should",
+        f"{TYPES}: MessageTokensCount",
+        _count,
+    ),
+    Case(
+        "messages.errors.request",
+        "a bad request is 400 invalid_request_error in the API's own form",
+        "must",
+        f"{TYPES}: ErrorResponse",
+        _bad,
+    ),
+    Case(
+        "messages.errors.max-tokens",
+        "a request without max_tokens is refused",
+        "should",
+        f"{TYPES}: max_tokens",
+        _max_tokens,
+    ),
+    Case(
+        "messages.errors.model",
+        "an unknown model is refused",
+        "should",
+        f"{TYPES}: NotFoundError",
+        _model,
+    ),
+    Case(
+        "messages.errors.engine",
+        "an engine that fails is an error of the server",
+        "must",
+        f"{TYPES}: ErrorResponse",
+        _engine_fails,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.errors.key",
+        "the key is read from x-api-key; without it 401",
+        "must",
+        "anthropic SDK: auth_headers",
+        _x_api_key,
+        Need.KEY,
+    ),
+    Case(
+        "messages.threads.unknown",
+        "an unknown thread is refused, never ignored",
+        "should",
+        "Claude Code: thread",
+        _no_thread,
+    ),
+)

@@ -1,0 +1,214 @@
+"""What stands after the server under test, so that calls and failures can be made to happen?
+
+A chat endpoint without a model. It looks for a script in the last user message that has one (`target.script`). It plays
+the step whose number is the count of answers since then; the last step repeats. Without a script it answers `Hello.`.
+A step may have `text`, `reasoning`, `calls`, `echo` (the answer is what the endpoint was sent, as JSON), `finish`,
+`fail` (an HTTP status), `cut` (the stream breaks), `pause_s` (before the first word), `pieces` (how many deltas).
+`GET /conform/state` counts requests, for cases that look whether the answer to a client that left was stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import cast
+
+from aiohttp import web
+
+from segue_conform.case import Json
+from segue_conform.target import MARK
+
+MODEL = "conform"
+DEFAULT: Json = {"text": "Hello."}
+# No script may hold a server longer.
+PAUSE_S_MAX = 20.0
+
+
+@dataclass
+class State:
+    """What the endpoint has been asked."""
+
+    running: int = 0
+    answered: int = 0
+    aborted: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+def text_in(content: object) -> str:
+    """The text of a message, whether it is a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def step_for(messages: list[Json]) -> Json:
+    """The step that is to be played for these messages."""
+    for at in range(len(messages) - 1, -1, -1):
+        _, mark, written = text_in(messages[at].get("content")).partition(MARK)
+        if mark and messages[at].get("role") == "user":
+            steps, _ = json.JSONDecoder().raw_decode(written)
+            answers = sum(message.get("role") == "assistant" for message in messages[at:])
+            return cast(Json, steps[min(answers, len(steps) - 1)])
+    return DEFAULT
+
+
+def echo(body: Json) -> str:
+    """What the endpoint was sent, for cases that look at what a model would read."""
+    messages = [
+        {
+            "role": message.get("role"),
+            "text": text_in(message.get("content")),
+            "calls": [call["function"]["name"] for call in message.get("tool_calls") or []],
+        }
+        for message in body.get("messages", [])
+    ]
+    tools = [tool.get("function", {}).get("name") for tool in body.get("tools") or []]
+    return json.dumps({"messages": messages, "tools": tools, "max_tokens": body.get("max_tokens")})
+
+
+class Upstream:
+    """The endpoint."""
+
+    def __init__(self) -> None:
+        self.state = State()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_post("/v1/chat/completions", self._completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/conform/state", self._counts)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        row = {
+            "id": MODEL,
+            "object": "model",
+            "created": 0,
+            "owned_by": "conform",
+            "max_model_len": 131_072,
+        }
+        return web.json_response({"object": "list", "data": [row]})
+
+    async def _counts(self, request: web.Request) -> web.Response:
+        state = self.state
+        return web.json_response(
+            {"running": state.running, "answered": state.answered, "aborted": state.aborted}
+        )
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = cast(Json, await request.json())
+        step = step_for(body.get("messages", []))
+        self.state.running += 1
+        try:
+            await asyncio.sleep(min(float(step.get("pause_s", 0)), PAUSE_S_MAX))
+            if "fail" in step:
+                error = {
+                    "message": "The script says so.",
+                    "type": "server_error",
+                    "param": None,
+                    "code": None,
+                }
+                return web.json_response({"error": error}, status=int(step["fail"]))
+            answer = await self._play(request, body, step)
+            self.state.answered += 1
+            return answer
+        except (asyncio.CancelledError, ConnectionError):
+            self.state.aborted += 1
+            raise
+        finally:
+            self.state.running -= 1
+
+    async def _play(self, request: web.Request, body: Json, step: Json) -> web.StreamResponse:
+        if step.get("echo"):
+            step = {**step, "text": echo(body)}
+        number = next(self.state.numbers)
+        if not body.get("stream"):
+            return web.json_response(whole(step, number))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        chunks = list(
+            deltas(step, number, bool((body.get("stream_options") or {}).get("include_usage")))
+        )
+        if step.get("cut"):
+            chunks = chunks[: max(1, len(chunks) // 2)]
+        for chunk in chunks:
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await asyncio.sleep(float(step.get("gap_s", 0)))
+        if step.get("cut"):
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+def calls_in(step: Json, number: int) -> list[Json]:
+    return [
+        {
+            "index": at,
+            "id": f"call_{number}_{at}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call.get("arguments", {}))},
+        }
+        for at, call in enumerate(step.get("calls", []))
+    ]
+
+
+def finish_of(step: Json) -> str:
+    return str(step.get("finish") or ("tool_calls" if step.get("calls") else "stop"))
+
+
+def usage_of(step: Json) -> Json:
+    written = max(1, len(str(step.get("text", ""))) // 4)
+    return {"prompt_tokens": 20, "completion_tokens": written, "total_tokens": 20 + written}
+
+
+def whole(step: Json, number: int) -> Json:
+    """An answer without a stream."""
+    message: Json = {"role": "assistant", "content": step.get("text")}
+    if step.get("reasoning"):
+        message["reasoning_content"] = step["reasoning"]
+    if step.get("calls"):
+        message["tool_calls"] = calls_in(step, number)
+    choice = {"index": 0, "message": message, "finish_reason": finish_of(step)}
+    head = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": MODEL}
+    return {**head, "choices": [choice], "usage": usage_of(step)}
+
+
+def deltas(step: Json, number: int, with_usage: bool) -> Iterator[Json]:
+    """The same as a stream."""
+    head = {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": MODEL,
+    }
+
+    def chunk(delta: Json, finish: str | None = None) -> Json:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    for piece in pieces(str(step.get("reasoning", "")), step):
+        yield chunk({"reasoning_content": piece})
+    for piece in pieces(str(step.get("text", "")), step):
+        yield chunk({"content": piece})
+    for call in calls_in(step, number):
+        arguments = call["function"]["arguments"]
+        yield chunk({"tool_calls": [{**call, "function": {**call["function"], "arguments": ""}}]})
+        for piece in pieces(arguments, step):
+            yield chunk(
+                {"tool_calls": [{"index": call["index"], "function": {"arguments": piece}}]}
+            )
+    yield chunk({}, finish_of(step))
+    if with_usage:
+        yield {**head, "choices": [], "usage": usage_of(step)}
+
+
+def pieces(text: str, step: Json) -> Iterator[str]:
+    size = max(1, -(-len(text) // int(step.get("pieces", 4))))
+    return (text[at : at + size] for at in range(0, len(text), size))

@@ -1,0 +1,308 @@
+"""For each case of the suite a server that is wrong in the way that the case is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from tests.conform.proxy import Json, Mutant
+
+
+def put(**values: object) -> Callable[[Json], None]:
+    """Sets keys; a name with `__` is a path; None takes a key out."""
+
+    def change(body: Json) -> None:
+        for name, value in values.items():
+            *path, last = name.split("__")
+            place: Any = body
+            for key in path:
+                place = place.get(key) if isinstance(place, dict) else None
+            if isinstance(place, dict) and (last in place or path == []):
+                if value is None:
+                    place.pop(last, None)
+                else:
+                    place[last] = value
+
+    return change
+
+
+def when(
+    condition: Callable[[Json], bool], change: Callable[[Json], None]
+) -> Callable[[Json], None]:
+    return lambda body: change(body) if condition(body) else None
+
+
+def of_type(name: str, change: Callable[[Json], None]) -> Callable[[Json], None]:
+    return when(lambda event: event.get("type") == name, change)
+
+
+def renamed(old: str, new: str) -> Callable[[Json], None]:
+    return of_type(old, put(type=new))
+
+
+def later(event: Json) -> None:
+    event["sequence_number"] = event.get("sequence_number", 0) + 1
+
+
+def items(keep: Callable[[Json], bool], key: str = "input") -> Callable[[Json], None]:
+    """Leaves items out of a list."""
+
+    def change(body: Json) -> None:
+        if isinstance(body.get(key), list):
+            body[key] = [item for item in body[key] if keep(item)]
+
+    return change
+
+
+def one_call_id(body: Json) -> None:
+    for item in body.get("output", []):
+        if item["type"] == "function_call":
+            item["call_id"] = "call_of_both"
+
+
+def empty_arguments(body: Json) -> None:
+    for item in body.get("output", []):
+        if "arguments" in item:
+            item["arguments"] = "{}"
+
+
+def is_hello(body: Json) -> bool:
+    return body.get("input") == "Say hello."
+
+
+def without_wide(event: Json) -> None:
+    """A wide character is lost on the way, wherever a delta has it."""
+    delta = event.get("delta")
+    if isinstance(delta, str):
+        event["delta"] = delta.replace("五", "?")
+    elif isinstance(delta, dict) and "text" in delta:
+        delta["text"] = delta["text"].replace("五", "?")
+    for choice in event.get("choices", []):
+        if choice["delta"].get("content"):
+            choice["delta"]["content"] = choice["delta"]["content"].replace("五", "?")
+
+
+def lanes(names: Iterator[int]) -> Callable[[Json], None]:
+    def change(body: Json) -> None:
+        if body.get("stream_id"):
+            body["stream_id"] = f"lane-{next(names)}"
+
+    return change
+
+
+def no_parent(body: Json) -> None:
+    body.pop("previous_response_id", None)
+
+
+def pirate(body: Json) -> None:
+    body["instructions"] = f"Speak like a pirate. {body.get('instructions', '')}"
+
+
+def content_input(body: Json) -> None:
+    for block in body.get("content", []):
+        if block["type"] == "tool_use":
+            block["input"] = {}
+
+
+def without_signature(body: Json) -> None:
+    for block in body.get("content", []):
+        block.pop("signature", None)
+
+
+def chat_arguments(body: Json) -> None:
+    for choice in body.get("choices", []):
+        for call in choice["message"].get("tool_calls") or []:
+            call["function"]["arguments"] = "{}"
+
+
+def chat_ids(numbers: Iterator[int]) -> Callable[[Json], None]:
+    return lambda event: event.update(id=f"chatcmpl-{next(numbers)}")
+
+
+def chat_delta(body: Json) -> None:
+    for choice in body.get("choices", []):
+        for call in choice["delta"].get("tool_calls") or []:
+            call["id"] = "call_again"
+
+
+def finish(reason: str) -> Callable[[Json], None]:
+    def change(body: Json) -> None:
+        for choice in body.get("choices", []):
+            choice["finish_reason"] = reason
+
+    return change
+
+
+ACCEPTS = Mutant(status=200)
+REFUSES = Mutant(status=400)
+FAILS = Mutant(event=renamed("response.completed", "response.failed"))
+NO_PARENT = Mutant(request=no_parent)
+OTHER_CODE = Mutant(event=put(error__code="not_found"))
+CLIENTS_FAULT = Mutant(answer=put(error__type="invalid_request_error"))
+
+MUTANTS: dict[str, Mutant] = {
+    "responses.create.models": Mutant(answer=put(object="models")),
+    "responses.create.whole": Mutant(answer=put(service_tier=None)),
+    "responses.create.usage": Mutant(answer=put(usage__total_tokens=1)),
+    "responses.create.fields": Mutant(answer=put(temperature=1.0)),
+    "responses.create.tools": Mutant(answer=put(tools=[])),
+    "responses.create.format": Mutant(answer=put(text__format={"type": "text"})),
+    "responses.create.unknown-keys": REFUSES,
+    "responses.create.roles": REFUSES,
+    "responses.create.phases": REFUSES,
+    "responses.create.image": REFUSES,
+    "responses.create.request-id": Mutant(hides=("x-request-id",)),
+    "responses.create.idempotency": Mutant(forgets=("idempotency-key",)),
+    "responses.errors.json": Mutant(answer=put(error__param=None)),
+    "responses.errors.type": Mutant(answer=put(error__type="server_error")),
+    "responses.errors.range": ACCEPTS,
+    "responses.errors.model": ACCEPTS,
+    "responses.errors.metadata": ACCEPTS,
+    "responses.errors.output": ACCEPTS,
+    "responses.errors.key": Mutant(adds_key=True),
+    "responses.errors.engine": CLIENTS_FAULT,
+    "responses.calls.call": Mutant(answer=empty_arguments),
+    "responses.calls.round": Mutant(request=items(lambda item: "output" not in item)),
+    "responses.calls.parallel": Mutant(answer=one_call_id),
+    "responses.calls.length": Mutant(answer=put(status="completed")),
+    "responses.calls.reasoning": Mutant(
+        answer=items(lambda item: item["type"] != "reasoning", "output")
+    ),
+    "responses.state.retrieve": Mutant(request=put(store=False)),
+    "responses.state.unknown": ACCEPTS,
+    "responses.state.unstored": Mutant(request=put(store=True)),
+    "responses.state.delete": Mutant(answer=put(deleted=False)),
+    "responses.state.input-items": Mutant(answer=put(has_more=False)),
+    "responses.state.parent": NO_PARENT,
+    "responses.state.chain": Mutant(
+        request=when(lambda body: body["input"] == "Fact 2.", no_parent)
+    ),
+    "responses.state.instructions": Mutant(request=pirate),
+    "responses.state.fork": Mutant(
+        request=when(
+            lambda body: "conform-script" in str(body["input"]),
+            lambda body: body.update(input=f"Left. {body['input']}"),
+        )
+    ),
+    "responses.state.unknown-parent": NO_PARENT,
+    "responses.state.unknown-parent-param": Mutant(answer=put(error__param="input")),
+    "responses.state.pending-call": NO_PARENT,
+    "responses.state.item-reference": Mutant(
+        request=items(lambda item: item.get("type") != "item_reference")
+    ),
+    "responses.tokens.count": Mutant(answer=put(input_tokens=0)),
+    "responses.compaction.window": Mutant(
+        answer=items(lambda item: item["type"] != "compaction", "output")
+    ),
+    "responses.compaction.model": ACCEPTS,
+    "responses.conversations.life": Mutant(answer=put(deleted=False)),
+    "responses.conversations.items": Mutant(request=put(conversation=None)),
+    "responses.conversations.read": Mutant(request=put(conversation=None)),
+    "responses.conversations.parent": Mutant(request=put(conversation=None)),
+    "responses.background.poll": Mutant(request=put(background=None)),
+    "responses.background.cancel": Mutant(
+        path=lambda path: path.removesuffix("/cancel"),
+        answer=when(lambda body: body.get("status") == "cancelled", put(status="completed")),
+    ),
+    "responses.background.foreground": ACCEPTS,
+    "responses.stream.framing": Mutant(name="message"),
+    "responses.stream.order": Mutant(drops="response.output_item.done"),
+    "responses.stream.snapshots": Mutant(
+        event=of_type("response.created", put(response__tools=None))
+    ),
+    "responses.stream.zero": Mutant(event=later),
+    "responses.stream.usage": Mutant(
+        event=of_type("response.completed", put(response__usage=None))
+    ),
+    "responses.stream.parts": Mutant(drops="response.content_part.done"),
+    "responses.stream.exact": Mutant(event=without_wide),
+    "responses.stream.call": Mutant(drops="response.function_call_arguments.done"),
+    "responses.stream.calls": Mutant(doubles="response.output_item.added"),
+    "responses.stream.reasoning": Mutant(drops="response.reasoning"),
+    "responses.stream.length": Mutant(event=renamed("response.incomplete", "response.completed")),
+    "responses.stream.failure": Mutant(doubles="response.failed"),
+    "responses.stream.refused": ACCEPTS,
+    "responses.stream.stored": Mutant(request=put(store=False)),
+    "responses.stream.done": Mutant(has_no_end_mark=True),
+    "responses.stream.replay": Mutant(path=lambda path: path.replace("starting_after=1", "")),
+    "responses.socket.turn": Mutant(drops="response.in_progress"),
+    "responses.socket.stored": Mutant(request=put(store=False)),
+    "responses.socket.sequence": Mutant(event=later),
+    "responses.socket.same": Mutant(drops="response.content_part", only="socket"),
+    "responses.socket.stream-flag": FAILS,
+    "responses.socket.queue": FAILS,
+    "responses.socket.ping": FAILS,
+    "responses.socket.twenty": FAILS,
+    "responses.socket.bad-json": Mutant(event=put(status="bad")),
+    "responses.socket.bad-type": Mutant(event=renamed("error", "notice")),
+    "responses.socket.envelope": Mutant(event=put(status=500)),
+    "responses.socket.background": Mutant(event=renamed("error", "response.created")),
+    "responses.socket.failure": Mutant(event=put(response__error__message="", error__message="")),
+    "responses.socket.key": Mutant(adds_key=True),
+    "responses.socket.close": Mutant(lingers_s=6.0),
+    "responses.cache.continue": NO_PARENT,
+    "responses.cache.call": NO_PARENT,
+    "responses.cache.connection": OTHER_CODE,
+    "responses.cache.stored": NO_PARENT,
+    "responses.cache.http": NO_PARENT,
+    "responses.cache.unknown": OTHER_CODE,
+    "responses.cache.evict": Mutant(request=when(is_hello, no_parent)),
+    "responses.cache.fork-fails": Mutant(request=put(stream_id=None)),
+    "responses.cache.instructions": Mutant(request=pirate),
+    "responses.lanes.names": Mutant(event=put(stream_id=None)),
+    "responses.lanes.order": Mutant(request=lanes(count())),
+    "responses.lanes.beside": Mutant(request=put(stream_id="left")),
+    "responses.lanes.fork": NO_PARENT,
+    "responses.lanes.bad": Mutant(event=put(stream_id="no blanks please")),
+    "responses.lanes.count": Mutant(
+        request=when(lambda body: body.get("stream_id") == "lane-32", put(stream_id="lane-31"))
+    ),
+    "responses.lanes.error": Mutant(event=put(stream_id=None)),
+    "responses.warm.id": Mutant(request=put(generate=None)),
+    "responses.warm.empty": Mutant(
+        request=when(
+            lambda body: body["input"] == [], put(input="Say hello.", previous_response_id=None)
+        )
+    ),
+    "responses.steer.accepted": Mutant(
+        event=renamed("response.steer.accepted", "response.steer.failed")
+    ),
+    "messages.create.whole": Mutant(answer=put(stop_reason="stop")),
+    "messages.create.system": Mutant(request=put(system=None)),
+    "messages.create.length": Mutant(answer=put(stop_reason="end_turn")),
+    "messages.create.thinking": Mutant(answer=without_signature),
+    "messages.stream.order": Mutant(drops="message_delta"),
+    "messages.stream.exact": Mutant(event=without_wide),
+    "messages.tools.round": Mutant(answer=content_input),
+    "messages.tools.stream": Mutant(drops="content_block_delta"),
+    "messages.tokens.count": Mutant(answer=put(input_tokens=0)),
+    "messages.errors.request": Mutant(answer=put(error__type="api_error")),
+    "messages.errors.model": ACCEPTS,
+    "messages.errors.engine": CLIENTS_FAULT,
+    "messages.errors.key": Mutant(adds_key=True),
+    "messages.threads.unknown": Mutant(request=put(thread=None)),
+    "chat.create.whole": Mutant(answer=put(usage__total_tokens=1)),
+    "chat.create.roles": Mutant(request=items(lambda item: item["role"] != "system", "messages")),
+    "chat.create.length": Mutant(answer=finish("stop")),
+    "chat.stream.chunks": Mutant(event=chat_ids(count())),
+    "chat.stream.usage": Mutant(request=put(stream_options=None)),
+    "chat.stream.exact": Mutant(event=without_wide),
+    "chat.tools.round": Mutant(answer=chat_arguments),
+    "chat.tools.stream": Mutant(event=chat_delta),
+    "chat.errors.request": ACCEPTS,
+    "chat.errors.model": ACCEPTS,
+    "chat.errors.engine": CLIENTS_FAULT,
+    "chat.errors.result": ACCEPTS,
+}
+# What Segue does otherwise on purpose: the case, and a server that is mended in this way.
+OTHERWISE: dict[str, Mutant] = {
+    # docs/apis/messages.md: without it the answer may fill the context.
+    "messages.errors.max-tokens": Mutant(
+        status=400,
+        answer=lambda body: body.update(
+            type="error",
+            error={"type": "invalid_request_error", "message": "max_tokens: Field required"},
+        ),
+    ),
+}
