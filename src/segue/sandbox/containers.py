@@ -449,18 +449,6 @@ class Containers:
         message = f"Container with id '{name}' has expired. {held.reason}".strip()
         raise KeeperFault(KeeperFailure(code="container_expired", message=message))
 
-    def list(self, owner: str) -> list[Container]:
-        """The owner's containers, the newest first."""
-        own = [self.about(held) for held in self._held.values() if held.owner == owner]
-        return own[::-1]
-
-    async def delete(self, owner: str, container_id: str) -> None:
-        """End a container; its name is forgotten."""
-        held = self.find(owner, container_id)
-        del self._held[container_id]
-        await _close(held.starting)
-        self._used.append(self._take(held))
-
     def _take(self, held: Held) -> OwnerUsage:
         """What a container has used since this was last asked."""
         now = self._clock() if self._is_alive(held) else held.ended_at or self._clock()
@@ -489,6 +477,18 @@ class Containers:
         # The container that was tried at the start has no owner.
         used = [part for part in parts if part.owner and any(astuple(part)[1:])]
         return used, sum(map(self._is_alive, self._held.values()))
+
+    def list(self, owner: str) -> list[Container]:
+        """The owner's containers, the newest first."""
+        own = [self.about(held) for held in self._held.values() if held.owner == owner]
+        return own[::-1]
+
+    async def delete(self, owner: str, container_id: str) -> None:
+        """End a container; its name is forgotten."""
+        held = self.find(owner, container_id)
+        del self._held[container_id]
+        await _close(held.starting)
+        self._used.append(self._take(held))
 
     def about(self, held: Held) -> Container:
         """What its owner may see of it."""

@@ -7,7 +7,7 @@ are also the cache of a connection and of a process, are in `memory_turns`.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
@@ -34,7 +34,7 @@ from segue.wire.events import Event
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
 ENTRIES_MAX = 100_000
 # No turns, no tokens of three kinds, no tool calls.
-NOTHING = (0, 0, 0, 0, 0)
+NOTHING = (0,) * 9
 # An event beside its bytes, and the log of a turn beside its events.
 EVENT_BYTES = 200
 LOG_BYTES = 600
@@ -92,8 +92,7 @@ class MemoryLedger:
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
-        # By day and owner: seconds of containers and of CPU, bytes out and in.
-        self._sandboxes: dict[tuple[str, Owner], tuple[float, float, int, int]] = {}
+        self._sandboxes: deque[SandboxUsage] = deque(maxlen=entries_max)
 
     @property
     def entries(self) -> list[UsageEntry]:
@@ -111,29 +110,18 @@ class MemoryLedger:
                 day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
                 key = (day, entry.owner, entry.model)
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
-                used = (1, *tokens, entry.tool_calls)
+                used = (1, *tokens, entry.tool_calls, 0, 0, 0, 0)
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        rows = [UsageTotal(*key, *totals[key]) for key in totals]
         since_day = time.strftime("%Y-%m-%d", time.gmtime(since))
-        rows += [
-            UsageTotal(day, whose, "", *NOTHING, *used)
-            for (day, whose), used in self._sandboxes.items()
-            if day >= since_day and owner in (None, whose)
-        ]
-        return sorted(rows, key=lambda row: (row.day, row.owner, row.model))
+        for row in self._sandboxes:
+            if row.day >= since_day and owner in (None, row.owner):
+                day, whose, *counts = structs.astuple(row)
+                key = (day, whose, "")
+                totals[key] = tuple(map(add, totals.get(key, NOTHING), (*NOTHING[:5], *counts)))
+        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
     async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        for new in used:
-            key = (new.day, new.owner)
-            container_s, cpu_s, egress, ingress = self._sandboxes.get(key, (0.0, 0.0, 0, 0))
-            self._sandboxes[key] = (
-                container_s + new.container_s,
-                cpu_s + new.cpu_s,
-                egress + new.egress_bytes,
-                ingress + new.ingress_bytes,
-            )
-            if len(self._sandboxes) > self._entries_max:
-                del self._sandboxes[next(iter(self._sandboxes))]
+        self._sandboxes.extend(used)
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""

@@ -7,6 +7,6 @@ CREATE TABLE sandbox_usage (
     egress_bytes INTEGER NOT NULL,
     ingress_bytes INTEGER NOT NULL,
     PRIMARY KEY (day, owner)
-) WITHOUT ROWID;
+);
 
 PRAGMA user_version = 12;
