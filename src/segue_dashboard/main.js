@@ -3,6 +3,7 @@
 import { hasKey, setKey } from "./api.js";
 import { renewAdvice } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
+import { followContainers } from "./containers.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
 import { drawFleet, followFleet } from "./fleet.js";
@@ -92,6 +93,7 @@ const feed = follow({
     offer(message.models);
     renewSizes();
     renewAdvice(openTurn, 0);
+    followContainers();
     draw();
   },
   update(message) {
@@ -144,6 +146,7 @@ const show = () => {
   drawRace();
   if (name === "race" && process) renewSizes();
   if (name === "keys") loadKeys();
+  if (name === "live" && process) followContainers();
   if (name === "fleet") followFleet(draw);
 };
 
