@@ -36,6 +36,10 @@ CHROMIUM_PACKAGE := @sparticuz/chromium@153.0.0
 # needs no root. Other machines name one by SEGUE_TEST_HAPROXY.
 HAPROXY := .cache/haproxy
 HAPROXY_DONE := $(HAPROXY)/haproxy
+# gVisor, the second kind of sandbox: the machine's own, else unpacked from the distribution's package, the newer one of
+# its backports if there is one. Other machines name one by SEGUE_TEST_RUNSC; without any, those tests say so.
+GVISOR := .cache/gvisor
+GVISOR_DONE := $(GVISOR)/.done-gvisor
 # Autobahn's test suite lives in Python 2.7, which is found among the machine's own, or named: PYTHON27=/path/to/python2.7.
 AUTOBAHN := .cache/autobahn
 PYTHON27 ?=
@@ -117,7 +121,7 @@ test-cost: test-setup ## run all tests and print what each costs, in CPU seconds
 	@$(VENV)/bin/python -m tests.bounded $(TEST_MINUTES) \
 		$(VENV)/bin/python -m pytest -n $(TESTERS) --dist loadfile --max-worker-restart 0 -p tests.cost $(ARGS)
 
-test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) ## install what `make test` needs
+test-setup: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MODELS_DONE) $(if $(SEGUE_TEST_MCP),,$(MCP_DONE)) $(if $(SEGUE_TEST_CHROMIUM),,$(CHROMIUM_DONE)) $(if $(SEGUE_TEST_HAPROXY),,$(HAPROXY_DONE)) $(if $(SEGUE_TEST_RUNSC),,$(GVISOR_DONE)) ## install what `make test` needs
 
 test-collect: $(DEV_DONE) ## compile all tests once, which else each process of `make test` does for itself
 	@$(VENV)/bin/python -m pytest --collect-only -qq >/dev/null || true
@@ -404,6 +408,27 @@ $(HAPROXY_DONE):
 	fi
 	@$@ -v >/dev/null 2>&1 || { rm -f $@; \
 		echo "there is no HAProxy here: install it, or name one by SEGUE_TEST_HAPROXY"; exit 1; }
+
+# A list of packages of its own, at the mirror that the machine uses, so that nothing of the machine is changed.
+define gvisor_backports
+site=$$(apt-get indextargets --format '$$(SITE)' 'Created-By: Packages' | sort | uniq -c | sort -rn | awk 'NR == 1 { print $$2 }')
+release=$$(. /etc/os-release && echo "$$VERSION_CODENAME")
+echo "deb $$site $$release-backports main" > list && mkdir -p lists/partial cache/archives/partial
+options="-o Dir::Etc::sourcelist=$$PWD/list -o Dir::Etc::sourceparts=/dev/null -o Dir::State::lists=$$PWD/lists -o Dir::Cache=$$PWD/cache"
+apt-get update -qq $$options && apt-get download -qq $$options runsc
+endef
+export gvisor_backports
+
+$(GVISOR_DONE):
+	@rm -rf $(GVISOR) && mkdir -p $(GVISOR)
+	@if command -v runsc >/dev/null 2>&1; then ln -s "$$(command -v runsc)" $(GVISOR)/runsc; \
+	elif command -v apt-get >/dev/null 2>&1; then \
+		echo "unpacking gVisor into $(GVISOR)"; \
+		cd $(GVISOR) && { timeout 60 sh -c "$$gvisor_backports" >/dev/null 2>&1 || apt-get download -qq runsc >/dev/null 2>&1; } \
+		&& dpkg -x runsc*.deb unpacked && mv unpacked/usr/bin/runsc . ; rm -rf unpacked lists cache list *.deb; \
+	fi; $(CURDIR)/$(GVISOR)/runsc --version >/dev/null 2>&1 || { rm -f $(CURDIR)/$(GVISOR)/runsc; \
+		echo "there is no gVisor here: its tests say so; install runsc, or name one by SEGUE_TEST_RUNSC"; }
+	@touch $@
 
 define pgbouncer_script
 #!/bin/sh

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 from segue.ids import new_id
-from segue.sandbox.bwrap import find_bwrap
+from segue.isolation.bwrap import find_bwrap
+from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient, KeeperProcess
-from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import ContainerSpec, RunCommand
 
 OWNER = "bench"

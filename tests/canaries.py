@@ -7,6 +7,7 @@ everything that can go wrong. `find_traces` looks through all that such a proces
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ async def leave_traces(served: ServedProcess, secret: str, turns: int) -> None:
                 await fetch(served, "POST", "/v1/responses", body, headers)
                 done += 1
             done += await thread(served, headers, done)
+            done += await rollout(socket, done)
+            for path, body, more in other_turns(done):
+                await fetch(served, "POST", path, body, headers | more)
+                done += 1
             await go_wrong(served, socket, headers)
 
 
@@ -93,6 +98,47 @@ async def thread(served: ServedProcess, headers: dict[str, str], number: int) ->
     return 3
 
 
+async def rollout(socket: Any, number: int) -> int:
+    """A turn that is given the output of its call while it waits."""
+    text = message(number)
+    await socket.create(input=text, store=False, tools=[WEATHER], rollout=True)
+    event = await socket.next()
+    while event["type"] != "response.done":
+        event = await socket.next()
+    call = event["required_input"][0]["call_id"]
+    output = {"type": "function_call_output", "call_id": call, "output": text}
+    append = {"type": "response.append", "response_id": event["response_id"], "input": [output]}
+    steer = {"type": "response.steer", "previous_response_id": f"resp_{WORD}", "input": text}
+    await socket.send(steer)
+    await socket.next()
+    await socket.send(append)
+    await socket.events()
+    return 2
+
+
+def other_turns(number: int) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Every other way to ask: path, body, headers."""
+    text = message(number)
+    said = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
+    for is_stream in (False, True):
+        yield "/v1/chat/completions", {**said, "stream": is_stream, "user": text}, {}
+        yield "/v1/messages", {**said, "max_tokens": 20, "stream": is_stream, "system": text}, {}
+    yield "/v1/chat/completions", {**said, "tools": [{"type": text}]}, {}
+    yield "/v1/messages", {**said, "max_tokens": text}, {}
+    yield "/v1/messages/count_tokens", said, {}
+    yield "/v1/responses/input_tokens", {"model": MODEL, "input": text}, {}
+    # Nobody passes these on here, and a model that is not served is named in the refusal.
+    yield "/v1/embeddings", {"model": MODEL, "input": text}, {}
+    yield "/v1/completions", {"model": text, "prompt": text}, {}
+    once = {"model": MODEL, "input": text, "store": False}
+    yield "/v1/responses", once, {"Idempotency-Key": f"key-{number}"}
+    yield "/v1/responses", once, {"Idempotency-Key": f"key-{number}", "traceparent": text}
+    yield "/v1/responses", once, {"User-Agent": "agent/1", "x-request-id": text}
+    # What a body may be that is no JSON, or is packed.
+    yield "/v1/responses", {**once, "text": {"format": {"type": text}}}, {}
+    yield "/v1/responses", {**once, "tools": [{"type": "function", "name": text}]}, {}
+
+
 async def go_wrong(served: ServedProcess, socket: Any, headers: dict[str, str]) -> None:
     """What is answered with an error, with content and with keys in every place where one might write them."""
     for frame in (f'{{"type": "{WORD}"}}', f'{{"{WORD}', f'["{WORD}"]'):
@@ -125,6 +171,10 @@ async def read_metrics(served: ServedProcess, secret: str) -> bytes:
 def find_traces(folder: Path, printed: list[str], metrics: bytes, secret: str) -> list[str]:
     """Where a word or a key was left."""
     places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name in places:
+        if name.endswith("access"):
+            # The path of a request is there to be seen, without its query.
+            places[name] = re.sub(rb" /\S*", b"", places[name])
     places["log"] = "".join(printed).encode()
     places["metrics"] = metrics
     assert any(name.endswith("s.db") for name in places)

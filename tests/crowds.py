@@ -10,6 +10,8 @@ HEALTH_MS_MAX = 30_000
 LATE_MS_MAX = 10_000
 # What else changes in a process meanwhile.
 NOISE_BYTES = 16 * 1024 * 1024
+# What a client costs that does not read: its outbox, and the events that could be asked for again.
+GUEST_BYTES_MAX = 2 * 1024 * 1024
 # The budget of an idle connection.
 IDLE_BYTES_MAX = 20 * 1024
 
@@ -34,14 +36,14 @@ def check_idle(run: CrowdRun) -> None:
     assert run.guest_bytes <= IDLE_BYTES_MAX
 
 
-def check_stalled(run: CrowdRun, outbox_bytes_max: int) -> None:
+def check_stalled(run: CrowdRun) -> None:
     """Those who do not read were cut, and held no more than what may wait for a reader.
 
     It waits as frames, and once more as the events that a late subscriber could still ask for.
     """
     check_streams(run)
     assert run.left == 0
-    assert run.peak_bytes - run.memory_bytes <= run.guests * 2 * outbox_bytes_max + NOISE_BYTES
+    assert run.peak_bytes - run.memory_bytes <= run.guests * GUEST_BYTES_MAX + NOISE_BYTES
 
 
 def check_herd(run: ReconnectRun) -> None:

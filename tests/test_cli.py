@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from importlib.util import find_spec
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from segue.accounts.hashes import KeyHashes, issue_key
 from segue.seams.history import UsageEntry
-from segue.stores.seals import RingSeals, open_ring
+from segue.stores.seals import RingSeals, new_key, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue_cli.cli import VERBS, main
 
@@ -30,6 +32,29 @@ async def store(tmp_path: Path) -> str:
     await store.ledger.settle(ENTRIES)
     await store.close()
     return f"sqlite:///{path}"
+
+
+@pytest.mark.parametrize(
+    "words", [["usage"], ["usage", "--json"], ["keys", "list"], ["keys", "list", "--json"]]
+)
+async def test_names_in_a_store_give_no_orders_to_a_terminal(
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever wrote them there: an older version, or another program."""
+    odd = "e\x1b]52;c;cm0=\x07\x9b2J\u202e\u200b\rve[red]"
+    store = await SqliteStore.open(tmp_path / "segue.db")
+    await store.ledger.settle([UsageEntry("c", odd, odd, "failed", 7, 0, 0, NOW)])
+    await issue_key(store.keys, KeyHashes([new_key()]), odd, odd)
+    await store.close()
+    monkeypatch.setenv("COLUMNS", "400")
+    status = await asyncio.to_thread(main, [*words, "--store", f"sqlite:///{tmp_path}/segue.db"])
+    printed = capsys.readouterr()
+    assert status == 0
+    assert "ve[red]" in printed.out
+    assert not set(printed.out + printed.err) & set("\x1b\x07\x9b\u202e\u200b\r")
 
 
 def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue_bench import crowd, load, trace_command
 from segue_bench.client import ConnectionFailed
 from segue_bench.figures import speed_words, tokens_words
@@ -90,10 +91,10 @@ def run(options: argparse.Namespace) -> int:
             return trace_command.run(options, _shown(options.arguments))
         return _bench(plan_of(options), options)
     except KeyboardInterrupt:
-        print("segue bench: interrupted", file=sys.stderr)
+        say("segue bench: interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ServerNotStarted, TurnFailed, ConnectionFailed) as error:
-        print(f"segue bench: {error}", file=sys.stderr)
+        say(f"segue bench: {error}", file=sys.stderr)
         return FAILED
 
 

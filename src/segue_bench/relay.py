@@ -15,6 +15,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from segue.printable import say
+
 READ_BYTES = 1 << 16
 # What may be on its way in one direction: much bandwidth, and a bound on our memory.
 FLYING_MAX = 4096
@@ -63,7 +65,7 @@ class DelayRelay:
     async def serve(self) -> None:
         """Listen on a free port, print it, and run until the process ends."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
-        print(f"relay at {server.sockets[0].getsockname()[1]}", flush=True)
+        say(f"relay at {server.sockets[0].getsockname()[1]}")
         async with server:
             await server.serve_forever()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from segue.printable import say
 from segue_bench.server import START_S_MAX, ServerNotStarted, ServerProcess, apart
 
 PEER = "agentic-api==0.9.0"
@@ -28,7 +29,7 @@ def installed() -> Path:
     """Its program."""
     program = FOLDER / "bin" / "agentic-server"
     if not program.exists():
-        print(f"installing {PEER} into {FOLDER}", file=sys.stderr)
+        say(f"installing {PEER} into {FOLDER}", file=sys.stderr)
         pip = [str(FOLDER / "bin" / "pip"), "install", "--quiet", "--no-deps", PEER]
         try:
             subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)

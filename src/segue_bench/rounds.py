@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TypeVar
 
+from segue.printable import say
+
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
@@ -40,7 +42,7 @@ def installed(candidates: Mapping[str, Sequence[str]]) -> list[str]:
     }
     for name, packages in missing.items():
         if packages:
-            print(f"{name} is left out: {', '.join(packages)} not installed")
+            say(f"{name} is left out: {', '.join(packages)} not installed")
     return [name for name, packages in missing.items() if not packages]
 
 
@@ -55,4 +57,4 @@ def print_table(columns: str, rows: Iterable[Sequence[object]]) -> None:
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for first, *others in lines:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        print("   ".join([f"{first:<{widths[0]}}", *cells]), flush=True)
+        say("   ".join([f"{first:<{widths[0]}}", *cells]))

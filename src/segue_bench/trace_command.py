@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from segue.errors import Misconfigured
+from segue.printable import cell
 from segue_bench.machine import describe, in_words
 from segue_bench.report import open_console, write_json
 from segue_bench.sessions import Session, load_sessions
@@ -120,7 +121,7 @@ def _print(report: TraceReport, console: Console) -> None:
     if report.ttft:
         console.print(ttft_table(report.ttft))
     for failure in report.failures:
-        console.print(f"first failure of {failure}", style="red")
+        console.print(cell(f"first failure of {failure}"), style="red")
     console.print(LEGEND, style="dim")
     console.print(
         f"{in_words(report.machine)}. {settings.sessions} sessions of {settings.file}, {settings.turns:,} turns,"

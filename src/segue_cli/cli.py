@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from segue import __version__
 from segue.errors import ApiError, Misconfigured, MissingPackage
-from segue.printable import printable
+from segue.printable import printable, say
 from segue.settings.validation import nearest
 
 
@@ -135,15 +135,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:2], "--help"]
         if not arguments or arguments[0] in ("-h", "--help"):
-            print(help_text())
+            say(help_text())
             return 0
         if arguments[0] == "--version":
-            print(f"segue {__version__}")
+            say(f"segue {__version__}")
             return 0
         return run_verb(arguments)
     except (Misconfigured, ApiError) as error:
         lines = printable(str(error)).splitlines()
-        print(*(f"segue: {line}" for line in lines), sep="\n", file=sys.stderr)
+        say("\n".join(f"segue: {line}" for line in lines), file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of a pipe has left, as `head` does: what is left to print goes nowhere.
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (KeyboardInterrupt, EOFError):
         # Ctrl-C or Ctrl-D at a question, or while something is fetched.
-        print(file=sys.stderr)
+        say(file=sys.stderr)
         return 130
 
 

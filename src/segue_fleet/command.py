@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue_fleet.blocks import ReplicaShape
 from segue_fleet.fleet import (
     Fleet,
@@ -98,13 +99,13 @@ def _up(folder: Path, options: argparse.Namespace) -> int:
     fleet = Fleet(folder, shape)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        print(f"starting a fleet in {folder}", flush=True)
-        fleet.start(lambda line: print(f"  {line}", flush=True))
+        say(f"starting a fleet in {folder}")
+        fleet.start(lambda line: say(f"  {line}"))
         _record(fleet)
-        print(_welcome(fleet), flush=True)
+        say(_welcome(fleet))
         _restart_forever(fleet)
     except KeyboardInterrupt:
-        print("\nending the fleet", flush=True)
+        say("\nending the fleet")
     finally:
         # A second Ctrl-C would leave processes running.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -194,17 +195,17 @@ def _restart_forever(fleet: Fleet) -> None:
         for name in fleet.ended():
             if name not in back_at:
                 back_at[name] = now + BACK_S
-                print(f"{name} has ended; it is started again in {BACK_S:g} s", flush=True)
+                say(f"{name} has ended; it is started again in {BACK_S:g} s")
             elif now >= back_at[name]:
                 del back_at[name]
                 fleet.signal(name, signal.SIGKILL)
                 try:
                     fleet.run(name)
                 except Misconfigured as error:
-                    print(error, flush=True)
+                    say(str(error))
                     continue
                 _record(fleet)
-                print(f"{name} is up again", flush=True)
+                say(f"{name} is up again")
         time.sleep(WATCH_S)
 
 
@@ -231,12 +232,12 @@ def _status(folder: Path, *, is_json: bool) -> int:
     record = _running(folder)
     rows = [_row(member) for member in record.members]
     if is_json:
-        print(json.dumps({"pid": record.pid, "folder": str(folder), "members": rows}, indent=2))
+        say(json.dumps({"pid": record.pid, "folder": str(folder), "members": rows}, indent=2))
         return 0
-    print(f"a fleet in {folder} (process {record.pid})")
+    say(f"a fleet in {folder} (process {record.pid})")
     for row in rows:
         state = "up" if row["is_up"] else "DOWN"
-        print(f"  {row['name']:12} {state:5} pid {row['pid']!s:8} {row['url']}  {row['about']}")
+        say(f"  {row['name']:12} {state:5} pid {row['pid']!s:8} {row['url']}  {row['about']}")
     return 0
 
 
@@ -275,7 +276,7 @@ def _down(folder: Path) -> int:
         if time.monotonic() > until:
             raise Misconfigured(f"fleet: process {record.pid} did not end within {DOWN_S:g} s.")
         time.sleep(0.1)
-    print("the fleet has ended")
+    say("the fleet has ended")
     return 0
 
 

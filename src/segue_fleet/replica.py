@@ -25,6 +25,7 @@ import httptools
 import msgspec
 from msgspec import Struct
 
+from segue.printable import say
 from segue_fleet.blocks import CountedReplica, ReplicaShape, Served, block_digests
 
 HOST = "127.0.0.1"
@@ -372,7 +373,7 @@ async def _run(replica: Replica, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     port = server.sockets[0].getsockname()[1]
-    print(f"replica of {replica.model} at http://{HOST}:{port}", flush=True)
+    say(f"replica of {replica.model} at http://{HOST}:{port}")
     await stop.wait()
     server.close()
 

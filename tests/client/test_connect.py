@@ -413,7 +413,7 @@ def test_claude_code_knows_the_window_only_where_the_server_says_it() -> None:
 class Listing(BaseHTTPRequestHandler):
     """Lists one model, and answers everything else with an error in the same words."""
 
-    name = "m\x1b]52;c;cm0=\x07\x9b2J\u2028"
+    name = "m\x1b]52;c;cm0=\x07\x9b2J\u2028\u202e\u200b\r\n'\"`$(id)"
 
     def do_GET(self) -> None:
         is_list = self.path == "/v1/models"

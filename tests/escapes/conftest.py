@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from segue.sandbox.adapter import SandboxFailed
-from segue.sandbox.bwrap import NO_NAMESPACES
-from tests.escapes.places import ADAPTERS, containers_with
+from segue.isolation.adapter import SandboxFailed
+from segue.isolation.bwrap import NO_NAMESPACES
+from tests.escapes.places import ADAPTERS, containers_with, runsc
 
 FORBIDDEN = "escapes: this machine forbids namespaces, and nothing was tried"
+ABSENT = "escapes: there is no gVisor (runsc) on this machine, and it was not tried"
 
 
 @cache
@@ -44,14 +45,17 @@ def outside() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def sandboxes_can_be_made() -> None:
+@pytest.fixture(autouse=True)
+def sandboxes_can_be_made(request: pytest.FixtureRequest) -> None:
     if NO_NAMESPACES in forbidden():
         pytest.skip(f"{FORBIDDEN}: {forbidden()}")
+    values = getattr(getattr(request.node, "callspec", None), "params", {}).values()
+    if not runsc() and any("gvisor" in str(value) for value in values):
+        pytest.skip(ABSENT)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.stats.get("skipped", ()):
-        if FORBIDDEN in str(report.longrepr):
-            terminalreporter.write_line(f"{FORBIDDEN}.", red=True)
-            return
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    for words in (FORBIDDEN, ABSENT):
+        if any(words in reason for reason in skipped):
+            terminalreporter.write_line(f"{words}.", red=True)

@@ -6,23 +6,39 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from segue.egress.doors import Doors
+from segue.isolation.adapter import Adapter
+from segue.isolation.bwrap import find_bwrap
+from segue.isolation.gvisor import find_gvisor
+from segue.isolation.limits import MIB, Cgroups, Limits, open_cgroups, processes_of
 from segue.sandbox.beneath import new_file
-from segue.sandbox.bwrap import Bwrap, find_bwrap
 from segue.sandbox.containers import Containers, run_command
 from segue.sandbox.keeper import own_folder
-from segue.sandbox.limits import MIB, Cgroups, Limits, open_cgroups
 from segue.sandbox.messages import CommandEnd, ContainerSpec, MakeContainer, Printed, RunCommand
 from tests.escapes import programs
 
 # Small, so that a bomb is over soon; and what is held by whom.
 SMALL = Limits(96 * MIB, disk_bytes=24 * MIB, files=2_000, processes=48, open_files=256)
-ADAPTERS = ("bwrap with cgroups", "bwrap with a watcher")
+ADAPTERS = (
+    "bwrap with cgroups",
+    "bwrap with a watcher",
+    "gvisor with cgroups",
+    "gvisor with a watcher",
+)
+KINDS = (ADAPTERS[0], ADAPTERS[2])
+WATCHED = (ADAPTERS[1], ADAPTERS[3])
+RUNSC = Path(__file__).parents[2] / ".cache/gvisor/runsc"
+
+
+def runsc() -> str:
+    """The program of gVisor: one that is named, or what `make test` has unpacked; empty where there is none."""
+    named = os.environ.get("SEGUE_TEST_RUNSC", "")
+    return named or (str(RUNSC) if RUNSC.exists() else "")
 
 
 @dataclass
@@ -108,18 +124,16 @@ async def canaries_in(outside: Path) -> AsyncIterator[Canaries]:
 async def containers_with(
     folder: Path,
     adapter: str,
-    change: object = None,
+    change: Callable[[Adapter], Adapter] = lambda found: found,
     limits: Limits | None = None,
     doors: Doors | None = None,
 ) -> AsyncIterator[Containers]:
     """Containers by one of the adapters; `change` plants a hole."""
     own = own_folder(folder)
-    found: Bwrap = find_bwrap(own, "")
-    if callable(change):
-        found = change(found)
-    cgroups = open_cgroups(f"segue-{own.name}") if adapter == ADAPTERS[0] else Cgroups()
+    found = find_bwrap(own, "") if "bwrap" in adapter else find_gvisor(own, "", runsc())
+    cgroups = open_cgroups(f"segue-{own.name}") if "cgroups" in adapter else Cgroups()
     containers = Containers(
-        found,
+        change(found),
         cgroups,
         own,
         containers_max=64,
@@ -172,10 +186,37 @@ class Shell:
         return await self.run("python3 /mnt/data/hostile.py", s_max)
 
 
+# What a kernel that is not the host's lets its programs do to itself.
+HARMLESS = {
+    "kernel-shared": (),
+    "user-kernel": ("WROTE /proc/sysrq-trigger 1", "NICE -5"),
+}
+
+
+def seen_outside(first: int, secret: str, isolation: str) -> set[str]:
+    """What the host itself shows of the processes of a sandbox."""
+    found, filtered = set[str](), 0
+    for pid in processes_of(first):
+        folder = Path(f"/proc/{pid}")
+        if os.readlink(folder / "ns/net") == os.readlink("/proc/self/ns/net"):
+            found.add("network of the host")
+        if secret.encode() in (folder / "environ").read_bytes():
+            found.add("secret in an environment")
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        filtered += status["Seccomp"].strip() == "2"
+        if os.getpriority(os.PRIO_PROCESS, pid) < 0:
+            found.add("priority")
+    # The kernel of gVisor and what serves its files: both are under filters of their own.
+    if isolation == "user-kernel" and filtered < 2:
+        found.add("no filter around gVisor")
+    return found
+
+
 async def findings(containers: Containers, canaries: Canaries) -> set[str]:
     """What the hostile programs have reached, as names of holes; empty where the sandbox holds."""
-    shell, found = Shell(containers), set[str]()
-    said = {}
+    shell, said = Shell(containers), {}
+    _, place = await containers.place("me", shell.id)
+    found = seen_outside(place.sandbox.pid, canaries.secret, containers.isolation)
     for name in ("PROC", "NETWORK", "CALLS", "FILES"):
         said[name], _ = await shell.play(canaries.fill(getattr(programs, name)))
         if canaries.secret in said[name]:
@@ -200,6 +241,8 @@ async def findings(containers: Containers, canaries: Canaries) -> set[str]:
                 pass
     if "FDS [0, 1, 2]" not in said["PROC"]:
         found.add("descriptors")
+    for harmless in HARMLESS[containers.isolation]:
+        said["FILES"] = said["FILES"].replace(harmless, "")
     if any(word in said["FILES"] for word in ("WROTE", "MKNOD", "SETUID", "CHOWN", "NICE", "READ")):
         found.add("files: " + said["FILES"][:400])
     if list(canaries.folder.rglob("escaped")):

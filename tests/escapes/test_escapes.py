@@ -10,16 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from segue.sandbox import bwrap
+from segue.isolation import bwrap, gvisor
+from segue.isolation.adapter import Adapter
+from segue.isolation.limits import processes_of
 from segue.sandbox.beneath import list_files, plain_file
 from segue.sandbox.containers import KeeperFault
-from segue.sandbox.limits import processes_of
 from tests.escapes import programs
-from tests.escapes.places import ADAPTERS, SMALL, Shell, canaries_in, containers_with, findings
+from tests.escapes.places import (
+    ADAPTERS,
+    KINDS,
+    SMALL,
+    WATCHED,
+    Shell,
+    canaries_in,
+    containers_with,
+    findings,
+)
 from tests.support import until
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", [*ADAPTERS[:2], ADAPTERS[2]])
 async def test_hostile_programs_reach_nothing(adapter: str, outside: Path) -> None:
     async with (
         canaries_in(outside) as canaries,
@@ -36,6 +46,7 @@ async def test_hostile_programs_reach_nothing(adapter: str, outside: Path) -> No
             del os.environ["CANARY"]
 
 
+@pytest.mark.parametrize("adapter", WATCHED)
 @pytest.mark.parametrize(
     "hole, found",
     [
@@ -46,35 +57,41 @@ async def test_hostile_programs_reach_nothing(adapter: str, outside: Path) -> No
         ("bind", "host folder written"),
     ],
 )
-async def test_planted_hole_is_found(hole: str, found: str, outside: Path) -> None:
+async def test_planted_hole_is_found(hole: str, found: str, adapter: str, outside: Path) -> None:
     """The suite itself can fail."""
-    if hole == "capabilities" and os.geteuid() != 0:
+    if hole == "capabilities" and "bwrap" in adapter and os.geteuid() != 0:
         pytest.skip("only root has capabilities that could be kept")
     async with canaries_in(outside) as canaries:
         secret = str(canaries.shared) if hole == "bind" else canaries.secret
 
-        def change(adapter: bwrap.Bwrap) -> bwrap.Bwrap:
-            return bwrap.without(adapter, hole, secret)
+        def change(made: Adapter) -> Adapter:
+            if isinstance(made, bwrap.Bwrap):
+                return bwrap.without(made, hole, secret)
+            assert isinstance(made, gvisor.Gvisor)
+            return gvisor.without(made, hole, secret)
 
-        async with containers_with(outside / "own", ADAPTERS[1], change) as containers:
+        async with containers_with(outside / "own", adapter, change) as containers:
             assert found in await findings(containers, canaries)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only this machine has other ABIs")
-@pytest.mark.parametrize("program", ["I386", "X32"])
-async def test_call_by_another_abi_kills(program: str, outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[1]) as containers:
-        said, outcome = await Shell(containers).play(getattr(programs, program))
-    # 128 and SIGSYS; a kernel without the ABI says so by a fault.
-    assert outcome.exit_code in (128 + 31, 128 + 11), said
-    assert program not in said
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_call_by_another_abi_kills(adapter: str, outside: Path) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
+        shell = Shell(containers)
+        for program in ("I386", "X32"):
+            said, outcome = await shell.play(getattr(programs, program))
+            # 128 and SIGSYS; a kernel without the ABI says so by a fault.
+            assert outcome.exit_code in (128 + 31, 128 + 11), said
+            assert program not in said
 
 
 # --- the supervisor -------------------------------------------------------------------------------------
 
 
-async def test_supervisor_survives_what_a_command_does_to_it(outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[0]) as containers:
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_supervisor_survives_what_a_command_does_to_it(adapter: str, outside: Path) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
         shell, other = Shell(containers), Shell(containers)
         await shell.play(programs.SUPERVISOR)
         # At worst the container is dead, and says so; nothing planted runs.
@@ -82,41 +99,51 @@ async def test_supervisor_survives_what_a_command_does_to_it(outside: Path) -> N
         assert (await other.run("echo fine"))[0] == "fine\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "trap '' TERM INT HUP; sleep 60",
-        "kill -STOP $$",
-        f"python3 -c '{programs.DEAF}'",
-        "sh -c 'while true; do sleep 0.01; done'",
-    ],
+HANGS = (
+    "trap '' TERM INT HUP; sleep 60",
+    "kill -STOP $$",
+    f"python3 -c '{programs.DEAF}'",
+    "sh -c 'while true; do sleep 0.01; done'",
 )
-async def test_command_that_does_not_end_is_ended_in_time(command: str, outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[1]) as containers:
-        shell = Shell(containers)
-        await shell.run("true")
-        began = time.monotonic()
-        _, outcome = await shell.run(command, s_max=0.3)
-        assert outcome.exit_code is None
-        assert time.monotonic() - began < 0.3 + 1.5
-        _, place = await containers.place("me", shell.id)
-        await until(lambda: len(processes_of(place.sandbox.pid)) == 1)
-        assert (await shell.run("echo next"))[0] == "next\n"
 
 
-async def test_grandchild_that_holds_the_output_does_not_hold_the_command(outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[1]) as containers:
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_command_that_does_not_end_is_ended_in_time(adapter: str, outside: Path) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
+
+        async def hang(command: str) -> None:
+            shell = Shell(containers)
+            await shell.run("true")
+            began = time.monotonic()
+            _, outcome = await shell.run(command, s_max=0.3)
+            assert outcome.exit_code is None
+            # A second for those that hear a signal; more than the promised half for a machine that is busy.
+            assert time.monotonic() - began < 0.3 + 2.5
+            _, place = await containers.place("me", shell.id)
+            await until(lambda: place.is_idle)
+            assert (await shell.run("echo next"))[0] == "next\n"
+
+        await asyncio.gather(*map(hang, HANGS))
+
+
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_grandchild_that_holds_the_output_does_not_hold_the_command(
+    adapter: str, outside: Path
+) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
         shell = Shell(containers)
         began = time.monotonic()
         said, outcome = await shell.run("setsid sleep 60 & echo started")
         assert (said, outcome.exit_code) == ("started\n", 0)
         assert time.monotonic() - began < 5
         _, place = await containers.place("me", shell.id)
-        first = place.sandbox.pid
-        assert len(processes_of(first)) == 2
+        assert not place.is_idle
+        alive = processes_of(place.sandbox.pid)
+        assert len(alive) >= 2
         await containers.delete("me", shell.id)
-        with pytest.raises(ProcessLookupError):
-            os.kill(first, 0)
+        for pid in alive:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
         assert not place.folder.exists()
 
 
@@ -136,7 +163,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", ADAPTERS[:3])
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_bomb_harms_only_itself(bomb: str, adapter: str, outside: Path) -> None:
     async with containers_with(outside / "own", adapter, limits=SMALL) as containers:
@@ -166,10 +193,13 @@ async def said_next(shell: Shell) -> str:
     return said or outcome.note
 
 
-async def test_memory_limit_is_noticed_within_200_ms_by_the_watcher(outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[1], limits=SMALL) as containers:
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_memory_limit_is_noticed_within_200_ms_by_the_watcher(
+    adapter: str, outside: Path
+) -> None:
+    async with containers_with(outside / "own", adapter, limits=SMALL) as containers:
         shell = Shell(containers)
-        program = "import time; held = bytearray(b'x') * (150 << 20); t = time.monotonic()\n"
+        program = "import time; held = bytearray(b'x') * (250 << 20); t = time.monotonic()\n"
         program += "while True:\n  print(time.monotonic() - t, flush=True); time.sleep(0.01)"
         said, outcome = await shell.play(program, s_max=10)
         assert "more memory" in outcome.note
@@ -179,10 +209,11 @@ async def test_memory_limit_is_noticed_within_200_ms_by_the_watcher(outside: Pat
 # --- files out --------------------------------------------------------------------------------------------
 
 
-async def test_no_path_leads_out_of_the_folder(outside: Path) -> None:
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_no_path_leads_out_of_the_folder(adapter: str, outside: Path) -> None:
     secret = outside / "secret"
     secret.write_text("canary")
-    async with containers_with(outside / "own", ADAPTERS[0]) as containers:
+    async with containers_with(outside / "own", adapter) as containers:
         shell = Shell(containers)
         made = (
             f"ln -s {secret} link; ln -s {outside} folder; ln -s /proc/self/root up; mkfifo fifo; "
@@ -206,10 +237,13 @@ async def test_no_path_leads_out_of_the_folder(outside: Path) -> None:
             os.close(fd)
 
 
-async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(outside: Path) -> None:
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(
+    adapter: str, outside: Path
+) -> None:
     secret = outside / "secret"
     secret.write_text("canary")
-    async with containers_with(outside / "own", ADAPTERS[0]) as containers:
+    async with containers_with(outside / "own", adapter) as containers:
         shell = Shell(containers)
         swap = f"import os\nfor n in range(20000):\n  os.symlink('{secret}', 'a'); os.replace('a', 'x')\n"
         swap += "  open('b', 'w').write('mine'); os.replace('b', 'x')"
@@ -232,8 +266,9 @@ async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(outsid
 # --- output -----------------------------------------------------------------------------------------------
 
 
-async def test_output_is_bounded_and_valid(outside: Path) -> None:
-    async with containers_with(outside / "own", ADAPTERS[1]) as containers:
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_output_is_bounded_and_valid(adapter: str, outside: Path) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
         shell = Shell(containers)
         said, outcome = await shell.run("yes no", s_max=20, chars_max=1_000)
         assert outcome.note.startswith("It was stopped because it printed more than")

@@ -13,16 +13,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from segue.aio import in_background
 from segue.egress.doors import Doors
 from segue.ids import new_id
+from segue.isolation.limits import processes_of
 from segue.sandbox.beneath import new_file
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.containers import Containers, run_command
-from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import ContainerSpec, Printed, RunCommand
 from tests.escapes import programs
-from tests.escapes.places import ADAPTERS, Canaries, Shell, canaries_in, containers_with
+from tests.escapes.places import ADAPTERS, WATCHED, Canaries, Shell, canaries_in, containers_with
 from tests.listener.test_tls import write_pair
 from tests.support import until
 
@@ -119,8 +121,9 @@ async def world_in(outside: Path, adapter: str = ADAPTERS[1]) -> AsyncIterator[W
             yield World(outer, doors, containers, canaries)
 
 
-async def test_hostile_programs_reach_only_what_is_allowed(outside: Path) -> None:
-    async with world_in(outside) as world:
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_hostile_programs_reach_only_what_is_allowed(adapter: str, outside: Path) -> None:
+    async with world_in(outside, adapter) as world:
         shell = await world.shell()
         said, _ = await shell.play(programs.PROXY)
         lines = said.splitlines()
@@ -150,8 +153,11 @@ async def test_hostile_programs_reach_only_what_is_allowed(outside: Path) -> Non
         assert (await shell.run("echo next"))[0] == "next\n"
 
 
-async def test_allowed_host_is_reached_with_tls_and_without_and_counted(outside: Path) -> None:
-    async with world_in(outside) as world:
+@pytest.mark.parametrize("adapter", WATCHED)
+async def test_allowed_host_is_reached_with_tls_and_without_and_counted(
+    adapter: str, outside: Path
+) -> None:
+    async with world_in(outside, adapter) as world:
         shell = await world.shell()
         for url in (f"https://{ALLOWED}/tls", f"http://{ALLOWED}/plain"):
             said, outcome = await shell.run(f"curl -sS --cacert ca.pem {url}")

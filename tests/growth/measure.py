@@ -67,6 +67,8 @@ class Finding:
 
     name: str
     costs: Sequence[Cost]
+    # Whether the time counts; else only that nothing was raised.
+    is_counted: bool = True
 
     @property
     def ratio(self) -> float:
@@ -83,7 +85,7 @@ class Finding:
 
     @property
     def is_bad(self) -> bool:
-        return self.ratio > RATIO_MAX or self.hold_s > HOLD_S_MAX
+        return self.is_counted and (self.ratio > RATIO_MAX or self.hold_s > HOLD_S_MAX)
 
     def line(self) -> str:
         sizes = " ".join(f"{cost.size}:{cost.cpu_s * 1000:.0f}ms" for cost in self.costs)

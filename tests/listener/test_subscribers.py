@@ -25,3 +25,16 @@ async def test_stream_counts_what_was_taken_until_the_connection_has_written_it(
     subscriber.deliver([Event("x", 1, b"x")])
     await following
     assert (unread.bytes, unread.writers) == (0, set())
+
+
+async def test_stream_is_full_until_what_was_taken_is_written() -> None:
+    subscriber = SseSubscriber(write_sse, 1_000, Unread(), DONE)
+    subscriber.deliver([Event("x", 0, b"x" * 1_000)])
+    assert subscriber.is_full
+    await subscriber.read()
+    assert subscriber.is_full
+    following = asyncio.create_task(subscriber.read())
+    await asyncio.sleep(0)
+    assert not subscriber.is_full
+    subscriber.deliver([Event("x", 1, b"x")])
+    await following

@@ -19,7 +19,7 @@ def test_fifty_streams_go_on_beside_five_thousand_idle_connections() -> None:
 
 
 def test_fifty_streams_go_on_beside_two_hundred_readers_that_never_read() -> None:
-    check_stalled(run_crowd("stalled", 200, STREAMS, TOKENS_PER_S, 10), 1024 * 1024)
+    check_stalled(run_crowd("stalled", 200, STREAMS, TOKENS_PER_S, 10))
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "cut"])

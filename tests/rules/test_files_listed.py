@@ -42,6 +42,7 @@ ROOMS = {
     "web": "4c: how does the model search the web and read pages?",
     "mcp": "4c: how does the model use the tools of remote servers (MCP)?",
     "egress": "4c: what may sandboxes reach of the network, and through what?",
+    "isolation": "4c: how is a sandbox made on this machine, and what is it held to?",
     "sandbox": "4c: where do the commands of a model run? Loaded only where the operator has switched it on.",
     "interpreter": "4c: how does a turn run Python code? What runs it is loaded only where there are sandboxes.",
     "listener": "4d: how do bytes arrive and leave, whatever API they belong to?",

@@ -68,14 +68,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
     "egress": GROUND | {"seams", "wire", "documents", "web"},
-    "sandbox": INNER | {"egress"},
+    "isolation": {"errors"},
+    "sandbox": INNER | {"egress", "isolation"},
     "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
-    "containers": INNER | {"listener", "files", "sandbox", "egress"},
+    "containers": INNER | {"listener", "files", "sandbox", "egress", "isolation"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -87,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "egress", "sandbox", "interpreter"}
+    | {"containers", "egress", "isolation", "sandbox", "interpreter"}
     | {
         "guards",
         "listener",

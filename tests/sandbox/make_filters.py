@@ -6,7 +6,7 @@ import tempfile
 
 import pyseccomp
 
-from segue.sandbox.seccomp import (
+from segue.isolation.seccomp import (
     ABSENT,
     ARCHITECTURES,
     CLONE_NEWUSER,

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from segue.sandbox.bwrap import find_bwrap
+from segue.isolation.bwrap import find_bwrap
+from segue.isolation.limits import Cgroups
 from segue.sandbox.containers import ENDED_S, Containers, KeeperFault
-from segue.sandbox.limits import Cgroups
 from segue.sandbox.messages import ContainerSpec, MakeContainer
 from tests.escapes.conftest import sandboxes_can_be_made
 

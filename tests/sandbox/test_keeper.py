@@ -14,9 +14,9 @@ import pytest
 
 from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
+from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.keeper import own_folder
-from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.support import until

@@ -8,7 +8,7 @@ from errno import EAFNOSUPPORT, ENOSYS, EPERM
 import pyseccomp
 import pytest
 
-from segue.sandbox.seccomp import DENIED, FAMILIES, TIOCSTI, filter_path
+from segue.isolation.seccomp import DENIED, FAMILIES, TIOCSTI, filter_path
 from tests.sandbox.make_filters import NUMBERS, make_filter
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000

@@ -11,7 +11,8 @@ import pytest
 
 from segue.accounts.hashes import issue_key
 from segue_cli.cli import main
-from tests.canaries import WORD, find_traces, leave_traces, read_metrics
+from tests.canaries import FALSE_KEY, WORD, find_traces, leave_traces, read_metrics
+from tests.engines.hostile import HEAD, event, raw_server, whole_response
 from tests.support import MODEL, fetch, metric, served_process, serving, wire
 
 TURNS = 100
@@ -30,12 +31,59 @@ async def test_unstored_turns_and_keys_leave_no_trace(
     secret = await make_key(store, capsys)
     # What it writes for a moment would be looked through as well.
     flags, temporary = ("--store", store, "--log-level", "debug"), {"TMPDIR": str(tmp_path)}
-    with served_process(*flags, cwd=tmp_path, environment=temporary) as served:
+    logs = ("--access-log", str(tmp_path / "access"), "--audit-log", str(tmp_path / "audit"))
+    with served_process(*flags, *logs, cwd=tmp_path, environment=temporary) as served:
         await leave_traces(served, secret, TURNS)
         metrics = await read_metrics(served, secret)
         assert find_traces(tmp_path, served.printed, metrics, secret) == []
+        words = ["backup", str(tmp_path / "backup"), "--store", store]
+        assert await asyncio.to_thread(main, words) == 0
         assert served.stop() == 0
         assert find_traces(tmp_path, served.printed, metrics, secret) == []
+    assert (tmp_path / "access").stat().st_size > 10_000
+    assert (tmp_path / "audit").stat().st_size > 10_000
+
+
+async def test_process_that_dies_leaves_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its write-ahead log, what was queued, and whatever else it had open."""
+    store = f"sqlite:///{tmp_path}/s.db"
+    secret = await make_key(store, capsys)
+    flags, temporary = ("--store", store, "--log-level", "debug"), {"TMPDIR": str(tmp_path)}
+    with served_process(*flags, cwd=tmp_path, environment=temporary) as served:
+        await leave_traces(served, secret, 20)
+        served.process.kill()
+        served.process.wait()
+        assert find_traces(tmp_path, served.printed, b"", secret) == []
+
+
+async def test_words_of_an_engine_leave_no_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An endpoint that repeats the prompt in each of its errors, and in answers that cannot be read."""
+    caplog.set_level(logging.DEBUG)
+    flags = {"engine": "chat", "model": ["m"], "store": f"sqlite:///{tmp_path}/s.db"}
+    quoted = json.dumps({"error": {"message": WORD, "type": WORD * 3, "code": WORD}}).encode()
+    odd = [
+        *(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(quoted), quoted)
+          for status in (400, 401, 404, 422, 429, 500, 503)),
+        whole_response(b"data: " + quoted + b"\n\n", 0),
+        whole_response(f"data: {WORD}\n\n".encode(), 7),
+        whole_response(event({"choices": [{"delta": {"content": WORD}, "finish_reason": 5}]}), 0),
+        HEAD + f"{WORD}\r\n\r\n".encode(),
+        f"HTTP/1.1 {WORD}\r\n".encode(),
+    ]  # fmt: skip
+    for said in odd:
+        async with (
+            raw_server([said]) as engine,
+            serving(engine_url=[engine.url], **flags) as served,
+        ):
+            body = {"model": "m", "input": WORD, "store": False}
+            answer = await fetch(served, "POST", "/v1/responses", body)
+            assert answer.status >= 400
+            assert engine.jobs
+    assert find_traces(tmp_path, [caplog.text], b"", "sk-segue-none") == []
 
 
 async def test_a_trace_would_be_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +95,24 @@ async def test_a_trace_would_be_found(tmp_path: Path, capsys: pytest.CaptureFixt
         body = {"model": MODEL, "input": WORD}
         assert (await fetch(served, "POST", "/v1/responses", body, headers)).status == 200
         metrics = await read_metrics(served, secret)
-        assert find_traces(tmp_path, served.printed, metrics, secret)
+        words = ["backup", str(tmp_path / "backup"), "--store", store]
+        assert await asyncio.to_thread(main, words) == 0
+        found = find_traces(tmp_path, served.printed, metrics, secret)
+        assert {Path(name).name for name in found} >= {"backup", "s.db-wal"}
+
+
+@pytest.mark.parametrize("word", [WORD, FALSE_KEY, "sk-segue-own"])
+@pytest.mark.parametrize(
+    "place", ["log", "metrics", "s.db", "s.db-wal", "access", "audit", "tmp/x"]
+)
+def test_word_is_found_wherever_it_is_planted(tmp_path: Path, place: str, word: str) -> None:
+    (tmp_path / "tmp").mkdir()
+    for name in ("s.db", "s.db-wal", "access", "audit", "tmp/x"):
+        said = f"- request GET /{word} 404 {word if name == place else ''}\n"
+        (tmp_path / name).write_text(said if name in (place, "access") else "")
+    log, metrics = (word if place == name else "" for name in ("log", "metrics"))
+    (found,) = find_traces(tmp_path, ["a", log], metrics.encode(), "sk-segue-own")
+    assert found.endswith(place)
 
 
 async def test_unexpected_faults_are_logged_without_key_and_content(

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from segue.accounts.account import LOCAL
+from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient
-from segue.sandbox.limits import processes_of
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
 from segue.settings.checks import load_settings

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from segue.sandbox.bwrap import NO_NAMESPACES
+from segue.isolation.bwrap import NO_NAMESPACES
 from segue.web.index import build
 from tests import shapes
 from tests.crashes import GONE

@@ -50,6 +50,7 @@ class Book:
         self.counts["faults"] += 1
         if len(self.faults) < FAULTS_MAX:
             self.faults.append(f"{time.strftime('%H:%M:%S')} {what}")
+            print(self.faults[-1], flush=True)
 
     def keep(self, response: Body) -> None:
         """A client has this stored response, whole."""

@@ -14,11 +14,11 @@ from msgspec import Raw, Struct
 from segue.egress.domains import asked_domains
 from segue.errors import InvalidRequest, NotFound
 from segue.files.form import FileForm
+from segue.isolation.limits import HeldBy
 from segue.listener.exchange import Exchange, listening, text_header
 from segue.listener.services import Services
 from segue.sandbox.citations import DATA, file_id
 from segue.sandbox.client import KeeperClient, WritePiece
-from segue.sandbox.limits import HeldBy
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
     NAME_CHARS_MAX,

@@ -16,7 +16,7 @@ class EdgeLimits:
         32 * 1024 * 1024
     )  # histories with images; to scan more takes 50 ms at once
     body_s_max: float = 120  # a request that trickles in stays in memory for as long
-    outbox_bytes_max: int = 1024 * 1024  # seconds of tokens; more hides a reader that has stopped
+    outbox_bytes_max: int = 512 * 1024  # seconds of tokens; more hides a reader that has stopped
     write_s_max: float = 30  # a stalled reader holds an engine's slot; longer than a radio gap
     handshake_s_max: float = 10  # for a request head, or for an upgrade to be decided and answered
     connections_max: int = 10_000

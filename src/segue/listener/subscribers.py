@@ -53,7 +53,7 @@ class SseSubscriber:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes > min(self._bytes_max, self._unread.share)
+        return self.unread_bytes > min(self._bytes_max, self._unread.share)
 
     @property
     def unread_bytes(self) -> int:
@@ -88,6 +88,8 @@ class SseSubscriber:
     async def read(self) -> bytes:
         """Everything that is ready, as one write of whole events; it is written when this is called again."""
         self._taken_bytes = 0
+        if self.running is not None:
+            self.running.wake()
         if self._bytes <= UNREAD_BYTES_MIN:
             self.close()
         await self._wake.wait()
@@ -98,8 +100,6 @@ class SseSubscriber:
         if self._taken_bytes <= UNREAD_BYTES_MIN:
             self.close()
         self.is_over = self._is_ended
-        if self.running is not None:
-            self.running.wake()
         return data
 
 

@@ -97,6 +97,7 @@ class Upgrades:
 
     def _open(self, upgrade: Upgrade, account: Account, line: AccessLine | None) -> Session:
         account.check_scope(upgrade.scope)
+        account.quota.count_other_request()
         if line is not None:
             line = structs.replace(line, owner=account.owner, key=account.key_name)
         return upgrade.open(self._services, account, self.sessions, self.lost, line)

@@ -281,6 +281,7 @@ class SocketSession:
         """A frame of another type than a create."""
         match kind:
             case "response.steer":
+                self.account.quota.count_other_request()
                 frame = codec.decode_steer(text)
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
@@ -492,6 +493,9 @@ class SocketSession:
         """Give a waiting rollout the outputs of its calls, which hold `size` bytes; on an error it goes on waiting."""
         running, ticket = subscriber.running, subscriber.ticket
         try:
+            if self.account.is_limited:
+                # The model is asked once more, as by a create.
+                await self.account.quota.count_request()
             with self._services.memory.preparing(size):
                 running.tally.items_validated += len(frame.input)
                 items = await decode_items(frame.input)

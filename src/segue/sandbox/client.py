@@ -78,6 +78,8 @@ class KeeperProcess:
         root: str,
         containers_max: int,
         *,
+        adapter: str = "bwrap",
+        runsc: str = "",
         domains: tuple[str, ...] = (),
         has_cgroups: bool = True,
     ) -> None:
@@ -90,9 +92,12 @@ class KeeperProcess:
             folder=str(folder),
             root=root,
             containers_max=containers_max,
+            adapter=adapter,
+            runsc=runsc,
             domains=domains,
             has_cgroups=has_cgroups,
         )
+        self.adapter = adapter
         self.ready = KeeperReady()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -126,6 +131,8 @@ class KeeperProcess:
                 raise Misconfigured(ready.error)
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
         self.ready = ready
+        if ready.warning:
+            log.warning("environment: %s", ready.warning)
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended."""

@@ -23,16 +23,16 @@ from msgspec.structs import astuple
 
 from segue.aio import spawn
 from segue.egress.doors import FORWARDER, Door, Doors
-from segue.sandbox import channel
-from segue.sandbox.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
-from segue.sandbox.limits import (
+from segue.isolation import channel
+from segue.isolation.adapter import Adapter, Sandbox, SandboxFailed, SandboxSpec
+from segue.isolation.limits import (
     MIB,
     WATCH_S,
     Cgroups,
     Limits,
     cpu_seconds_of,
     disk_use,
-    processes_of,
+    threads_of,
 )
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
@@ -134,6 +134,9 @@ class LiveSandbox:
         self.commands: dict[int, Command] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = False
+        # The last command, and whether nothing runs inside since it has ended.
+        self._last = 0
+        self._is_idle = True
         # Code runs one after the other in the one interpreter, whose source is sent with the first.
         self.coding = asyncio.Lock()
         self._has_source = False
@@ -144,11 +147,17 @@ class LiveSandbox:
     def is_busy(self) -> bool:
         return bool(self.commands)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs inside, not even in the background."""
+        return self._is_idle and not self.commands
+
     def start(self, request: RunCommand) -> tuple[int, Command]:
         """Begin a command."""
         excerpts = {kind: Excerpt(request.chars_max) for kind in (channel.STDOUT, channel.STDERR)}
         number, command = next(self._numbers), Command(excerpts)
         self.commands[number] = command
+        self._last, self._is_idle = number, False
         kind = channel.RUN
         if request.kind == "python":
             kind = channel.CODE
@@ -216,6 +225,9 @@ class LiveSandbox:
             )
 
     def _on_frame(self, frame: channel.SandboxFrame) -> None:
+        if frame.kind == channel.IDLE:
+            self._is_idle = frame.number == self._last
+            return
         command = self.commands.get(frame.number)
         if command is None:
             return
@@ -239,6 +251,11 @@ class LiveSandbox:
                 if is_watched and self.sandbox.memory_bytes() > self.limits.memory_bytes:
                     await self.close("The container used more memory than it may, and was closed.")
                     return
+                if is_watched and threads_of(pid) > self.limits.processes:
+                    await self.close(
+                        "The container had more processes than it may, and was closed."
+                    )
+                    return
                 if not self.is_volatile and time.monotonic() - looked_at > DISK_S:
                     took = time.monotonic()
                     size, files = await asyncio.to_thread(
@@ -250,7 +267,7 @@ class LiveSandbox:
                             "The container used more disk space than it may, and was closed."
                         )
                         return
-                if not self.commands and len(processes_of(pid)) <= self.sandbox.idle_processes:
+                if self.is_idle:
                     return
                 await asyncio.sleep(WATCH_S)
         finally:
@@ -317,7 +334,7 @@ class Containers:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._adapter = adapter
-        self.isolation = adapter.isolation
+        self.isolation, self.warning = adapter.isolation, adapter.warning
         self.held_by = cgroups.held_by
         self._cgroups = cgroups
         self._folder = folder
@@ -404,14 +421,15 @@ class Containers:
         data.chmod(0o700)
         if uid is not None:
             os.chown(data, uid, uid)
-        group = self._cgroups.make(str(number), limits)
+        group = self._cgroups.make(str(number), self._adapter.around(limits))
         place = None if is_volatile else str(data)
         try:
             sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid, str(door)))
         except BaseException:
             remove_folder(folder)
             raise
-        return LiveSandbox(sandbox, limits, folder, is_volatile=is_volatile)
+        held = self._adapter.around(limits)
+        return LiveSandbox(sandbox, held, folder, is_volatile=is_volatile)
 
     def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Held:
         """The owner's container, alive or not."""

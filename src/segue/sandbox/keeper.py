@@ -28,8 +28,9 @@ from segue.aio import in_background
 from segue.egress.doors import Doors
 from segue.errors import Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
-from segue.sandbox.adapter import SandboxFailed
-from segue.sandbox.adapters import ADAPTERS
+from segue.isolation.adapter import SandboxFailed
+from segue.isolation.adapters import ADAPTERS
+from segue.isolation.limits import Cgroups, open_cgroups, remove_cgroups
 from segue.sandbox.beneath import list_files, new_file, plain_file, remove_file
 from segue.sandbox.containers import (
     COMMAND_BYTES_MAX,
@@ -41,7 +42,6 @@ from segue.sandbox.containers import (
     remove_folder,
     run_command,
 )
-from segue.sandbox.limits import Cgroups, open_cgroups, remove_cgroups
 from segue.sandbox.messages import (
     ContainerSpec,
     DeleteContainer,
@@ -294,7 +294,7 @@ def own_folder(base: Path) -> Path:
 async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroups]]:
     """The containers of a keeper, with a sandbox tried."""
     folder = own_folder(Path(orders.folder))
-    adapter = ADAPTERS[orders.adapter](folder, orders.root)
+    adapter = ADAPTERS[orders.adapter](folder, orders.root, orders.runsc)
     cgroups = open_cgroups(group_name(folder)) if orders.has_cgroups else Cgroups()
     doors = None if not orders.domains else Doors(orders.domains)
     if doors is not None and not adapter.has_network:
@@ -345,7 +345,12 @@ async def serve(orders: KeeperOrders) -> None:
         async with opened(orders) as (containers, cgroups):
             keeper = Keeper(containers)
             server = await asyncio.start_unix_server(keeper.on_connection, orders.socket)
-            _say(KeeperReady(isolation=containers.isolation, held_by=cgroups.held_by))
+            ready = KeeperReady(
+                isolation=containers.isolation,
+                held_by=cgroups.held_by,
+                warning=containers.warning,
+            )
+            _say(ready)
             async with server, in_background("sandbox_expiry", partial(_sweep, containers)):
                 await _server_gone()
     except SandboxFailed as error:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from segue.sandbox.limits import HeldBy
+from segue.isolation.limits import HeldBy
 
 ContainerStatus = Literal["active", "expired"]
 # How the contract writes them; in bytes.
@@ -29,6 +29,8 @@ class KeeperOrders(Struct, frozen=True):
     containers_max: int
     # A row of `adapters.py`.
     adapter: str = "bwrap"
+    # Where the program of gVisor is; empty: where programs of the system are.
+    runsc: str = ""
     has_cgroups: bool = True
     # What containers may reach of the network; nothing: there is none.
     domains: tuple[str, ...] = ()
@@ -43,6 +45,8 @@ class KeeperReady(Struct, frozen=True):
     isolation: str = ""
     held_by: HeldBy = "watcher"
     is_misconfigured: bool = False
+    # What the operator should know, though sandboxes can be made.
+    warning: str = ""
 
 
 class ContainerSpec(Struct, frozen=True):

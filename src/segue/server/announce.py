@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from segue import __version__
-from segue.printable import shown_address
+from segue.printable import say, shown_address
 from segue.server.apis import APIS, is_on
 from segue.server.app import App
 from segue.server.models import SCALE_OUT_ADVICE
@@ -34,7 +34,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
     """Print what a person needs to see first."""
     names = ", ".join(model.name for model in served_models(settings))
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
-    print(
+    said = [
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
         *([_line("dashboard", f"{url}/")] if has_dashboard() else []),
         _line("APIs", ", ".join(name for name, api in APIS.items() if is_on(api, settings))),
@@ -42,9 +42,8 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
         _line("settings", settings.config or "no file"),
         *lines,
         "Stop with Ctrl-C.",
-        sep="\n",
-        flush=True,
-    )
+    ]
+    say("\n".join(said))
 
 
 def count(number: int, noun: str) -> str:

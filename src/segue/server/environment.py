@@ -17,7 +17,7 @@ from segue.settings.values import Settings
 
 if TYPE_CHECKING:
     from segue.listener.api import Api
-    from segue.sandbox.client import KeeperClient
+    from segue.sandbox.client import KeeperClient, KeeperProcess
     from segue.tools.inputs import ReadFile
 
 log = logging.getLogger(__name__)
@@ -38,19 +38,32 @@ async def open_environment(
             )
         yield None
         return
-    from segue.sandbox.client import KeeperClient, KeeperProcess
+    from segue.sandbox.client import KeeperClient
 
     domains = allowed_domains(settings)
     if socket:
         yield KeeperClient(socket, domains)
         return
-    process = KeeperProcess(settings.environment_root, settings.environments_max, domains=domains)
+    process = keeper_of(settings, domains)
     await asyncio.to_thread(process.start)
     try:
         async with in_background("sandbox_keeper", process.keep_running):
             yield KeeperClient(process.socket, domains)
     finally:
         process.close()
+
+
+def keeper_of(settings: Settings, domains: tuple[str, ...]) -> KeeperProcess:
+    """The keeper as the settings want it; `auto` is bubblewrap, what is stronger has to be named."""
+    from segue.sandbox.client import KeeperProcess
+
+    return KeeperProcess(
+        settings.environment_root,
+        settings.environments_max,
+        adapter="bwrap" if settings.environment == "auto" else settings.environment,
+        runsc=settings.environment_runsc,
+        domains=domains,
+    )
 
 
 def allowed_domains(settings: Settings) -> tuple[str, ...]:
@@ -134,14 +147,13 @@ def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[
 
 def try_environment(settings: Settings) -> str:
     """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
-    from segue.sandbox.client import KeeperProcess
-
     domains = allowed_domains(settings)
-    process = KeeperProcess(settings.environment_root, settings.environments_max, domains=domains)
+    process = keeper_of(settings, domains)
     try:
         process.start()
         network = f"network to {', '.join(domains)}" if domains else "no network"
         ready = process.ready
-        return f"bwrap: isolation {ready.isolation}, limits by {ready.held_by}, {network}"
+        words = f"isolation {ready.isolation}, limits by {ready.held_by}, {network}"
+        return ". ".join(filter(None, (f"{process.adapter}: {words}", ready.warning)))
     finally:
         process.close()

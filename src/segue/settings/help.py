@@ -110,9 +110,10 @@ HELP = {
         "guard_threshold": "score at which the classifier blocks",
     },
     "server-side tools": {
-        "environment": "sandboxes for the commands of a model: off, bwrap (bubblewrap), auto (what works here)",
+        "environment": "sandboxes for the commands of a model: off, bwrap, gvisor, auto (bwrap if it works)",
         "environment_domains": "host that containers may reach, or *.NAME for all below; none: no network; repeatable",
         "environment_root": "folder with an unpacked image that sandboxes have as root; none: the host's /usr",
+        "environment_runsc": "where runsc, the program of gVisor, is; none: where programs of the system are",
         "environment_s_max": "most seconds that the commands of one call may take",
         "environments_max": "most containers on this machine; an owner may have a quarter of them",
         "hosted_tools": "server-side tool of your own, MODULE:NAME; repeatable",

@@ -145,7 +145,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     # (docs/hazards.md F11).
     # To scan a larger one would hold up all other requests for more than 50 ms (docs/decisions/0005).
     body_bytes_max: Amount = 32 * MIB
-    outbox_bytes_max: Amount = MIB
+    outbox_bytes_max: Amount = MIB // 2
     write_s_max: Positive = 30.0
     handshake_s_max: Positive = 10.0
     body_s_max: Positive = 120.0
@@ -178,9 +178,10 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     guard_rules: RuleSettings = RuleSettings()
     # Owner of keys -> the guards for it, instead of those of the model.
     guard_owners: dict[str, tuple[str, ...]] = {}
-    environment: Literal["off", "auto", "bwrap"] = "off"
+    environment: Literal["off", "auto", "bwrap", "gvisor"] = "off"
     environment_domains: tuple[str, ...] = ()
     environment_root: str = ""
+    environment_runsc: str = ""
     environment_s_max: Positive = 120.0
     environments_max: Amount = 64
     hosted_tools: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from segue.errors import ApiError, Misconfigured
 from segue.observe.logs import set_up_logging
+from segue.printable import say
 from segue.server.app import WorkerPlace
 from segue.server.models import shared_engines
 from segue.server.serve import serve_on
@@ -62,7 +63,7 @@ def main() -> int:
     try:
         return uvloop.run(_run_worker(orders) if orders.role == "worker" else _run_engines(orders))
     except (Misconfigured, ApiError) as error:
-        print(f"segue: {error}", file=sys.stderr)
+        say(f"segue: {error}", file=sys.stderr)
         return MISCONFIGURED
 
 

@@ -289,7 +289,7 @@ def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = Fals
             if event.type == "response.reasoning_text.done":
                 console.print()
             if event.type in ENDS:
-                console.print(Markdown(printable(answer)) if answer else "")
+                console.print(Markdown(printable(answer), hyperlinks=False) if answer else "")
                 _close(event, (first or time.perf_counter()) - began, console)
     except KeyboardInterrupt:
         talk.drop()

@@ -22,7 +22,8 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
 from segue.errors import Misconfigured
-from segue_cli.client.talk import ModelEndpoint, say
+from segue.printable import say
+from segue_cli.client.talk import ModelEndpoint
 
 BACKUPS_MAX = 1_000
 PROVIDER = "segue"

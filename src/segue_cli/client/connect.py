@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue_cli.client.clients import CLIENTS, api_of, settings_of
 from segue_cli.client.talk import (
     SEGUE_KEY,
@@ -18,7 +19,6 @@ from segue_cli.client.talk import (
     add_model,
     add_server,
     find_endpoint,
-    say,
     server_of,
 )
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue.seams.engine_status import EngineStatus
 from segue.server.control import DrainOrder, FleetStatus
 from segue.workers.orders import give_order
 from segue_cli.client.operate import NOT_RUNNING, our_server
-from segue_cli.client.talk import add_server, say
+from segue_cli.client.talk import add_server
 
 # How often a replica that drains is looked at, and how long by default.
 LOOK_S = 0.5

@@ -15,9 +15,9 @@ from urllib.parse import quote
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.printable import printable
+from segue.printable import printable, say
 from segue.wire.cache import CacheReport, Side
-from segue_cli.client.talk import ServerRefused, add_server, say, server_of
+from segue_cli.client.talk import ServerRefused, add_server, server_of
 
 # Lines of a text that are shown before the place and from it on.
 LINES_BEFORE, LINES_AFTER = 2, 6

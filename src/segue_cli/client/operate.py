@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue.seams.engine_status import joined
 from segue.server.control import RELOAD_S_MAX, NotRunning, Reloaded, ServerStatus
 from segue.workers.orders import find_control, give_order
@@ -27,7 +28,6 @@ from segue_cli.client.talk import (
     RunningServer,
     ServerRefused,
     add_server,
-    say,
     server_of,
 )
 

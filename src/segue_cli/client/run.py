@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue_cli.client.clients import (
     CLIENTS,
     CLINE_PROVIDERS,
@@ -40,7 +41,6 @@ from segue_cli.client.talk import (
     add_model,
     add_server,
     find_endpoint,
-    say,
     server_of,
 )
 

@@ -15,13 +15,12 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import TextIO
 from urllib.parse import urlsplit
 
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.printable import printable
+from segue.printable import say
 from segue.settings.checks import is_loopback, load_settings
 
 URL = "http://127.0.0.1:8080"
@@ -200,11 +199,6 @@ def message_of(body: bytes) -> str:
 def client_variable(name: str) -> str | None:
     """What the environment says; None if it is unset or empty."""
     return os.environ.get(name) or None
-
-
-def say(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
-    """Print what a server may have said, for a person or as JSON."""
-    print(printable(text), end=end, file=file, flush=True)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

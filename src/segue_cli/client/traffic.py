@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from segue.printable import say
 from segue.wire.cache import CacheAdvice
-from segue_cli.client.talk import say, server_of
+from segue_cli.client.talk import server_of
 
 CALM = "Nothing that could have been reused was read again."
 

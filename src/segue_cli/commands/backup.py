@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+from segue.printable import say
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
 from segue_cli.commands.archive import Manifest, back_up, restore
@@ -32,14 +33,14 @@ def run(options: argparse.Namespace) -> int:
     """Back up or restore; returns the exit status: 1 if some responses cannot be read."""
     settings, file = load_settings(vars(options)), Path(options.file)
     if settings.store_kind == "postgresql":
-        print(_postgres(settings))
+        say(_postgres(settings))
         if settings.is_ring_stored:
             # Nothing was written: a script must notice.
             return 2
     with progress_bar() as steps:
         work = back_up if options.verb == "backup" else restore
         manifest = work(settings, file, steps, is_forced=options.force)
-    print(_report(options.verb, settings, file, manifest))
+    say(_report(options.verb, settings, file, manifest))
     return 1 if manifest.contents is not None and manifest.contents.unreadable else 0
 
 

@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from segue.printable import say
+
 # Placeholders of flags that take a file or folder.
 FILES = ("FILE", "PATH", "DIR")
 BASH_FILES = 'compopt -o filenames 2> /dev/null; COMPREPLY=($(compgen -f -- "$cur"))'
@@ -53,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         place for name, parser in options.parsers().items() for place in places_of(name, parser)
     ]
     write = {"bash": bash, "zsh": zsh, "fish": fish}[options.shell]
-    print(write(places))
+    say(write(places))
     return 0
 
 

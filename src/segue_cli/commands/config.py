@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from segue.printable import without_password
+from segue.printable import say, without_password
 from segue.server.aliases import alias_problems
 from segue.server.served import served_models
 from segue.settings.checks import problems_of, settings_of
@@ -66,12 +66,12 @@ def _check(sources: SettingSources, is_json: bool) -> int:
         errors = [sources.problem(misfit) for misfit in _missing(settings_of(sources))]
     found = [*errors, *sources.warnings()]
     if is_json:
-        print(msgspec.json.encode(found).decode())
+        say(msgspec.json.encode(found).decode())
     else:
         for problem in found:
-            print("warning: " * (problem.level == "warning") + str(problem))
+            say("warning: " * (problem.level == "warning") + str(problem))
         checked = sources.file or "flags and environment (there is no settings file)"
-        print(f"{checked}: {len(errors) or 'no'} problem{'s' * (len(errors) != 1)}.")
+        say(f"{checked}: {len(errors) or 'no'} problem{'s' * (len(errors) != 1)}.")
     return 1 if errors else 0
 
 
@@ -99,14 +99,14 @@ def _show(sources: SettingSources, settings: Settings, is_json: bool) -> int:
         for name in (*FLAGS, *tables)
     }
     if is_json:
-        print(msgspec.json.encode(shown).decode())
+        say(msgspec.json.encode(shown).decode())
         return 0
     width = max(map(len, shown)) + 2
-    print(f"settings file: {settings.config or 'none'}")
+    say(f"settings file: {settings.config or 'none'}")
     for name, row in shown.items():
         is_unset = row["value"] in (None, "", [])
         value = "unset" if is_unset else msgspec.json.encode(row["value"]).decode()
-        print(f"{name:{width}}{value:32}  {row['from']}")
+        say(f"{name:{width}}{value:32}  {row['from']}")
     return 0
 
 

@@ -30,7 +30,7 @@ from segue.engines.facts import tokenized
 from segue.engines.upstream import Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.observe.logs import set_up_logging
-from segue.printable import printable, shown_address
+from segue.printable import printable, say, shown_address
 from segue.seams.model import EngineFacts
 from segue.server.aliases import alias_problems
 from segue.server.apis import APIS, is_on
@@ -138,22 +138,23 @@ async def _run(
                 _print(check)
     checks += odd
     if is_json:
-        print(printable(msgspec.json.encode(checks).decode()))
+        say(msgspec.json.encode(checks).decode())
         return checks
     for check in odd:
         _print(check)
     failed = sum(not check.is_ok for check in checks)
     is_running = any(check.name == SERVER for check in checks)
     well = "the server runs." if is_running else "`segue serve` would start."
-    print(f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}")
+    say(f"{failed} check{'s' * (failed > 1)} failed." if failed else f"No problems: {well}")
     return checks
 
 
 def _print(check: Check) -> None:
     verdict = styled("ok", "green") + "      " if check.is_ok else styled("failed", "red") + "  "
+    # Its colours are orders to the terminal, and ours.
     print(f"{verdict}{styled(printable(check.name), 'bold')}  {printable(check.found)}", flush=True)
     if not check.is_ok:
-        print(printable(f"        advice: {check.advice}"))
+        say(f"        advice: {check.advice}")
 
 
 async def examine(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from segue.printable import say
 from segue.server.served import served_models
 from segue.settings.values import Settings
 from segue_embedded.embedded import available_bytes
@@ -89,7 +90,7 @@ def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
     note = offered_note()
     if note.exists():
         return False
-    print(
+    say(
         f"{SMALL_MODEL} has 135 million parameters: it shows the server, but it is no agent. "
         f"{name} writes code and calls tools, and fits into the memory of this machine."
     )
@@ -97,5 +98,5 @@ def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
     note.parent.mkdir(parents=True, exist_ok=True)
     note.touch()
     if answer not in ("y", "yes"):
-        print(f"Serving {SMALL_MODEL}. Another time: `segue serve --model {AUTO}`.")
+        say(f"Serving {SMALL_MODEL}. Another time: `segue serve --model {AUTO}`.")
     return answer in ("y", "yes")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from segue.printable import say
 from segue.server.tools import index_folder
 from segue_cli.terminal import progress_bar
 
@@ -28,9 +29,9 @@ def run(options: argparse.Namespace) -> int:
     with progress_bar() as show:
         report = index_folder(folder, into, options.url, partial(show, f"Reading {folder}"))
     if options.json:
-        print(msgspec.json.encode(report).decode())
+        say(msgspec.json.encode(report).decode())
         return 0
-    print(
+    say(
         f"{into}: {report.added} added, {report.changed} changed, {report.same} unchanged, "
         f"{report.removed} removed, {report.unread} without text."
     )

@@ -16,6 +16,7 @@ from segue.accounts.hashes import KeyHashes, issue_key
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.printable import say
 from segue.seams.history import Owner
 from segue.server.storage import KEYS_TOPIC, check_ring, load_ring
 from segue.settings.checks import load_settings
@@ -63,33 +64,33 @@ def _create(options: argparse.Namespace, settings: Settings) -> int:
     creating = create_key(settings, name, owner, scopes, limits, expires_at=expires_at)
     key, secret = asyncio.run(creating)
     if options.json:
-        print(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
+        say(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
     else:
         # Only the secret goes to standard output, so that a script can read it from there.
-        print(secret)
+        say(secret)
     until = f", valid until {_minute(expires_at)} UTC" if expires_at else ""
-    print(f"This is {key.id}, owner {key.owner}{until}.", file=sys.stderr)
-    print("It is not shown again: store it somewhere safe.", file=sys.stderr)
+    say(f"This is {key.id}, owner {key.owner}{until}.", file=sys.stderr)
+    say("It is not shown again: store it somewhere safe.", file=sys.stderr)
     where = f"It is in {_where(settings)}"
     if is_new:
         where += ", which was created now: start the server with this store"
-    print(f"{where}.", file=sys.stderr)
+    say(f"{where}.", file=sys.stderr)
     alike = [one.id for one in _valid(_all(settings)) if one.name == name and one.id != key.id]
     if alike:
-        print(f"Also named '{name}', and still valid: {', '.join(alike)}.", file=sys.stderr)
+        say(f"Also named '{name}', and still valid: {', '.join(alike)}.", file=sys.stderr)
     return 0
 
 
 def _list(options: argparse.Namespace, settings: Settings) -> int:
     found = _all(existing(settings))
     if options.json:
-        print(msgspec.json.encode(found).decode())
+        say(msgspec.json.encode(found).decode())
         return 0
-    print(f"Keys in {_where(settings)}, times in UTC:", file=sys.stderr)
-    print(as_columns([COLUMNS, *map(_row, found)]))
+    say(f"Keys in {_where(settings)}, times in UTC:", file=sys.stderr)
+    say(as_columns([COLUMNS, *map(_row, found)]))
     limited = [(key, words) for key in found if (words := _limits(key))]
     for key, words in limited:
-        print(f"limits of {key.id} ({key.name}): {words}")
+        say(f"limits of {key.id} ({key.name}): {words}")
     return 0
 
 
@@ -97,7 +98,7 @@ def _revoke(options: argparse.Namespace, settings: Settings) -> int:
     key = chosen(_all(existing(settings)), options.key)
     if not asyncio.run(revoke_key(settings, key.id)):
         raise Misconfigured(f"keys: {key.id} ({key.name}) is revoked already.")
-    print(f"{key.id} ({key.name}) is revoked. Running servers refuse it within five seconds.")
+    say(f"{key.id} ({key.name}) is revoked. Running servers refuse it within five seconds.")
     return 0
 
 

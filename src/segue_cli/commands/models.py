@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from segue.printable import cell, say
 from segue.vocabularies.gguf import read_gguf, trained_tokens
 from segue_embedded.weights import add_with_bar, find_weights, list_weights, remove_weights
 
@@ -36,16 +37,16 @@ def run(options: argparse.Namespace) -> int:
     """Do what was asked; returns the exit status."""
     match options.action:
         case "add":
-            print(f"{options.name} is ready: {add_with_bar(options.name)}")
+            say(f"{options.name} is ready: {add_with_bar(options.name)}")
         case "remove":
-            print("\n".join(f"removed {path}" for path in remove_weights(options.name)))
+            say("\n".join(f"removed {path}" for path in remove_weights(options.name)))
         case "show":
             facts = show_model(options.name)
             text = "\n".join(
                 f"{name.replace('_', ' '):<18} {_shown(name, value)}"
                 for name, value in facts.items()
             )
-            print(_json(facts) if options.json else text)
+            say(_json(facts) if options.json else text)
         case _:
             _list(options.json)
     return 0
@@ -71,12 +72,13 @@ def show_model(name: str) -> dict[str, object]:
 def _list(as_json: bool) -> None:
     models = list_weights()
     if as_json:
-        print(_json(models))
+        say(_json(models))
         return
     table = Table("name", "download", "memory", "here", "about", box=None)
     for one in models:
         here = "yes" if one.path else "-"
-        table.add_row(one.name, _size(one.bytes), _size(one.memory_bytes), here, one.about)
+        sizes = (_size(one.bytes), _size(one.memory_bytes))
+        table.add_row(cell(one.name), *sizes, here, cell(one.about))
     Console().print(table)
 
 

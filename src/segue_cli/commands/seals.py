@@ -7,6 +7,7 @@ import asyncio
 import json
 
 from segue.errors import Misconfigured
+from segue.printable import say
 from segue.server.storage import open_store
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         f"There are {number} keys now. After a restart servers encrypt with the new one; "
         "all of them stay valid for decryption."
     )
-    print(json.dumps({"keys": number}) if options.json else text)
+    say(json.dumps({"keys": number}) if options.json else text)
     return 0
 
 

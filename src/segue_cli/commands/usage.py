@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from segue.printable import cell, say
 from segue.seams.history import Owner
 from segue.seams.store import UsageTotal
 from segue.settings.checks import load_settings
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     settings = existing(load_settings(vars(options)))
     rows = asyncio.run(read_usage(settings, options.owner, options.days))
     if options.json:
-        print(msgspec.json.encode(rows).decode())
+        say(msgspec.json.encode(rows).decode())
         return 0
     # Imported here: where rich is missing, JSON is still printed.
     from rich.console import Console
@@ -61,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
     for index, row in enumerate(rows):
         counts = (f"{getattr(row, name):,}" for name in COUNTS)
         used = (f"{values[index]:,.1f}" for values in shown_of.values())
-        table.add_row(row.day, row.owner, row.model or "(containers)", *counts, *used)
+        model = cell(row.model) if row.model else "(containers)"
+        table.add_row(row.day, cell(row.owner), model, *counts, *used)
     Console().print(table)
     return 0
 

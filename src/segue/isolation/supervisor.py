@@ -6,7 +6,7 @@ would end or stop it, and when it ends, all processes of the sandbox end. The ke
 
     from the keeper   r run, s source of the interpreter, n source of the way to the network, p run Python, k terminate,
                       f kill
-    to the keeper     + ready, o out, e err, d Python code is done, x exited
+    to the keeper     + ready, o out, e err, d Python code is done, x exited, i nothing runs
 
 Python code runs in one process, which stays for the next code: to terminate it is to interrupt it.
 """
@@ -51,6 +51,8 @@ class CommandRunner:
         self.code_in = self.answers = self.printing = -1
         self.answered = bytearray()
         self.coding = 0
+        # The number of the last command that came.
+        self.last = 0
         # The way to the network, if there is one.
         self.forward: Callable[[int, int], object] = lambda fd, events: None
         # Commands that are to end: with their shell everything ends that is in its group.
@@ -95,6 +97,7 @@ class CommandRunner:
                 return
             body = bytes(self.received[HEADER.size : HEADER.size + size])
             del self.received[: HEADER.size + size]
+            self.last = max(self.last, number)
             if kind == b"r":
                 self.start(number, body)
             elif kind == b"s":
@@ -277,6 +280,8 @@ class CommandRunner:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                # Orphans are children of the first process: without a child it is alone.
+                self.send(b"i", self.last, b"")
                 return
             if pid == 0:
                 return

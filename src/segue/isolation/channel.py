@@ -12,7 +12,8 @@ from typing import NamedTuple
 HEADER = struct.Struct("<IcI")
 FRAME_BYTES_MAX = 128 * 1024
 RUN, SOURCE, NETWORK, CODE, TERMINATE, KILL = b"r", b"s", b"n", b"p", b"k", b"f"
-READY, STDOUT, STDERR, DONE, EXITED = b"+", b"o", b"e", b"d", b"x"
+READY, STDOUT, STDERR, DONE, EXITED, IDLE = b"+", b"o", b"e", b"d", b"x", b"i"
+SAID = (READY, STDOUT, STDERR, DONE, EXITED, IDLE)
 _code = struct.Struct("<i")
 
 
@@ -43,6 +44,6 @@ def pack(kind: bytes, number: int, body: bytes = b"") -> bytes:
 async def read_frame(reader: asyncio.StreamReader) -> SandboxFrame:
     """The next frame; `IncompleteReadError` or `OSError` where the sandbox has ended."""
     size, kind, number = HEADER.unpack(await reader.readexactly(HEADER.size))
-    if size > FRAME_BYTES_MAX or kind not in (READY, STDOUT, STDERR, DONE, EXITED):
+    if size > FRAME_BYTES_MAX or kind not in SAID:
         raise BadFrame(f"a frame of kind {kind!r} with {size} bytes")
     return SandboxFrame(kind, number, await reader.readexactly(size))

@@ -1,0 +1,137 @@
+"""A chat endpoint that says whatever it is asked to: a process of its own, so that only Segue's work is measured.
+
+The last user message names what is said, and how often: `deltas 20000`. As a module it prints its port and answers
+until it is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Json = Any
+MODEL = "liar"
+WAIT_S = 30
+
+
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def chunk(delta: Json, finish: str | None = None, index: int = 0) -> bytes:
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
+    return event({"object": "chat.completion.chunk", "model": MODEL, "choices": [choice]})
+
+
+def usage(read: int, wrote: int, cached: int = 0) -> bytes:
+    told = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+    told |= {"prompt_tokens_details": {"cached_tokens": cached}}
+    return event({"object": "chat.completion.chunk", "model": MODEL, "choices": [], "usage": told})
+
+
+def call(number: int, arguments: str) -> Json:
+    function = {"name": "f", "arguments": arguments}
+    return {
+        "tool_calls": [
+            {"index": number, "id": f"call_{number}", "type": "function", "function": function}
+        ]
+    }
+
+
+WORD, STOP, END = chunk({"content": "word "}), chunk({}, "stop"), b"data: [DONE]\n\n"
+CALLED = chunk({}, "tool_calls")
+GOOD = usage(10, 3)
+WHOLE = WORD * 3 + STOP + GOOD + END
+
+
+def written(word: bytes) -> Callable[[int], bytes]:
+    return lambda size: word * size + STOP + GOOD + END
+
+
+SAID: dict[str, Callable[[int], bytes]] = {
+    "deltas": written(WORD),
+    "empty-deltas": lambda size: WORD + chunk({}) * size + STOP + GOOD + END,
+    "thoughts": lambda size: chunk({"reasoning_content": "so "}) * size + WORD + STOP + GOOD + END,
+    "comments": lambda size: b": still here\n\n" * size + WORD + STOP + GOOD + END,
+    "blank-lines": lambda size: b"\n" * size + WORD + STOP + GOOD + END,
+    "one-delta": lambda size: chunk({"content": "word " * size}) + STOP + GOOD + END,
+    "open-marks": lambda size: chunk({"content": "<think>" * size}) + STOP + GOOD + END,
+    "fields": lambda size: (
+        chunk({"content": "word ", **{f"f{n}": n for n in range(size)}}) + STOP + GOOD + END
+    ),
+    "calls": lambda size: b"".join(chunk(call(n, "{}")) for n in range(size)) + CALLED + GOOD + END,
+    "arguments": lambda size: (
+        chunk(call(0, '{"a": "'))
+        + chunk(call(0, "x")) * size
+        + chunk(call(0, '"}'))
+        + CALLED
+        + GOOD
+        + END
+    ),
+    "choices": lambda size: WORD + chunk({"content": "other "}, index=1) * size + STOP + GOOD + END,
+    "late-deltas": lambda size: WORD + STOP + chunk({"content": "late "}) * size + GOOD + END,
+    "usages": lambda size: WORD + STOP + GOOD * size + END,
+    # The size is the number that is lied about.
+    "lies": lambda size: WORD * 3 + STOP + usage(size, size) + END,
+    "negative": lambda size: WORD * 3 + STOP + usage(-size, -size, -size) + END,
+    "cached": lambda size: WORD * 3 + STOP + usage(10, 3, size) + END,
+    # The size is the number of bytes after which the connection ends.
+    "cut": lambda size: WHOLE[:size],
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as it is told; the whole answer is written at once."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+    def do_GET(self) -> None:
+        self._answer(
+            json.dumps({"object": "list", "data": [{"id": MODEL}]}).encode(), "application/json"
+        )
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.path.endswith("/chat/completions"):
+            self.send_error(404)
+            return
+        asked = body["messages"][-1]["content"]
+        text = asked if isinstance(asked, str) else asked[0]["text"]
+        kind, _, size = text.partition(" ")
+        self._answer(SAID[kind](int(size)), "text/event-stream")
+
+    def _answer(self, data: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+        self.close_connection = True
+
+
+@contextmanager
+def lying_engine() -> Iterator[str]:
+    """Its address, for as long as this lasts."""
+    command = [sys.executable, "-m", "tests.growth.lying_engine"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()

@@ -1,0 +1,374 @@
+"""What others say besides requests, as a table: pages, hits, names, tools of MCP servers, forms, skills, templates,
+patterns of operators, and the streams of engines. Each is made at any size, and walked by the code that walks it in the
+product, on the event loop or in a thread as there.
+
+A walk that raises, or gives a result that cannot be, is a finding as well as one that grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zipfile
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from segue_embedded.unrolled import UNROLLED_MAX, unrolled
+
+from segue.errors import ApiError
+from segue.files.form import FileForm
+from segue.guards.rules import Rules, RulesGuard
+from segue.printable import printable
+from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
+from segue.sandbox.skills import unpack
+from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
+from segue.web.cite import cite
+from segue.web.html import open_page, read_page
+from segue.web.search import JsonEngine, read_hits
+from segue.wire.tools import FunctionTool
+from tests.contracts.dialect import tools_of
+from tests.growth.client import Client, create
+from tests.growth.lying_engine import WHOLE, lying_engine
+from tests.growth.measure import Bench, Case, Structure, bench
+
+Json = Any
+Walk = Callable[[Any], Awaitable[object]]
+RESPONSES = "/v1/responses"
+# No count of tokens is larger in earnest.
+COUNT_MAX = 2**31
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Something that others say: how it is made, how it is walked, how much of it in `make test`, and at its limit."""
+
+    name: str
+    make: Callable[[int], Any]
+    walk: Walk
+    short: int
+    limit: int
+
+
+def on_loop(call: Callable[[Any], object]) -> Walk:
+    async def walk(value: Any) -> object:
+        return call(value)
+
+    return walk
+
+
+def in_thread(call: Callable[[Any], object]) -> Walk:
+    return lambda value: asyncio.to_thread(call, value)
+
+
+# --- pages and hits ---------------------------------------------------------------------------------------
+
+PAGE = "https://pages.example/a.html"
+
+
+def page(text: str) -> Callable[[int], bytes]:
+    """A page in which this is repeated."""
+    return lambda size: b"<html><body>" + text.encode() * size
+
+
+async def read(data: bytes) -> object:
+    return await open_page(PAGE, data, "text/html")
+
+
+async def read_markdown(data: bytes) -> object:
+    return await asyncio.to_thread(read_page, "https://pages.example/a.md", data, "text/markdown")
+
+
+def open_tag(size: int) -> bytes:
+    return b"<a" + b" b" * size
+
+
+def hits(size: int) -> Json:
+    row = {"title": "<b>About</b> rain", "content": "Clouds <i>bring</i> rain. " * 3}
+    return {"results": [{"url": f"https://a.example/{n}", **row} for n in range(size)]}
+
+
+def marked_hit(size: int) -> Json:
+    return {"results": [{"url": "https://a.example", "title": "<" * size, "content": "<b" * size}]}
+
+
+def cited(size: int) -> str:
+    return "As [1], https://a.example/x[ and [2, 3, 4] say. " * size
+
+
+SOURCES = [msgspec.defstruct("Source", ["url", "title"])("https://a.example/x", "x")] * 4
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def like_names(size: int) -> Json:
+    """Names that are alike where they are cut, and that are told apart by what is not allowed."""
+    long = "server_with_a_long_name_" * 3
+    names = [f"{long}{n}" for n in range(size // 2)]
+    return [*names, *(f"a{'.' * (n % 7)}_{n // 7}" for n in range(size - len(names)))]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Each tool has a name of its own at an endpoint, and is found by it."""
+    given = dict.fromkeys(names)
+    tools = tools_of(*(FunctionTool(name=name, parameters=None) for name in given))
+    table = PlainNames(tools.offers)
+    plain = [table.name(name) for name in given]
+    assert len({*plain}) == len(plain), "two tools have one name"
+    assert max(map(len, plain)) <= PLAIN_NAME_MAX
+    for name, called in zip(given, plain, strict=True):
+        offer = table.offer(called)
+        assert offer is not None
+        assert offer.qualified_name == name, f"{called} is another tool"
+
+
+# --- forms, skills, templates, patterns -------------------------------------------------------------------
+
+
+def form(part: bytes) -> Callable[[int], bytes]:
+    """A form in which this is repeated before the file."""
+    end = b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--xyz--\r\n'
+    return lambda size: part * size + end
+
+
+FIELD = b'--xyz\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n'
+ALMOST = b'--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n'
+
+
+def long_header(size: int) -> bytes:
+    return (
+        b'--xyz\r\nContent-Disposition: form-data; name="'
+        + b"a;" * size
+        + b'"\r\n\r\nx\r\n--xyz--\r\n'
+    )
+
+
+def almost_ends(size: int) -> bytes:
+    """A file that is full of what looks like its end."""
+    head = b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return head + b"\r\n--xy" * size + b"\r\n--xyz--\r\n"
+
+
+async def read_form(data: bytes, piece: int = 1 << 16) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), piece):
+            yield data[start : start + piece]
+
+    async def write(_: bytes) -> None:
+        return
+
+    try:
+        await FileForm("multipart/form-data; boundary=xyz").read(pieces(), write)
+    except ApiError:
+        return
+
+
+def skill(make: Callable[[int], dict[str, str]]) -> Callable[[int], str]:
+    def packed(size: int) -> str:
+        target = BytesIO()
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in make(size).items():
+                archive.writestr(name, text)
+        return b64encode(target.getvalue()).decode()
+
+    return packed
+
+
+def unpack_skill(data: str) -> None:
+    try:
+        unpack("poet", "Writes.", data, "tools")
+    except ApiError:
+        return
+
+
+def front_matter(size: int) -> dict[str, str]:
+    return {"SKILL.md": "---\n" + "a: [" * size + "\n---\n"}
+
+
+def many_skill_files(size: int) -> dict[str, str]:
+    return {"SKILL.md": "x", **{f"f{n}.txt": "x" for n in range(size)}}
+
+
+def long_template(size: int) -> str:
+    return (
+        "{% for message in messages %}{{ message.content }}{% if message.role == 'x' %}y{% endif %}{% endfor %}"
+        * size
+    )
+
+
+def run_template(text: str) -> None:
+    """A template of a model is read once, and run for a conversation."""
+    runner = TemplateRunner(ChatTemplate(text))
+    runner.run([{"role": "user", "content": "Hi"}], None, 0, is_cued=True)
+
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}"
+
+
+def conversation(size: int) -> Json:
+    return [{"role": "user", "content": f"Message {n}."} for n in range(size)]
+
+
+def run_conversation(messages: Json) -> None:
+    TemplateRunner(ChatTemplate(TEMPLATE)).run(messages, None, 0, is_cued=True)
+
+
+async def guard(text: str) -> None:
+    rules = Rules(
+        patterns=(r"project\s+falcon", r"\b\d{4} ?\d{4} ?\d{4}\b"), domains_denied=("a.example",)
+    )
+    await RulesGuard(rules).check([text])
+
+
+def long_lists(size: int) -> bytes:
+    return json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": size}).encode()
+
+
+def check_lists(schema: bytes) -> None:
+    """What the grammar library would write out is known, and refused where it is too much."""
+    wanted = json.loads(schema)["minItems"]
+    assert wanted <= UNROLLED_MAX or unrolled(schema) > UNROLLED_MAX, (
+        f"{wanted} items are written out"
+    )
+
+
+def escapes(size: int) -> str:
+    return "\x1b]52;c;aGk=\x07\u202e" * size
+
+
+OUTSIDE = [
+    Outside("page: an open tag", open_tag, read, 20_000, 2_000_000),
+    Outside("page: tags", page("<p><b>It</b> rains.</p>"), read, 5_000, 200_000),
+    Outside("page: tags that nobody closes", page("<div><a href=x>"), read, 5_000, 200_000),
+    Outside("page: links", page('<a href="/a">rain</a> '), read, 5_000, 200_000),
+    Outside("page: less-than signs", page("<"), read, 50_000, 4_000_000),
+    Outside("page: open comments", page("<!--"), read, 20_000, 1_000_000),
+    Outside("page: declarations", page("<![if "), read, 20_000, 1_000_000),
+    Outside("page: entities", page("&amp;&#x41;&nope"), read, 10_000, 500_000),
+    Outside("page: attributes", page("<p a=\"b\" c='d' e>"), read, 5_000, 200_000),
+    Outside("page: scripts", page("<script>var a = '</scrip';"), read, 5_000, 200_000),
+    Outside("page: Markdown", lambda n: b"# a\n    ###### \n" * n, read_markdown, 20_000, 500_000),
+    Outside(
+        "hits of a search", hits, on_loop(partial(read_hits, engine=JsonEngine("x"))), 1_000, 3_000
+    ),
+    Outside(
+        "marks in a hit",
+        marked_hit,
+        on_loop(partial(read_hits, engine=JsonEngine("x"))),
+        20_000,
+        200_000,
+    ),
+    Outside("citations", cited, on_loop(partial(cite, sources=SOURCES)), 1_000, 2_000),
+    Outside("names of tools", like_names, in_thread(check_names), 1_000, 4_096),
+    Outside("form: fields", form(FIELD), read_form, 2_000, 20_000),
+    Outside("form: beginnings of parts", form(ALMOST), read_form, 2_000, 20_000),
+    Outside("form: a long header", long_header, read_form, 20_000, 1_000_000),
+    Outside("form: what looks like the end", almost_ends, read_form, 20_000, 1_000_000),
+    Outside("form: bytes one by one", almost_ends, partial(read_form, piece=1), 500, 10_000),
+    Outside("skill: front matter", skill(front_matter), in_thread(unpack_skill), 20_000, 500_000),
+    Outside("skill: files", skill(many_skill_files), in_thread(unpack_skill), 200, 2_000),
+    Outside("template: its length", long_template, in_thread(run_template), 20, 80),
+    Outside("template: messages", conversation, in_thread(run_conversation), 5_000, 50_000),
+    Outside("patterns: blanks", lambda n: "project" + " " * n, guard, 50_000, 4_000_000),
+    Outside("patterns: digits", lambda n: "1234 " * n, guard, 10_000, 800_000),
+    Outside("patterns: domains", lambda n: "http://a.b." * n, guard, 5_000, 400_000),
+    Outside(
+        "items of a list that is written out", long_lists, on_loop(check_lists), 100_000, 10**9
+    ),
+    Outside("control characters", escapes, on_loop(printable), 5_000, 50_000),
+]
+
+
+def outside_case(server: Bench, one: Outside) -> Case:
+    """What is measured of one of them, on the loop of a server."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        value = one.make(size)
+
+        async def walk() -> None:
+            await one.walk(value)
+
+        return lambda: server.run(walk())
+
+    return case
+
+
+# --- engines ----------------------------------------------------------------------------------------------
+
+
+def said_by_engine(kind: str, **fields: Json) -> Case:
+    """A turn in which the engine says this."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        body = create(model="liar", input=f"{kind} {size}", max_output_tokens=None, **fields)
+        return lambda: check_answer(client.post(RESPONSES, body))
+
+    return case
+
+
+def check_answer(data: bytes) -> None:
+    """The turn has ended, and what it is charged for can be."""
+    response = json.loads(data)
+    assert response["status"] in ("completed", "incomplete"), response
+    counts = msgspec.json.decode(msgspec.json.encode(response["usage"]), type=dict[str, Any])
+    details = counts.pop("input_tokens_details") | counts.pop("output_tokens_details")
+    for name, count in (counts | details).items():
+        assert 0 <= count < COUNT_MAX, f"{name}: {count}"
+    assert details["cached_tokens"] <= counts["input_tokens"]
+
+
+def cut_streams(client: Client, size: int) -> Callable[[], object]:
+    """The same stream, cut after each of so many bytes: an answer or an error that names the engine."""
+
+    def work() -> None:
+        for at in range(size):
+            cut = at * len(WHOLE) // size
+            body = create(model="liar", input=f"cut {cut}", max_output_tokens=None)
+            head = client.head("POST", RESPONSES) + b"Content-Length: %d\r\n\r\n" % len(body)
+            with client.connect() as connection:
+                connection.sendall(head + body)
+                status = connection.recv(1 << 16).split(b" ")[1]
+            assert status in (b"200", b"502"), (cut, status)
+
+    return work
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+ENGINES = [
+    Structure("engine: deltas at once", said_by_engine("deltas"), 4_000, 60_000),
+    Structure("engine: empty deltas", said_by_engine("empty-deltas"), 4_000, 60_000),
+    Structure("engine: thoughts", said_by_engine("thoughts"), 4_000, 60_000),
+    Structure("engine: comments", said_by_engine("comments"), 10_000, 200_000),
+    Structure("engine: blank lines", said_by_engine("blank-lines"), 50_000, 1_000_000),
+    Structure("engine: one long delta", said_by_engine("one-delta"), 20_000, 400_000),
+    Structure("engine: open marks", said_by_engine("open-marks"), 5_000, 100_000),
+    Structure("engine: fields of a delta", said_by_engine("fields"), 5_000, 50_000),
+    Structure("engine: calls", said_by_engine("calls", tools=[TOOL]), 500, 4_000),
+    Structure("engine: arguments", said_by_engine("arguments", tools=[TOOL]), 4_000, 60_000),
+    Structure("engine: other choices", said_by_engine("choices"), 4_000, 60_000),
+    Structure("engine: late deltas", said_by_engine("late-deltas"), 4_000, 60_000),
+    Structure("engine: reports of usage", said_by_engine("usages"), 4_000, 60_000),
+    Structure("engine: lies about usage", said_by_engine("lies"), 2**63 - 1, 10**30),
+    Structure("engine: negative usage", said_by_engine("negative"), 1_000, 2**63 - 1),
+    Structure("engine: lies about the cache", said_by_engine("cached"), 10**9, 10**30),
+    Structure("engine: streams cut at any byte", cut_streams, 60, len(WHOLE)),
+]
+
+
+@contextmanager
+def engine_bench() -> Iterator[Bench]:
+    """A server in front of the engine that says whatever it is asked to."""
+    flags: dict[str, object] = {"engine": "chat", "model": ("liar",)}
+    with (
+        lying_engine() as url,
+        # An engine that breaks off is not asked for a moment; here each of its answers counts.
+        patch("segue.engines.queued.PAUSE_S", 0.0),
+        bench(engine_url=(url,), **flags) as server,
+    ):
+        yield server

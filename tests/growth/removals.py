@@ -1,0 +1,149 @@
+"""What does the growth fuzzer find when a fix is taken out?
+
+Each removal is a switch, by the name of the fix: it patches the real code, so that it does what it once did. Its rows
+are those of the fuzzer that must find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from segue_embedded.unrolled import _Unrolled
+
+import segue.border.believed
+import segue.engines.client
+import segue.readers.call_tags
+import segue.readers.plain_names
+import segue.schemas.json_schema
+from segue.readers.call_tags import _CallTags
+from segue.readers.tags import Node, any_of, sequence
+from segue.schemas.json_schema import UNIONS, JsonSchema, listed
+from segue.seams.model import Finish, JobStarted
+
+NO_LIMIT = 2**60
+DEPTH_MAX = 8
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A fix that can be taken out, what then goes wrong, and which rows find it."""
+
+    what: str
+    take_out: Callable[[ExitStack], None]
+    rows: Sequence[str]
+    # Where a row finds it only at sizes that `make test` does not try.
+    is_long: bool = False
+
+
+def _schema_memory(stack: ExitStack) -> None:
+    def types_of(schema: JsonSchema, part: Any, depth: int = 0) -> frozenset[str]:
+        if not isinstance(part, dict) or depth > DEPTH_MAX:
+            return frozenset()
+        said = part.get("type")
+        found = {said} if isinstance(said, str) else set()
+        choices = [choice for word in UNIONS for choice in listed(part, word)]
+        for inner in (*choices, schema.at(part.get("$ref"))):
+            found |= types_of(schema, inner, depth + 1)
+        return frozenset(found)
+
+    stack.enter_context(patch.object(JsonSchema, "_types_of", types_of))
+
+
+def _schema_shapes(stack: ExitStack) -> None:
+    def trusting(part: Any, word: str) -> Any:
+        return part.get(word, []) if isinstance(part, dict) else []
+
+    stack.enter_context(patch.object(segue.schemas.json_schema, "listed", trusting))
+
+
+def _linear_grammar(stack: ExitStack) -> None:
+    def first_of(
+        tags: _CallTags, nodes: Sequence[Node], before: Sequence[Node], after: Sequence[Node]
+    ) -> Node:
+        """Any of them may be the first, and each is written with all that may follow it."""
+        return any_of([sequence([node, *after[at + 1 :]]) for at, node in enumerate(nodes)])
+
+    stack.enter_context(patch.object(_CallTags, "_some", first_of))
+    stack.enter_context(patch.object(segue.readers.call_tags, "check_size", lambda *_: None))
+
+
+def _names(stack: ExitStack) -> None:
+    plain = segue.readers.plain_names
+    stack.enter_context(patch.object(plain, "_digest_name", lambda name, _: plain.plain_name(name)))
+
+
+def _lists(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(_Unrolled, "_count", lambda *_: 0))
+
+
+def _counts(stack: ExitStack) -> None:
+    def believed(_: object, said: JobStarted | Finish) -> JobStarted | Finish:
+        return said
+
+    stack.enter_context(patch.object(segue.border.believed, "plausible", believed))
+
+
+def _pauses(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(segue.engines.client, "USED_BYTES_MAX", NO_LIMIT))
+
+
+def _threads(stack: ExitStack) -> None:
+    async def here(call: Callable[..., object], *args: object, **named: object) -> object:
+        return call(*args, **named)
+
+    stack.enter_context(patch.object(asyncio, "to_thread", here))
+
+
+REMOVALS: dict[str, Removal] = {
+    "schema-memory": Removal(
+        "a union of references to itself is walked n to the fifth times",
+        _schema_memory,
+        ("types, references of a part to itself",),
+    ),
+    "schema-shapes": Removal(
+        "a keyword of a schema that is null, not a list, fails the turn",
+        _schema_shapes,
+        ("types, any shape",),
+    ),
+    "linear-grammar": Removal(
+        "the grammar of a forced call grows with the square of its optional properties",
+        _linear_grammar,
+        ("calls in gemma4, optional properties",),
+    ),
+    "names": Removal("two tools have one name at a chat endpoint", _names, ("names of tools",)),
+    "lists": Removal(
+        "a list of a billion items is written out",
+        _lists,
+        ("items of a list that is written out",),
+    ),
+    "counts": Removal(
+        "what an engine counts is believed",
+        _counts,
+        ("engine: lies about usage", "engine: negative usage"),
+    ),
+    "pauses": Removal(
+        "what an engine says at once is worked off at once",
+        _pauses,
+        ("engine: deltas at once",),
+        is_long=True,
+    ),
+    "threads": Removal(
+        "long texts are read, and prompts compared, on the event loop",
+        _threads,
+        ("words", "messages in another order"),
+        is_long=True,
+    ),
+}
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """The product without this fix."""
+    with ExitStack() as stack:
+        REMOVALS[name].take_out(stack)
+        yield
