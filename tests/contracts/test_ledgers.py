@@ -1,7 +1,6 @@
 """What every `Ledger` promises: each turn is recorded once, however often it is told."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import msgspec
 import pytest
 
 from segue.seams.history import UsageEntry
-from segue.seams.store import SandboxUsage, UsageTotal
+from segue.seams.store import UsageTotal
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 
@@ -85,21 +84,3 @@ async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
     assert await books.ledger.report("\ud800", 0) == []
     assert await books.ledger.report("nobody", 0) == []
     assert await books.ledger.report(None, noon + 2 * day) == []
-
-
-async def test_use_of_containers_adds_up_beside_the_turns(books: Stores) -> None:
-    day = time.strftime("%Y-%m-%d", time.gmtime(ENTRY.ended_at))
-    used = SandboxUsage(
-        day=day, owner=OWNER, container_s=60.5, cpu_s=0.25, egress_bytes=7, ingress_bytes=1 << 40
-    )
-    await books.ledger.settle([ENTRY])
-    await asyncio.gather(*[books.ledger.settle_sandboxes([used]) for _ in range(4)])
-    await books.ledger.settle_sandboxes([msgspec.structs.replace(used, owner="other")])
-    await books.ledger.settle_sandboxes([])
-    mine, turns = await books.ledger.report(OWNER, ENTRY.ended_at)
-    assert (mine.day, mine.owner, mine.model, mine.turns) == (day, OWNER, "", 0)
-    found = (mine.container_s, mine.cpu_s, mine.egress_bytes, mine.ingress_bytes)
-    assert found == (242.0, 1.0, 28, 4 << 40)
-    assert (turns.model, turns.turns, turns.container_s) == (ENTRY.model, 1, 0)
-    assert len(await books.ledger.report(None, ENTRY.ended_at)) == 3
-    assert await books.ledger.report(None, ENTRY.ended_at + 86_400) == []

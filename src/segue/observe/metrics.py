@@ -24,7 +24,6 @@ from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
 from segue.process.afterwards import EndedTurn
 from segue.seams.engine_status import EngineStatus
-from segue.seams.store import SandboxUsage
 from segue.turn.plan import Span
 
 # From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
@@ -229,13 +228,14 @@ class Metrics:
         """How many containers the keeper of this machine has; the same for all its workers."""
         self._containers.labels(isolation, limits_by).set(alive)
 
-    def count_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        """What containers have used since this was last counted."""
-        for each in used:
-            self._container_s.inc(each.container_s)
-            self._sandbox_cpu_s.inc(each.cpu_s)
-            self._sandbox_bytes.labels("out").inc(each.egress_bytes)
-            self._sandbox_bytes.labels("in").inc(each.ingress_bytes)
+    def count_sandboxes(
+        self, container_s: float, cpu_s: float, sent_bytes: int, received_bytes: int
+    ) -> None:
+        """What the containers of an owner have used since this was last counted."""
+        self._container_s.inc(container_s)
+        self._sandbox_cpu_s.inc(cpu_s)
+        self._sandbox_bytes.labels("out").inc(sent_bytes)
+        self._sandbox_bytes.labels("in").inc(received_bytes)
 
     def note_lookup_failure(self, model: str) -> None:
         """Count a lookup of this model's replicas that failed."""

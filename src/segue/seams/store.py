@@ -20,7 +20,7 @@ class Retention(Struct, frozen=True):
 
 
 class UsageTotal(Struct, frozen=True):
-    """What one owner used of one model on one day (of UTC): how many turns, how many tokens; or of containers."""
+    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
 
     day: str
     owner: str
@@ -30,22 +30,6 @@ class UsageTotal(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     tool_calls: int = 0
-    # Of containers, which belong to no model: in rows of their own, whose model is empty.
-    container_s: float = 0.0
-    cpu_s: float = 0.0
-    egress_bytes: int = 0
-    ingress_bytes: int = 0
-
-
-class SandboxUsage(Struct, frozen=True):
-    """What the containers of one owner have used on one day (of UTC) since it was last settled."""
-
-    day: str
-    owner: Owner
-    container_s: float
-    cpu_s: float
-    egress_bytes: int
-    ingress_bytes: int
 
 
 class Claim(Struct, frozen=True):
@@ -104,11 +88,8 @@ class Ledger(Protocol):
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
         """Record these turns, each at most once however often it is given."""
 
-    async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        """Add what containers have used."""
-
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        """What was used since then, by day, owner and model, containers first; of everybody if no owner is named."""
+        """What was used since then, by day, owner and model; of everybody if no owner is named."""
 
 
 class EventLog(Protocol):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
-from segue.errors import ApiError, Misconfigured, need_package
+from segue.errors import Misconfigured, need_package
 from segue.observe.metrics import Metrics
-from segue.seams.store import Ledger, SandboxUsage
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -20,9 +17,7 @@ if TYPE_CHECKING:
     from segue.sandbox.client import KeeperClient, KeeperProcess
     from segue.tools.inputs import ReadFile
 
-log = logging.getLogger(__name__)
-
-# How often what containers use is written down; a keeper that is killed loses as much.
+# How often what containers use is counted; a keeper that is killed loses as much.
 BOOKS_S = 10.0
 
 
@@ -77,63 +72,36 @@ def allowed_domains(settings: Settings) -> tuple[str, ...]:
 
 
 class SandboxBooks:
-    """Writes down what containers use: into the ledger, and into the metrics."""
+    """Counts what containers use."""
 
-    def __init__(self, client: KeeperClient, ledger: Ledger, metrics: Metrics) -> None:
+    def __init__(self, client: KeeperClient, metrics: Metrics) -> None:
         self._client = client
-        self._ledger = ledger
         self._metrics = metrics
-        # What a store that was away has not taken yet.
-        self._unwritten: list[SandboxUsage] = []
 
     async def keep_forever(self) -> None:
-        """Write it down now and then."""
+        """Count it now and then."""
         while True:
             await asyncio.sleep(BOOKS_S)
-            await self.write()
+            await self.count()
 
-    async def write(self) -> None:
-        """Write down what was used since the last time."""
+    async def count(self) -> None:
+        """Count what was used since the last time."""
         found = await self._client.take_usage()
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        used = [
-            SandboxUsage(
-                day=day,
-                owner=each.owner,
-                container_s=each.container_s,
-                cpu_s=each.cpu_s,
-                egress_bytes=each.sent_bytes,
-                ingress_bytes=each.received_bytes,
-            )
-            for each in found.usage
-        ]
         self._metrics.note_containers(found.alive, found.isolation, found.held_by)
-        self._metrics.count_sandboxes(used)
-        self._unwritten += used
-        if self._unwritten:
-            writing, self._unwritten = self._unwritten, []
-            try:
-                await self._ledger.settle_sandboxes(writing)
-            except ApiError:
-                self._unwritten = writing
-                raise
+        for used in found.usage:
+            self._metrics.count_sandboxes(
+                used.container_s, used.cpu_s, used.sent_bytes, used.received_bytes
+            )
 
 
 @asynccontextmanager
-async def keeping_books(
-    client: KeeperClient | None, ledger: Ledger, metrics: Metrics
-) -> AsyncIterator[None]:
-    """What containers use is written down while inside, and once more on the way out."""
+async def keeping_books(client: KeeperClient | None, metrics: Metrics) -> AsyncIterator[None]:
+    """What containers use is counted while inside."""
     if client is None:
         yield
         return
-    books = SandboxBooks(client, ledger, metrics)
-    async with in_background("sandbox_usage", books.keep_forever):
+    async with in_background("sandbox_usage", SandboxBooks(client, metrics).keep_forever):
         yield
-    try:
-        await books.write()
-    except ApiError as error:
-        log.warning("the last use of containers was not written down: %s", error.message)
 
 
 def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[Api, ...]:

@@ -7,7 +7,7 @@ are also the cache of a connection and of a process, are in `memory_turns`.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
@@ -23,7 +23,6 @@ from segue.seams.store import (
     Conversation,
     ConversationItem,
     Retention,
-    SandboxUsage,
     UsageTotal,
 )
 from segue.stores.maintenance import CLAIM_S
@@ -34,7 +33,7 @@ from segue.wire.events import Event
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
 ENTRIES_MAX = 100_000
 # No turns, no tokens of three kinds, no tool calls.
-NOTHING = (0,) * 9
+NOTHING = (0, 0, 0, 0, 0)
 # An event beside its bytes, and the log of a turn beside its events.
 EVENT_BYTES = 200
 LOG_BYTES = 600
@@ -92,7 +91,6 @@ class MemoryLedger:
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
-        self._sandboxes: deque[SandboxUsage] = deque(maxlen=entries_max)
 
     @property
     def entries(self) -> list[UsageEntry]:
@@ -110,18 +108,9 @@ class MemoryLedger:
                 day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
                 key = (day, entry.owner, entry.model)
                 tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
-                used = (1, *tokens, entry.tool_calls, 0, 0, 0, 0)
+                used = (1, *tokens, entry.tool_calls)
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        since_day = time.strftime("%Y-%m-%d", time.gmtime(since))
-        for row in self._sandboxes:
-            if row.day >= since_day and owner in (None, row.owner):
-                day, whose, *counts = structs.astuple(row)
-                key = (day, whose, "")
-                totals[key] = tuple(map(add, totals.get(key, NOTHING), (*NOTHING[:5], *counts)))
         return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
-
-    async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        self._sandboxes.extend(used)
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already."""

@@ -32,7 +32,6 @@ from segue.seams.store import (
     Conversation,
     ConversationItem,
     Retention,
-    SandboxUsage,
     UsageTotal,
 )
 from segue.stores import records
@@ -192,11 +191,6 @@ class _Ledger:
         if rows:
             query = QUERIES["settle"]
             await self.database.run(lambda connection: connection.executemany(query, rows))
-
-    async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        rows = sorted(astuple(each) for each in used)
-        query = QUERIES["settle_sandboxes"]
-        await self.database.run(lambda connection: connection.executemany(query, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         return await self.database.fetch("report", UsageTotal, owner, since)

@@ -30,7 +30,6 @@ from segue.seams.store import (
     Conversation,
     ConversationItem,
     Retention,
-    SandboxUsage,
     UsageTotal,
 )
 from segue.stores import records
@@ -112,11 +111,6 @@ class _Ledger:
             rows = [structs.asdict(entry) for entry in entries]
             # Rows that are there already stay as they are.
             await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
-
-    async def settle_sandboxes(self, used: Sequence[SandboxUsage]) -> None:
-        rows = [structs.asdict(each) for each in used]
-        query = QUERIES["settle_sandboxes"]
-        await self.database.write(lambda writer: writer.executemany(query, rows))
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         key = {"owner": owner, "since": since}

@@ -94,30 +94,15 @@ ON CONFLICT (turn_id) DO UPDATE SET
     is_provisional = false
 WHERE usage.is_provisional;
 
--- name: settle_sandboxes
-INSERT INTO sandbox_usage (day, owner, container_s, cpu_s, egress_bytes, ingress_bytes)
-VALUES ($1, $2, $3, $4, $5, $6)
-ON CONFLICT (day, owner) DO UPDATE SET
-    container_s = sandbox_usage.container_s + excluded.container_s,
-    cpu_s = sandbox_usage.cpu_s + excluded.cpu_s,
-    egress_bytes = sandbox_usage.egress_bytes + excluded.egress_bytes,
-    ingress_bytes = sandbox_usage.ingress_bytes + excluded.ingress_bytes;
-
 -- name: report
--- $1 owner or nobody, $2 since. Days are those of UTC. Containers belong to no model.
+-- $1 owner or nobody, $2 since. Days are those of UTC.
 SELECT
     to_char(to_timestamp(ended_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, owner, model,
     count(*), sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint,
-    sum(tool_calls)::bigint, 0.0::double precision, 0.0::double precision, 0::bigint, 0::bigint
+    sum(tool_calls)::bigint
 FROM usage
 WHERE ended_at >= $2 AND ($1::text IS NULL OR owner = $1)
 GROUP BY day, owner, model
-UNION ALL
-SELECT
-    day, owner, '', 0::bigint, 0::bigint, 0::bigint, 0::bigint, 0::bigint,
-    container_s, cpu_s, egress_bytes, ingress_bytes
-FROM sandbox_usage
-WHERE day >= to_char(to_timestamp($2) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AND ($1::text IS NULL OR owner = $1)
 ORDER BY day, owner, model;
 
 -- name: append

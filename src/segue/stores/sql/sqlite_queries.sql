@@ -53,27 +53,14 @@ VALUES
     (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at, :tool_calls)
 ON CONFLICT (turn_id) DO NOTHING;
 
--- name: settle_sandboxes
-INSERT INTO sandbox_usage (day, owner, container_s, cpu_s, egress_bytes, ingress_bytes)
-VALUES (:day, :owner, :container_s, :cpu_s, :egress_bytes, :ingress_bytes)
-ON CONFLICT (day, owner) DO UPDATE SET
-    container_s = container_s + excluded.container_s,
-    cpu_s = cpu_s + excluded.cpu_s,
-    egress_bytes = egress_bytes + excluded.egress_bytes,
-    ingress_bytes = ingress_bytes + excluded.ingress_bytes;
-
 -- name: report
--- Days are those of UTC. Containers belong to no model.
+-- Days are those of UTC.
 SELECT
     date(ended_at, 'unixepoch') AS day, owner, model, count(*),
-    sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls), 0.0, 0.0, 0, 0
+    sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls)
 FROM usage
 WHERE ended_at >= :since AND (:owner IS NULL OR owner = :owner)
 GROUP BY day, owner, model
-UNION ALL
-SELECT day, owner, '', 0, 0, 0, 0, 0, container_s, cpu_s, egress_bytes, ingress_bytes
-FROM sandbox_usage
-WHERE day >= date(:since, 'unixepoch') AND (:owner IS NULL OR owner = :owner)
 ORDER BY day, owner, model;
 
 -- name: append
