@@ -99,7 +99,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate soak test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-official-examples test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate soak test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -128,6 +128,9 @@ test-collect: $(DEV_DONE) ## compile all tests once, which else each process of 
 
 test-clients: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) $(MORE_DONE) $(PYTHON_AGENTS)/.done-agents $(AIDER)/.done-aider ## drive the real agents, and write what came of it into docs/clients
 	@$(VENV)/bin/python -m pytest -n auto -p tests.clients.matrix -m "not vllm" tests/clients tests/client/test_run.py $(ARGS)
+
+test-official-examples: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## run OpenAI's own examples of shells, skills and the code interpreter, unchanged, in real sandboxes
+	@$(VENV)/bin/python -m tests.official
 
 test-documents: $(DEV_DONE) $(NPM_DONE) $(AGENTS_DONE) ## play every page of the documents as printed
 	@$(VENV)/bin/python -m pytest -n auto -m "documents or not documents" tests/documents $(ARGS)

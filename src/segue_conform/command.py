@@ -118,14 +118,15 @@ async def report_on(options: argparse.Namespace, cases: Sequence[Case]) -> Repor
         timeout=aiohttp.ClientTimeout(total=None, connect=10)
     ) as session:
         target = Target(session, base, options.model or "", options.key, upstream)
-        if not target.model:
-            target.model = await first_model(target)
+        listed = await first_model(target)
+        target.model = target.model or listed
         began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         results = await run_suite(target, cases, progress(len(cases)))
     return Report(base, target.model, began, installed_version(), results)
 
 
 async def first_model(target: Target) -> str:
+    """The first model that the server lists; raises where it does not answer at all."""
     answer = await target.get("/models")
     rows = answer.body.get("data") if isinstance(answer.body, dict) else None
     return str(rows[0].get("id")) if rows else "default"

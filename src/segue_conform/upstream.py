@@ -1,9 +1,10 @@
 """What stands after the server under test, so that calls and failures can be made to happen?
 
-A chat endpoint without a model. It looks for a script in the last user message that has one (`target.script`). It plays
-the step whose number is the count of answers since then; the last step repeats. Without a script it answers `Hello.`.
-A step may have `text`, `reasoning`, `calls`, `echo` (the answer is what the endpoint was sent, as JSON), `finish`,
-`fail` (an HTTP status), `cut` (the stream breaks), `pause_s` (before the first word), `pieces` (how many deltas).
+A chat endpoint without a model, and an endpoint for responses without state. It looks for a script in the last user
+message that has one (`target.script`), and plays the step whose number is the count of answers since then; the last
+step repeats. Without a script it answers `Hello.`. A step may have `text`, `reasoning`, `calls`, `echo` (the answer is
+what the endpoint was sent, as JSON), `finish`, `fail` (an HTTP status), `cut` (the stream breaks), `pause_s` (before
+the first word), `pieces` (how many deltas), `gap_s` (between them).
 `GET /conform/state` counts requests, for cases that look whether the answer to a client that left was stopped.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
@@ -20,9 +21,16 @@ from aiohttp import web
 
 from segue_conform.case import Json
 from segue_conform.target import MARK
+from segue_conform.upstream_responses import as_chat, events_of, messages_of, response_of
 
 MODEL = "conform"
 DEFAULT: Json = {"text": "Hello."}
+FAILURE: Json = {
+    "message": "The script says so.",
+    "type": "server_error",
+    "param": None,
+    "code": None,
+}
 # No script may hold a server longer.
 PAUSE_S_MAX = 20.0
 
@@ -79,6 +87,8 @@ class Upstream:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self._completions)
+        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_get("/health", self._counts)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/conform/state", self._counts)
         return app
@@ -101,19 +111,26 @@ class Upstream:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = cast(Json, await request.json())
-        step = step_for(body.get("messages", []))
+        return await self._answer(request, body, step_for(body.get("messages", [])), _chat)
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = cast(Json, await request.json())
+        return await self._answer(request, body, step_for(messages_of(body)), _response)
+
+    async def _answer(
+        self, request: web.Request, body: Json, step: Json, chunks_of: Chunks
+    ) -> web.StreamResponse:
         self.state.running += 1
         try:
             await asyncio.sleep(min(float(step.get("pause_s", 0)), PAUSE_S_MAX))
             if "fail" in step:
-                error = {
-                    "message": "The script says so.",
-                    "type": "server_error",
-                    "param": None,
-                    "code": None,
-                }
-                return web.json_response({"error": error}, status=int(step["fail"]))
-            answer = await self._play(request, body, step)
+                return web.json_response({"error": FAILURE}, status=int(step["fail"]))
+            whole, chunks = chunks_of(body, step, next(self.state.numbers))
+            answer = (
+                await self._play(request, step, chunks)
+                if body.get("stream")
+                else web.json_response(whole)
+            )
             self.state.answered += 1
             return answer
         except (asyncio.CancelledError, ConnectionError):
@@ -122,21 +139,15 @@ class Upstream:
         finally:
             self.state.running -= 1
 
-    async def _play(self, request: web.Request, body: Json, step: Json) -> web.StreamResponse:
-        if step.get("echo"):
-            step = {**step, "text": echo(body)}
-        number = next(self.state.numbers)
-        if not body.get("stream"):
-            return web.json_response(whole(step, number))
+    async def _play(
+        self, request: web.Request, step: Json, chunks: list[Json]
+    ) -> web.StreamResponse:
+        """The answer as a stream; one that is to break off does so in its middle."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        chunks = list(
-            deltas(step, number, bool((body.get("stream_options") or {}).get("include_usage")))
-        )
-        if step.get("cut"):
-            chunks = chunks[: max(1, len(chunks) // 2)]
-        for chunk in chunks:
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        for chunk in chunks[: max(1, len(chunks) // 2)] if step.get("cut") else chunks:
+            name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+            await response.write(f"{name}data: {json.dumps(chunk)}\n\n".encode())
             await asyncio.sleep(float(step.get("gap_s", 0)))
         if step.get("cut"):
             assert request.transport is not None
@@ -145,6 +156,22 @@ class Upstream:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+# A request, a step and a number: the whole answer, and the same as a stream.
+Chunks = Callable[[Json, Json, int], tuple[Json, list[Json]]]
+
+
+def _chat(body: Json, step: Json, number: int) -> tuple[Json, list[Json]]:
+    step = {**step, "text": echo(body)} if step.get("echo") else step
+    with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    return whole(step, number), list(deltas(step, number, with_usage))
+
+
+def _response(body: Json, step: Json, number: int) -> tuple[Json, list[Json]]:
+    step = {**step, "text": echo(as_chat(body))} if step.get("echo") else step
+    response = response_of(body, step, number)
+    return response, list(events_of(response))
 
 
 def calls_in(step: Json, number: int) -> list[Json]:

@@ -38,7 +38,7 @@ def test_exit_status_says_what_happened(capsys: pytest.CaptureFixture[str]) -> N
     assert len(capsys.readouterr().out.splitlines()) == len(CASES)
     assert main([]) == 2
     assert main(["--url", "http://127.0.0.1:1", "--only", "no.such"]) == 2
-    assert main(["--url", "http://127.0.0.1:1"]) == 2
+    assert main(["--url", "http://127.0.0.1:1", "--model", "m"]) == 2
     assert "does not answer" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from segue.errors import NotFound, Unavailable
 from segue.files.depot import EXPIRY_S_MIN, ORPHANED_S, Depot, FileLimits
 from segue.files.objects import FolderObjects
 from segue.seams.files import FileQuota, StoredFile
-from segue.stores.memory import MemoryFileRows
+from segue.stores.shelves import FileTable, MemoryTables
 from tests.files.test_form import TYPE, form
 
 LIMITS = FileLimits(1 << 20, FileQuota(10, 1 << 20))
@@ -48,7 +48,7 @@ def files_in(folder: Path) -> list[Path]:
 
 async def test_file_expires_on_time_and_its_bytes_go_with_the_sweep(tmp_path: Path) -> None:
     clock = Clock()
-    depot = Depot(MemoryFileRows(), FolderObjects(tmp_path), LIMITS, clock)
+    depot = Depot(FileTable(MemoryTables()), FolderObjects(tmp_path), LIMITS, clock)
     short = await depot.receive("ada", TYPE, upload(EXPIRY_S_MIN))
     long = await depot.receive("ada", TYPE, upload())
     assert short.expires_at == short.created_at + EXPIRY_S_MIN
@@ -64,7 +64,7 @@ async def test_file_expires_on_time_and_its_bytes_go_with_the_sweep(tmp_path: Pa
 async def test_bytes_without_a_row_go_after_a_while_and_never_those_with_one(
     tmp_path: Path,
 ) -> None:
-    rows, objects = MemoryFileRows(), FolderObjects(tmp_path)
+    rows, objects = FileTable(MemoryTables()), FolderObjects(tmp_path)
     depot = Depot(rows, objects, LIMITS)
     kept = await depot.receive("ada", TYPE, upload())
     for name in ("file-" + "0" * 32, "not-ours.txt"):
@@ -78,7 +78,7 @@ async def test_bytes_without_a_row_go_after_a_while_and_never_those_with_one(
     assert {path.name for path in files_in(tmp_path)} == {kept.id, "not-ours.txt"}
 
 
-class BrokenRows(MemoryFileRows):
+class BrokenRows(FileTable):
     """A store that cannot be reached."""
 
     async def add(self, file: StoredFile, quota: FileQuota) -> bool:
@@ -86,28 +86,26 @@ class BrokenRows(MemoryFileRows):
 
 
 async def test_upload_that_the_store_does_not_take_leaves_no_bytes(tmp_path: Path) -> None:
-    depot = Depot(BrokenRows(), FolderObjects(tmp_path), LIMITS)
+    depot = Depot(BrokenRows(MemoryTables()), FolderObjects(tmp_path), LIMITS)
     with pytest.raises(Unavailable):
         await depot.receive("ada", TYPE, upload())
     assert files_in(tmp_path) == []
 
 
-class SlowRows(MemoryFileRows):
+class SlowRows(FileTable):
     """A store that has written the row, and answers late."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_written, self.may_answer = asyncio.Event(), asyncio.Event()
+    has_written, may_answer = asyncio.Event(), asyncio.Event()
 
     async def add(self, file: StoredFile, quota: FileQuota) -> bool:
-        is_kept = await super().add(file, quota)
+        is_kept = await FileTable.add(self, file, quota)
         self.has_written.set()
         await self.may_answer.wait()
         return is_kept
 
 
 async def test_row_has_its_bytes_when_the_client_leaves_in_the_last_moment(tmp_path: Path) -> None:
-    rows = SlowRows()
+    rows = SlowRows(MemoryTables())
     depot = Depot(rows, FolderObjects(tmp_path), LIMITS)
     receiving = asyncio.create_task(depot.receive("ada", TYPE, upload()))
     await rows.has_written.wait()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zipfile
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from segue_embedded.unrolled import UNROLLED_MAX, unrolled
 
+from segue.bundles.bundle import inline_bundle
 from segue.errors import ApiError
 from segue.files.form import FileForm
 from segue.guards.rules import Rules, RulesGuard
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
-from segue.sandbox.skills import unpack
+from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import open_page, read_page
@@ -182,7 +182,7 @@ def skill(make: Callable[[int], dict[str, str]]) -> Callable[[int], str]:
 
 def unpack_skill(data: str) -> None:
     try:
-        unpack("poet", "Writes.", data, "tools")
+        inline_bundle("poet", "Writes.", b64decode(data), "tools")
     except ApiError:
         return
 
@@ -232,8 +232,9 @@ def long_lists(size: int) -> bytes:
 
 def check_lists(schema: bytes) -> None:
     """What the grammar library would write out is known, and refused where it is too much."""
-    wanted = json.loads(schema)["minItems"]
-    assert wanted <= UNROLLED_MAX or unrolled(schema) > UNROLLED_MAX, (
+    value = json.loads(schema)
+    wanted = value["minItems"]
+    assert wanted <= UNROLLED_MAX or unrolled(value) > UNROLLED_MAX, (
         f"{wanted} items are written out"
     )
 

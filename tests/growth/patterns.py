@@ -1,8 +1,8 @@
 """Does any regular expression of the product grow faster than its input?
 
-Every compiled pattern at the top level of a module is found by itself, and tried on strings that are made of its own
-literal characters: one or two short pieces, many times, with an end that does not fit. How a pattern is used is read
-from the table; the most is asked of the others: `finditer` over the whole string.
+Every compiled pattern at the top level of a module, or in a table there, is found by itself. It is tried on strings of
+its own literal characters: one or two short pieces, many times, with an end that does not fit. How a pattern is used is
+read from the table; the most is asked of the others: `finditer` over the whole string.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PACKAGES = (segue, segue_cli, segue_dashboard, segue_embedded)
 # These are only ever used by `match` or `fullmatch`.
 ANCHORED = {
     "segue.ids._OF_TURN",
-    "segue.readers.call_json.OPENING",
+    "segue.readers.call_json.OPENINGS.code",
+    "segue.readers.call_json.OPENINGS.input",
     "segue.wire.codec.STREAM_ID",
 }
 # These read what the operator has written, or the files of a model.
@@ -51,8 +52,16 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any]]]:
             except ImportError:
                 continue  # An optional library is not here.
             for name, value in vars(module).items():
-                if isinstance(value, re.Pattern) and f"\n{name} = " in inspect.getsource(module):
-                    yield f"{info.name}.{name}", value
+                rows = (
+                    {f".{key}": one for key, one in value.items()}
+                    if isinstance(value, dict)
+                    else {"": value}
+                )
+                for key, pattern in rows.items():
+                    if isinstance(pattern, re.Pattern) and f"\n{name} = " in inspect.getsource(
+                        module
+                    ):
+                        yield f"{info.name}.{name}{key}", pattern
 
 
 def pieces(pattern: re.Pattern[Any]) -> list[str]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from segue_embedded.unrolled import _Unrolled
-
 import segue.border.believed
 import segue.engines.client
 import segue.readers.call_tags
@@ -22,6 +20,7 @@ import segue.readers.plain_names
 import segue.schemas.json_schema
 from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
+from segue.schemas.followed import _Unrolled
 from segue.schemas.json_schema import UNIONS, JsonSchema, listed
 from segue.seams.model import Finish, JobStarted
 

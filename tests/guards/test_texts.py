@@ -18,7 +18,7 @@ from segue.dialects.messages import MessagesDialect
 from segue.engines.chat import ChatEngine
 from segue.engines.upstream import Upstream
 from segue.errors import ApiError
-from segue.guards.texts import texts_of, texts_of_head
+from segue.guards.texts import URLS, texts_of, texts_of_head
 from segue.mcp.definitions import listed_offers
 from segue.seams.model import Job, Sampling, Scene
 from segue.seams.prompt import Head, Messages
@@ -287,3 +287,34 @@ def test_guards_see_whatever_the_model_reads_of_a_remote_servers_tools(family: s
                     told += 1
                     assert any(meant(bird) in seen for seen in texts_of([listed])), value
     assert told > 5
+
+
+# --- nothing else ---------------------------------------------------------------------------------
+
+
+def is_read(family: str, hidden: Item, bird: str) -> bool:
+    try:
+        text = writer(family)(scene_of(in_company(hidden)))
+    except ApiError:
+        return False
+    return any(form in text for form in forms(bird))
+
+
+# The model knows these from elsewhere (the tools of a remote server, a call that was approved), or they are fetched.
+ELSEWHERE = {"mcp_list_tools", "mcp_approval_response", "mcp_approval_request", "additional_tools"}
+
+
+def test_what_no_model_reads_is_no_reason_to_block() -> None:
+    """A word in a place of an item that no family writes is not shown to guards."""
+    unread = 0
+    for bird, hidden in hidden_items():
+        kind = json.loads(bytes(hidden.raw)).get("type")
+        seen = any(meant(bird) in text for text in texts_of([hidden]))
+        if kind in ELSEWHERE or not seen:
+            unread += not seen
+            continue
+        raw = bytes(hidden.raw).decode()
+        is_url = any(f'"{name}": {json.dumps(bird)}' in raw for name in URLS)
+        is_told = is_url or any(is_read(family, hidden, bird) for family in ("chat", *MAKERS))
+        assert is_told, hidden.raw
+    assert unread > 100

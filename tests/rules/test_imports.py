@@ -67,9 +67,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": INNER,
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
+    "bundles": INNER,
     "egress": GROUND | {"seams", "wire", "documents", "web"},
     "isolation": {"errors"},
-    "sandbox": INNER | {"egress", "isolation"},
+    "sandbox": INNER | {"bundles", "egress", "isolation"},
     "interpreter": INNER | {"sandbox"},
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
@@ -77,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
     "files": INNER | {"listener"},
     "containers": INNER | {"listener", "files", "sandbox", "egress", "isolation"},
+    "skills": INNER | {"listener", "files", "bundles"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
     "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
@@ -88,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"containers", "egress", "isolation", "sandbox", "interpreter"}
+    | {"containers", "egress", "isolation", "sandbox", "skills", "interpreter"}
     | {
         "guards",
         "listener",

@@ -11,7 +11,7 @@ import pytest
 from tests.clients.outside import run_python
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.scenarios.test_shell import DONE, FLAGS, run
-from tests.scenarios.test_tools import scripted
+from tests.scenarios.test_tools import calling, scripted
 from tests.support import fetch, served_process
 
 __all__ = ["sandboxes_can_be_made"]
@@ -39,6 +39,20 @@ def test_official_python_clients_use_a_container(workers: int, tmp_path: Path) -
     assert "response.shell_call_output_content.delta" in sdk["events"]
     assert agents["first"] == agents["second"] == agents["streamed"] == DONE["text"]
     assert agents["calls"] == ["shell_call", "shell_call_output", "message"]
+
+
+def test_official_python_clients_run_code(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    code = "open('x.csv', 'w').write('a,b')\n6 * 7"
+    script.write_text(json.dumps({"turns": [calling("python", code=code), DONE]}))
+    flags = ["--engine", "scripted", "--script", str(script), "--environment", "bwrap"]
+    with served_process(*flags, "--store", "memory", cwd=tmp_path) as served:
+        found = run_python("python_code.py", served, "scripted")
+    sdk, agents = found["sdk"], found["agents"]
+    assert sdk["types"] == ["code_interpreter_call", "message"]
+    assert (sdk["logs"], sdk["content"], sdk["again"]) == (["42"], "a,b", [True, "completed"])
+    assert "response.code_interpreter_call_code.delta" in sdk["events"]
+    assert agents == {"final": [DONE["text"]] * 2, "codes": [code]}
 
 
 async def test_lists_have_pages_and_bad_requests_are_refused(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
+from tests.bundles.bad import packed
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
-from tests.sandbox.test_skills import packed
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, until, wire
@@ -367,7 +367,7 @@ async def test_model_hears_of_a_skill_once_and_finds_it_in_the_container(tmp_pat
 @pytest.mark.parametrize(
     "skill, status, code",
     [
-        ({"type": "skill_reference", "skill_id": "skill_x"}, 400, "skill_not_found"),
+        ({"type": "skill_reference", "skill_id": "skill_x"}, 404, "skill_not_found"),
         ({**inline(), "source": {"type": "base64", "data": "????"}}, 400, "invalid_skill"),
         ({**inline(), "source": {"type": "url", "data": ""}}, 400, "invalid_value"),
         ({**inline(), "name": "../up"}, 400, "invalid_skill"),

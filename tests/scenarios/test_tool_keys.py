@@ -16,11 +16,11 @@ from tests.support import MODEL, WEATHER, Served, fetch, wire
 Body = dict[str, Any]
 
 
-async def key_for(served: Served, *scopes: str) -> dict[str, str]:
-    """The headers of a key of the same owner that is good for these, beside the API."""
+async def key_for(served: Served, *scopes: str, owner: str = "ada") -> dict[str, str]:
+    """The headers of a key of an owner that is good for these, beside the API."""
     app = served.app
     _, secret = await issue_key(
-        app.state.store.keys, app.state.hashes, "k", "ada", ("responses", "models", *scopes)
+        app.state.store.keys, app.state.hashes, "k", owner, ("responses", "models", *scopes)
     )
     return {"Authorization": f"Bearer {secret}"}
 

@@ -6,11 +6,10 @@ Everything else of this room is loaded by the first request for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from segue.errors import NotFound
-from segue.listener.api import Api, Route
+from segue.listener.api import Api, Route, late
 from segue.listener.auth import bearer_key
 from segue.listener.exchange import Exchange, ReadHeader, plain_error
 from segue.listener.services import Services
@@ -22,34 +21,24 @@ SCOPE = "responses"
 PATH = "/v1/chat/completions"
 
 
-class LateChat:
-    """The handlers of the API, loaded by the first request."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    @cached_property
-    def _loaded(self) -> ChatRoutes:
-        from segue.completions.routes import ChatRoutes
-
-        return ChatRoutes(self._services)
-
-    async def create(self, exchange: Exchange) -> None:
-        await self._loaded.create(exchange)
-
-    async def find(self, exchange: Exchange) -> None:
-        """There is nothing to list or to find."""
-        message = "Chat completions are not stored by this server, also where 'store' is true."
-        raise NotFound(f"{message} Stored responses are at /v1/responses/{{id}}.")
+async def find(exchange: Exchange) -> None:
+    """There is nothing to list or to find."""
+    message = "Chat completions are not stored by this server, also where 'store' is true."
+    raise NotFound(f"{message} Stored responses are at /v1/responses/{{id}}.")
 
 
 def routes(services: Services) -> Sequence[Route]:
     """All routes of the API."""
-    late = LateChat(services)
+
+    def handlers() -> ChatRoutes:
+        from segue.completions.routes import ChatRoutes
+
+        return ChatRoutes(services)
+
     return (
-        Route("POST", PATH, late.create, SCOPE, is_turn=True),
-        Route("GET", PATH, late.find, SCOPE),
-        Route("GET", PATH + "/{id}", late.find, SCOPE),
+        Route("POST", PATH, late(handlers)("create"), SCOPE, is_turn=True),
+        Route("GET", PATH, find, SCOPE),
+        Route("GET", PATH + "/{id}", find, SCOPE),
     )
 
 

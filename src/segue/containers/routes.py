@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import msgspec
 from msgspec import Raw, Struct
 
+from segue.aio import off_loop
 from segue.egress.domains import asked_domains
 from segue.errors import InvalidRequest, NotFound
 from segue.files.form import FileForm
+from segue.files.pages import DeletedObject, answer_file, answer_page
 from segue.isolation.limits import HeldBy
-from segue.listener.exchange import Exchange, listening, text_header
+from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.sandbox.citations import DATA, file_id
 from segue.sandbox.client import KeeperClient, WritePiece
@@ -26,8 +25,10 @@ from segue.sandbox.messages import (
     ContainerSpec,
     FileEntry,
 )
-from segue.sandbox.tool import FILES_MAX, Preparation, ReadUpload
+from segue.sandbox.skills import Supplies, check_skills
+from segue.sandbox.tool import FILES_MAX, Preparation
 from segue.wire.codec import decode_body
+from segue.wire.tools import Skill
 
 PAGE_USUAL, PAGE_MAX = 20, 100
 BODY_BYTES_MAX = 1024 * 1024
@@ -59,7 +60,7 @@ class NewContainer(Struct, frozen=True):
     file_ids: list[str] | None = None
     memory_limit: str | None = None
     network_policy: Raw = Raw(b"null")
-    skills: list[Raw] | None = None
+    skills: list[Skill] | None = None
 
 
 class NewContainerFile(Struct, frozen=True):
@@ -110,33 +111,21 @@ class ContainerFileObject(Struct, frozen=True, kw_only=True):
     source: Literal["user", "assistant"]
 
 
-class DeletedContainer(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str
-    deleted: bool = True
-
-
-class _Named(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-N = TypeVar("N", bound=_Named)
-
-
 class ContainerRoutes:
     """The handlers of `/v1/containers`."""
 
-    def __init__(self, services: Services, client: KeeperClient, read_upload: ReadUpload) -> None:
+    def __init__(self, services: Services, client: KeeperClient, supplies: Supplies) -> None:
         self._services = services
         self._client = client
-        self._preparation = Preparation(client, read_upload)
+        self._preparation = Preparation(client, supplies)
 
     # --- containers ---
 
     async def create(self, exchange: Exchange) -> None:
         """Make a container."""
-        asked = decode_body(_container, await exchange.text(BODY_BYTES_MAX))
+        # A skill may be inside.
+        body = await exchange.text(self._services.limits.body_bytes_max)
+        asked = await off_loop(len(body) > BODY_BYTES_MAX, decode_body, _container, body)
         memory = asked.memory_limit or "1g"
         idle = asked.expires_after
         if not 1 <= len(asked.name) <= NAME_CHARS_MAX:
@@ -147,9 +136,7 @@ class ContainerRoutes:
         if idle is not None and not 1 <= idle.minutes <= MINUTES_MAX:
             message = f"'expires_after.minutes' must be from 1 to {MINUTES_MAX}."
             raise InvalidRequest(message, param="expires_after")
-        if asked.skills:
-            message = "This server has no skills for containers."
-            raise InvalidRequest(message, code="invalid_value", param="skills")
+        check_skills(asked.skills or (), "skills", exchange.account.scopes)
         if len(asked.file_ids or ()) > FILES_MAX:
             raise InvalidRequest(f"At most {FILES_MAX} files.", param="file_ids")
         domains = asked_domains(
@@ -164,14 +151,17 @@ class ContainerRoutes:
             idle_s=None if idle is None else idle.minutes * 60.0,
             domains=domains,
         )
-        made = await self._preparation.make(exchange.owner, spec, asked.file_ids or (), ())
+        preparation = self._preparation
+        skills = await preparation.rack.find(exchange.owner, asked.skills or (), "skills")
+        made, _ = await preparation.make(exchange.owner, spec, asked.file_ids or (), skills)
         await exchange.answer(200, msgspec.json.encode(as_object(made)))
 
     async def list(self, exchange: Exchange) -> None:
         """A page of the caller's containers."""
         found = [as_object(each) for each in await self._client.list_all(exchange.owner)]
         name = exchange.query.get("name")
-        await _answer_page(exchange, [each for each in found if name in (None, each.name)])
+        shown = [each for each in found if name in (None, each.name)]
+        await answer_page(exchange, shown, PAGE_USUAL, PAGE_MAX)
 
     async def retrieve(self, exchange: Exchange) -> None:
         """What is known of a container; asking for it keeps it alive."""
@@ -182,7 +172,7 @@ class ContainerRoutes:
         """Delete a container; its processes and files are gone when this is answered."""
         name = exchange.arguments["id"]
         await self._client.delete(exchange.owner, name)
-        answer = DeletedContainer(id=name, object="container.deleted")
+        answer = DeletedObject(id=name, object="container.deleted")
         await exchange.answer(200, msgspec.json.encode(answer))
 
     # --- files ---
@@ -221,7 +211,8 @@ class ContainerRoutes:
         """A page of the files of a container."""
         name = exchange.arguments["id"]
         found = await self._client.list_files(exchange.owner, name)
-        await _answer_page(exchange, [as_file(name, entry) for entry in found])
+        shown = [as_file(name, entry) for entry in found]
+        await answer_page(exchange, shown, PAGE_USUAL, PAGE_MAX)
 
     async def retrieve_file(self, exchange: Exchange) -> None:
         """What is known of a file."""
@@ -233,28 +224,15 @@ class ContainerRoutes:
         """Delete a file."""
         entry = await self._find_file(exchange, exchange.arguments["file_id"])
         await self._client.delete_file(exchange.owner, exchange.arguments["id"], entry.path)
-        answer = DeletedContainer(id=exchange.arguments["file_id"], object="container.file.deleted")
+        answer = DeletedObject(id=exchange.arguments["file_id"], object="container.file.deleted")
         await exchange.answer(200, msgspec.json.encode(answer))
 
     async def content(self, exchange: Exchange) -> None:
         """The bytes of a file, at the pace of the client. A file may change while it is read: it has no length."""
         entry = await self._find_file(exchange, exchange.arguments["file_id"])
-        name = entry.path.rpartition("/")[2].replace('"', "_").replace("\\", "_")
-        headers = (
-            (b"content-type", b"application/octet-stream"),
-            text_header(b"content-disposition", f'attachment; filename="{name}"'),
-            (b"x-content-type-options", b"nosniff"),
-        )
         owner, container = exchange.owner, exchange.arguments["id"]
-        async with listening(exchange):
-            async for data in self._client.read_file(owner, container, entry.path):
-                if not exchange.has_started:
-                    await exchange.start(200, headers)
-                async with asyncio.timeout(self._services.limits.write_s_max):
-                    await exchange.write(data, is_last=False)
-            if not exchange.has_started:
-                await exchange.start(200, headers)
-            await exchange.write(b"", is_last=True)
+        parts = self._client.read_file(owner, container, entry.path)
+        await answer_file(exchange, self._services, entry.path.rpartition("/")[2], parts)
 
     async def _find_file(self, exchange: Exchange, wanted: str) -> FileEntry:
         container = exchange.arguments["id"]
@@ -292,28 +270,3 @@ def as_file(container_id: str, entry: FileEntry) -> ContainerFileObject:
         path=f"{DATA}/{entry.path}",
         source="user" if entry.is_uploaded else "assistant",
     )
-
-
-async def _answer_page(exchange: Exchange, found: Sequence[N]) -> None:
-    """A page of a list, the newest first as it comes."""
-    query = exchange.query
-    limit, order = query.get("limit", str(PAGE_USUAL)), query.get("order", "desc")
-    if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= PAGE_MAX:
-        raise InvalidRequest(f"'limit' must be from 1 to {PAGE_MAX}.", param="limit")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    rows = [*found] if order == "desc" else [*reversed(found)]
-    if (after := query.get("after")) is not None:
-        places = [place for place, row in enumerate(rows) if row.id == after]
-        if not places:
-            raise InvalidRequest(f"Nothing with id '{after[:128]}' found.", param="after")
-        rows = rows[places[0] + 1 :]
-    page = rows[: int(limit)]
-    answer = {
-        "object": "list",
-        "data": page,
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": len(rows) > len(page),
-    }
-    await exchange.answer(200, msgspec.json.encode(answer))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from segue.listener.api import Api, Route
+from segue.listener.api import Api, Route, late
 from segue.listener.auth import bearer_key
-from segue.listener.exchange import Exchange, plain_error
+from segue.listener.exchange import plain_error
 from segue.listener.services import Services
 
 if TYPE_CHECKING:
@@ -23,25 +22,19 @@ def files_api(load: Callable[[], Depot]) -> Api:
     """The API over this depot; `load` raises an error where the operator has given it no place."""
 
     def routes(services: Services) -> Sequence[Route]:
-        @cache
         def handlers() -> FileRoutes:
             from segue.files.routes import FileRoutes
 
             return FileRoutes(services, load)
 
-        def late(name: str) -> Callable[[Exchange], Awaitable[None]]:
-            async def call(exchange: Exchange) -> None:
-                await getattr(handlers(), name)(exchange)
-
-            return call
-
+        to = late(handlers)
         file = "/v1/files/{id}"
         return (
-            Route("POST", "/v1/files", late("upload"), SCOPE),
-            Route("GET", "/v1/files", late("list"), SCOPE),
-            Route("GET", file, late("retrieve"), SCOPE),
-            Route("DELETE", file, late("delete"), SCOPE),
-            Route("GET", file + "/content", late("content"), SCOPE),
+            Route("POST", "/v1/files", to("upload"), SCOPE),
+            Route("GET", "/v1/files", to("list"), SCOPE),
+            Route("GET", file, to("retrieve"), SCOPE),
+            Route("DELETE", file, to("delete"), SCOPE),
+            Route("GET", file + "/content", to("content"), SCOPE),
         )
 
     return Api(

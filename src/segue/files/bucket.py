@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
 import obstore
@@ -40,7 +40,7 @@ class BucketObjects:
     async def begin(self, file_id: str) -> ObjectUpload:
         return _BucketUpload(self._store, file_id)
 
-    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+    async def read(self, file_id: str) -> AsyncGenerator[bytes, None]:
         with _border():
             found = await obstore.get_async(self._store, file_id)
             async for part in found.stream(min_chunk_size=PART_BYTES):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from secrets import token_hex
 
 from msgspec import Struct
@@ -61,7 +61,7 @@ class Depot:
         """Keep the file of a form. Nothing of it stays if the form is refused, or its client leaves before its end."""
         form = FileForm(content_type)
         file_id = f"file-{token_hex(16)}"
-        writer = _Buffered(await self._objects.begin(file_id), self._limits.file_bytes_max)
+        writer = BufferedUpload(await self._objects.begin(file_id), self._limits.file_bytes_max)
         try:
             await form.read(body, writer.write)
             purpose, lifetime_s = _purpose(form.fields), _lifetime_s(form.fields)
@@ -83,11 +83,11 @@ class Depot:
         # From here on it is kept or refused, whether its client is still there or not: a row has its bytes.
         return await asyncio.shield(self._keep(file, writer))
 
-    async def _keep(self, file: StoredFile, writer: _Buffered) -> StoredFile:
+    async def _keep(self, file: StoredFile, writer: BufferedUpload) -> StoredFile:
         try:
             await writer.finish()
             if not await self._rows.add(file, self._limits.quota):
-                raise _over_quota(self._limits.quota)
+                raise over_quota(self._limits.quota)
         except BaseException:
             await writer.abort()
             await self._objects.delete(file.id)
@@ -107,7 +107,7 @@ class Depot:
         """The files of this owner, the newest first."""
         return [*await self._rows.newest(owner, purpose, int(self._clock()))]
 
-    def read(self, file: StoredFile) -> AsyncIterator[bytes]:
+    def read(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """The bytes of a file, part by part."""
         return self._objects.read(file.id)
 
@@ -147,7 +147,7 @@ class Depot:
         await self._objects.delete(file_id)
 
 
-class _Buffered:
+class BufferedUpload:
     """Writes a file in large parts, up to its largest size."""
 
     def __init__(self, upload: ObjectUpload, bytes_max: int) -> None:
@@ -209,7 +209,7 @@ def file_not_found(file_id: str) -> NotFound:
     return NotFound(message, code="file_not_found", param="id")
 
 
-def _over_quota(quota: FileQuota) -> Refused:
+def over_quota(quota: FileQuota) -> Refused:
     message = (
         f"The files of this owner would be too many: at most {quota.files_max:,} files with "
         f"{quota.bytes_max:,} bytes together. Delete some first."

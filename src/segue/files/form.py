@@ -1,13 +1,14 @@
-"""What is in a form that a client uploads? Its fields as texts; its file goes on as it arrives.
+"""What is in a form that a client uploads? Its fields as texts; its files go on as they arrive.
 
-In: the parts of a `multipart/form-data` body, cut anywhere. Out: texts, and the bytes of the one file in pieces, so
+In: the parts of a `multipart/form-data` body, cut anywhere. Out: texts, and the bytes of the files in pieces, so
 that no file is in memory as a whole. The library reads the form; here are its limits, and what a field is.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from msgspec import Struct
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -23,10 +24,21 @@ NAME_CHARS_MAX = 255
 WriteFile = Callable[[bytes], Awaitable[None]]
 
 
-class FileForm:
-    """One form with one file."""
+class _Begins(Struct, frozen=True):
+    """Here a file begins, with a name as it was sent."""
 
-    def __init__(self, content_type: str, file_field: str = "file") -> None:
+    name: bytes
+
+
+class FileForm:
+    """One form with one file; or with several, each of which is announced with its name before its bytes."""
+
+    def __init__(
+        self,
+        content_type: str,
+        file_fields: Sequence[str] = ("file",),
+        announce: WriteFile | None = None,
+    ) -> None:
         kind, options = parse_options_header(content_type)
         is_bounded = 0 < len(options.get(b"boundary", b"")) <= BOUNDARY_BYTES_MAX
         if kind != b"multipart/form-data" or not is_bounded:
@@ -34,8 +46,9 @@ class FileForm:
         self.fields: dict[str, str] = {}
         # The name of the file; None until it has begun.
         self.filename: str | None = None
-        self._file_field = file_field
-        self._file_parts: list[bytes] = []
+        self._file_fields = file_fields
+        self._announce = announce
+        self._file_parts: list[bytes | _Begins] = []
         self._is_whole = False
         self._headers: dict[bytes, bytes] = {}
         self._header = [b"", b""]
@@ -65,12 +78,15 @@ class FileForm:
                 raise InvalidRequest(f"The form cannot be read: {error}.") from None
             parts, self._file_parts = self._file_parts, []
             for data in parts:
-                await write(data)
+                if isinstance(data, bytes):
+                    await write(data)
+                elif self._announce is not None:
+                    await self._announce(data.name)
         if not self._is_whole:
             raise InvalidRequest("The form ends before its last boundary.")
         if self.filename is None:
-            message = f"Missing required parameter: '{self._file_field}'."
-            raise InvalidRequest(message, param=self._file_field)
+            field = self._file_fields[0]
+            raise InvalidRequest(f"Missing required parameter: '{field}'.", param=field)
 
     # --- what the parser finds ---
 
@@ -90,13 +106,15 @@ class FileForm:
         disposition = self._headers.get(b"content-disposition", b"").decode("latin-1")
         options = parse_options_header(disposition)[1]
         name = _text(options.get(b"name", b""))
-        if name != self._file_field:
+        if name not in self._file_fields:
             self._field, self._text = name, b""
             return
-        if self.filename is not None:
-            raise InvalidRequest("Send one file at a time.", param=self._file_field)
+        if self.filename is not None and self._announce is None:
+            raise InvalidRequest("Send one file at a time.", param=name)
         self._field = None
-        self.filename = clean_name(_text(options.get(b"filename", b"")))
+        sent = options.get(b"filename", b"")
+        self.filename = clean_name(_text(sent))
+        self._file_parts.append(_Begins(sent))
 
     def _add(self, data: bytes) -> None:
         if self._field is None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -49,7 +49,7 @@ class Objects(Protocol):
     async def begin(self, file_id: str) -> ObjectUpload:
         """Begin to write a file under an id that is new."""
 
-    def read(self, file_id: str) -> AsyncIterator[bytes]:
+    def read(self, file_id: str) -> AsyncGenerator[bytes, None]:
         """The bytes of a file, part by part."""
 
     async def delete(self, file_id: str) -> None:
@@ -81,7 +81,7 @@ class FolderObjects:
         path = folder_path(self._folder, file_id)
         return await _in_thread(_FolderUpload, self._uploads / file_id, path)
 
-    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+    async def read(self, file_id: str) -> AsyncGenerator[bytes, None]:
         source = await _in_thread(FileIO, folder_path(self._folder, file_id))
         try:
             while part := await _in_thread(source.read, PART_BYTES):
@@ -108,7 +108,7 @@ class FolderObjects:
                         yield path.name
 
     def _tidy(self) -> None:
-        for path in self._uploads.glob("file-*"):
+        for path in self._uploads.iterdir():
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - ABANDONED_S:
                     _remove(path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from segue.accounts.account import Account
+from segue.aio import off_loop
 from segue.errors import ApiError
 from segue.listener.access_line import AccessLine
 from segue.listener.exchange import ErrorAnswer, Exchange, ReadHeader
@@ -19,6 +20,8 @@ from segue.listener.reconnect import LostCaches
 from segue.listener.services import Services
 from segue.listener.socket import SocketListener
 from segue.seams.history import Owner
+
+Handle = Callable[[Exchange], Awaitable[None]]
 
 # A part of a path in braces: its name, and its pattern if it has one.
 PARAMETER = re.compile(r"\{(\w+)(?::([^}]*))?\}")
@@ -31,7 +34,7 @@ class Route:
     verb: str
     # As people write it: "/v1/responses/{id}". A part in braces matches up to the next slash; "{id:.+}" has a pattern.
     path: str
-    call: Callable[[Exchange], Awaitable[None]]
+    call: Handle
     scope: str | None
     # Whether its handler counts it as a request for a turn.
     is_turn: bool = False
@@ -49,6 +52,22 @@ class Route:
     def spellings(self) -> list[str]:
         """All paths that lead here."""
         return [self.path] if self.api is None else self.api.spellings(self.path)
+
+
+def late(load: Callable[[], object]) -> Callable[[str], Handle]:
+    """The handlers of what `load` makes, by name. It is made by the first request, and beside the event loop: to
+    import a room takes a while, and most servers need few of them."""
+    loaded: list[object] = []
+
+    def handler(name: str) -> Handle:
+        async def call(exchange: Exchange) -> None:
+            if not loaded:
+                loaded.append(await off_loop(True, load))
+            await getattr(loaded[0], name)(exchange)
+
+        return call
+
+    return handler
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ RAW: dict[str, Schema] = {
     "ShellOutputDelta.delta": OBJECT,
     "ShellEnvironment.network_policy": OBJECT,
     "Skill.source": OBJECT,
+    "Skill.version": {"type": ["string", "integer", "null"]},
     "ShellOutputDone.output": OBJECTS,
     "McpListTools.tools": OBJECTS,
     "variables": _or_null(OBJECT),

@@ -31,6 +31,7 @@ from segue.errors import (
 )
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.sandbox.messages import (
+    AddSkill,
     CommandEnd,
     Container,
     ContainerSpec,
@@ -51,6 +52,7 @@ from segue.sandbox.messages import (
     Printed,
     ReadContainerFile,
     RunCommand,
+    SkillEntry,
     TakeUsage,
     WriteContainerFile,
 )
@@ -206,6 +208,9 @@ class KeeperClient:
     async def delete_file(self, owner: str, container_id: str, path: str) -> None:
         await self._ask(DeleteContainerFile(owner, container_id, path))
 
+    async def add_skill(self, owner: str, container_id: str, skill: SkillEntry) -> None:
+        await self._ask(AddSkill(owner, container_id, skill))
+
     async def run(self, request: RunCommand) -> AsyncGenerator[Printed | CommandEnd, None]:
         """What a command prints, and last how it has ended. Closing this stops the command."""
         async with aclosing(self._replies(request)) as replies:
@@ -224,11 +229,9 @@ class KeeperClient:
                 if isinstance(reply, FilePiece):
                     yield reply.data
 
-    async def write_file(
-        self, owner: str, container_id: str, path: str, data: bytes, *, is_skill: bool = False
-    ) -> None:
+    async def write_file(self, owner: str, container_id: str, path: str, data: bytes) -> None:
         """Put a file there."""
-        async with self.writing(owner, container_id, path, is_skill=is_skill) as write:
+        async with self.writing(owner, container_id, path) as write:
             await write(data)
 
     @asynccontextmanager

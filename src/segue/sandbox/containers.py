@@ -45,6 +45,7 @@ from segue.sandbox.messages import (
     OwnerUsage,
     Printed,
     RunCommand,
+    SkillEntry,
 )
 from segue.sandbox.output import Excerpt
 
@@ -303,8 +304,8 @@ class Held:
     starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
-    # Folders of skills.
-    skills: set[str] = field(default_factory=set)
+    # By their folders.
+    skills: dict[str, SkillEntry] = field(default_factory=dict)
     ended_at: float | None = None
     reason: str = ""
     # What of its use was taken already.
@@ -528,7 +529,7 @@ class Containers:
             domains=held.spec.domains,
             sent_bytes=0 if door is None else door.sent_bytes,
             received_bytes=0 if door is None else door.received_bytes,
-            skills=sorted(held.skills),
+            skills=list(held.skills.values()),
         )
 
     # --- ending ---

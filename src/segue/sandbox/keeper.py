@@ -43,6 +43,7 @@ from segue.sandbox.containers import (
     run_command,
 )
 from segue.sandbox.messages import (
+    AddSkill,
     ContainerSpec,
     DeleteContainer,
     DeleteContainerFile,
@@ -118,6 +119,7 @@ class Keeper:
         | ListContainers
         | DeleteContainer
         | ListContainerFiles
+        | AddSkill
         | DeleteContainerFile,
     ) -> KeeperAnswer:
         containers = self._containers
@@ -141,6 +143,10 @@ class Keeper:
             case ListContainerFiles(owner=owner, container_id=name):
                 held, place = await containers.place(owner, name)
                 return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
+            case AddSkill(owner=owner, container_id=name, skill=skill):
+                held, _ = await containers.place(owner, name)
+                held.skills[skill.folder] = skill
+                return KeeperAnswer()
             case DeleteContainerFile(owner=owner, container_id=name, path=path):
                 _, place = await containers.place(owner, name)
                 with _file_errors(path), _open_folder(place.sandbox.data) as folder:
@@ -209,9 +215,7 @@ class Keeper:
                         )
                     )
                 await asyncio.to_thread(_write, fd, data)
-        if request.is_skill:
-            held.skills.add(request.path.split("/")[1])
-        else:
+        if not request.is_skill:
             held.uploaded.add(request.path)
 
 

@@ -61,6 +61,15 @@ class ContainerSpec(Struct, frozen=True):
     domains: tuple[str, ...] = ()
 
 
+class SkillEntry(Struct, frozen=True):
+    """A skill of a container: its folder, what it is for, and where its instructions are."""
+
+    folder: str
+    name: str
+    description: str
+    path: str
+
+
 class MakeContainer(Struct, frozen=True, tag=True):
     """Make a container with this id; it is there at once, and its sandbox soon."""
 
@@ -117,6 +126,14 @@ class WriteContainerFile(Struct, frozen=True, tag=True):
     is_skill: bool = False
 
 
+class AddSkill(Struct, frozen=True, tag=True):
+    """All files of a skill are written: from now on the container has it."""
+
+    owner: str
+    container_id: str
+    skill: SkillEntry
+
+
 class DeleteContainerFile(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
@@ -137,6 +154,7 @@ KeeperRequest = (
     | ListContainerFiles
     | ReadContainerFile
     | WriteContainerFile
+    | AddSkill
     | DeleteContainerFile
 )
 
@@ -161,8 +179,7 @@ class Container(Struct, frozen=True):
     received_bytes: int = 0
     # What it holds in memory now, where it runs.
     memory_bytes: int = 0
-    # The folders of the skills that it has.
-    skills: list[str] = []
+    skills: list[SkillEntry] = []
 
 
 class OwnerUsage(Struct, frozen=True):

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import (
-    Awaitable,
+    AsyncGenerator,
     Callable,
     Container,
     Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -38,10 +38,11 @@ from segue.sandbox.messages import (
     ContainerSpec,
     Printed,
     RunCommand,
+    SkillEntry,
 )
 from segue.sandbox.messages import Container as About
 from segue.sandbox.output import chars_of
-from segue.sandbox.skills import SKILLS_MAX, Bundle, folder_of, note, unpack
+from segue.sandbox.skills import SkillRack, Supplies, WantedSkill, check_skills, note
 from segue.seams.history import Owner
 from segue.seams.tools import (
     AnyHostedKind,
@@ -55,13 +56,12 @@ from segue.seams.tools import (
     TurnAhead,
 )
 from segue.wire.calls import shell_action
-from segue.wire.codec import as_item, encode, user_message
+from segue.wire.codec import as_item, encode
 from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
     CodeInterpreterCall,
-    Item,
     ItemValue,
     ShellCall,
     ShellCallOutput,
@@ -75,13 +75,11 @@ from segue.wire.tools import (
     Offer,
     ShellEnvironment,
     ShellTool,
-    Skill,
     ToolDefinition,
     Tools,
 )
 
 NAME = SCOPE = "shell"
-SKILLS_SCOPE = "skills"
 ABOUT = (
     "Runs commands in a shell of a container of its own (Linux, {network}, no sudo, no terminal). Each command is run "
     "in a new shell in /mnt/data: variables and `cd` do not last, files and background processes do. Files for the "
@@ -94,23 +92,15 @@ SOME_NETWORK = "network only for HTTP and HTTPS to allowed domains, by the proxy
 COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
 CITED_MAX = 1_000
-FILES_MAX, FILE_BYTES_MAX = 32, 512 * 1024 * 1024
-# Notes of turns that were prepared and never begun are few.
-NOTES_MAX = 1_000
+FILES_MAX = 32
+# How far back a container is looked for: a turn without a shell, or a compaction, may be in between.
+BACK_MAX = 8
 # For starting the container, beyond the time of the commands.
 START_S = 30.0
-
-# Reads a file that the owner has uploaded: its name and its bytes, in pieces.
-ReadUpload = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
 
 
 class _Reference(Struct, frozen=True, tag_field="type", tag="container_reference"):
     container_id: str
-
-
-class _Source(Struct, frozen=True):
-    type: str
-    data: str
 
 
 class _ShownEnvironment(Struct, frozen=True):
@@ -136,7 +126,7 @@ _shown: msgspec.json.Decoder[list[_ShownTool]] = msgspec.json.Decoder(list[_Show
 _raws: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 
 
-def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = None) -> HostedTool:
+def shell(client: KeeperClient, s_max: float, supplies: Supplies | None = None) -> HostedTool:
     """The shell in the containers of a keeper; a command may take so long."""
     kind: HostedKind[ShellCall, ShellCallOutput] = HostedKind(
         struct=ShellCallOutput,
@@ -150,7 +140,7 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         ),
         stopped=lambda value: structs.replace(value, status="incomplete"),
     )
-    preparation = Preparation(client, read_upload)
+    preparation = Preparation(client, supplies)
     return HostedTool(
         name=NAME,
         definitions=(ShellTool,),
@@ -160,7 +150,6 @@ def shell(client: KeeperClient, s_max: float, read_upload: ReadUpload | None = N
         offers=partial(_offers, _offer(SOME_NETWORK if client.domains else NO_NETWORK)),
         check=partial(check, client.domains),
         prepare=preparation.prepare,
-        notes=preparation.notes,
         cite=cite,
         call_s_max=s_max + START_S,
     )
@@ -200,8 +189,9 @@ def check(domains: tuple[str, ...], tools: Tools, may: Container[str]) -> None:
             raise InvalidRequest(
                 f"Missing required parameter: '{at}.container_id'.", param=f"{at}.container_id"
             )
-        if place.skills:
-            check_skills(place, f"{at}.skills", may)
+        check_skills(place.skills or (), f"{at}.skills", may)
+        if place.skills and place.type != "container_auto":
+            raise _refused(f"{at}.skills", "left out with a 'container_reference'")
         check_place(place, at, domains, may)
 
 
@@ -218,33 +208,6 @@ def check_place(
         raise _refused(f"{at}.network_policy", "left out with a 'container_reference'")
 
 
-def check_skills(place: ShellEnvironment, at: str, may: Container[str]) -> None:
-    """Refuse skills that the key may not bring, and those that are not in the request itself."""
-    if SKILLS_SCOPE not in may:
-        message = f"This API key may not bring skills: it has not the scope '{SKILLS_SCOPE}'."
-        raise Forbidden(message)
-    if place.type != "container_auto":
-        raise _refused(at, "left out with a 'container_reference'")
-    if len(place.skills or ()) > SKILLS_MAX:
-        raise _refused(at, f"at most {SKILLS_MAX} skills")
-    for index, skill in enumerate(place.skills or ()):
-        if skill.type == "skill_reference":
-            message = "This server keeps no skills: send the skill inline."
-            raise InvalidRequest(message, code="skill_not_found", param=f"{at}[{index}]")
-        _source(skill, f"{at}[{index}]")
-
-
-def _source(skill: Skill, at: str) -> str:
-    """The zip of an inline skill, in base64."""
-    try:
-        source = msgspec.json.decode(skill.source or b"", type=_Source)
-    except msgspec.MsgspecError:
-        raise _refused(f"{at}.source", "a zip in base64") from None
-    if skill.type != "inline" or source.type != "base64" or not source.data:
-        raise _refused(at, "an inline skill with a source in base64")
-    return source.data
-
-
 def _refused(param: str, wanted: str) -> InvalidRequest:
     message = f"Invalid value for '{param}': it must be {wanted}."
     return InvalidRequest(message, code="invalid_value", param=param)
@@ -256,48 +219,50 @@ def _refused(param: str, wanted: str) -> InvalidRequest:
 class Preparation:
     """Finds or makes the container of a turn."""
 
-    def __init__(self, client: KeeperClient, read_upload: ReadUpload | None) -> None:
+    def __init__(self, client: KeeperClient, supplies: Supplies | None) -> None:
         self._client = client
-        self._read_upload = read_upload
-        # What models are to read of their containers, until their turns begin.
-        self._notes: dict[str, Item] = {}
+        self._supplies = supplies
+        self.rack = SkillRack(client, supplies)
 
     async def prepare(self, ahead: TurnAhead) -> Prepared:
-        """The tools with the container that the turn uses."""
+        """The tools with the container that the turn uses, and what its model must hear of it."""
         found = next(contained(ahead.tools.definitions), None)
         if found is None:
             return Prepared(ahead.shown)
         index, place = found
+        at = f"tools[{index}].environment"
         try:
-            container_id = await self.container(ahead, place)
+            container_id, skills = await self.container(ahead, place, at)
         except ApiError as error:
-            error.param = error.param or f"tools[{index}].environment"
+            error.param = error.param or at
             raise
         raws = _raws.decode(ahead.shown)
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
-        return Prepared(Raw(encode(raws)))
+        return Prepared(Raw(encode(raws)), notes=note(skills, ahead))
 
-    async def container(self, ahead: TurnAhead, place: ShellEnvironment) -> str:
-        """The container that is asked for: that one, or of an earlier turn, or a new one."""
+    async def container(
+        self, ahead: TurnAhead, place: ShellEnvironment, at: str
+    ) -> tuple[str, list[SkillEntry]]:
+        """The container that is asked for: that one, or of an earlier turn, or a new one; and the skills in it that
+        its model may use."""
         owner = ahead.owner
         known = await self.known(ahead, place)
-        skills = [(skill, _source(skill, "skills")) for skill in place.skills or ()]
-        bundles = {folder_of(skill.name or "", data): (skill, data) for skill, data in skills}
+        if known is not None and place.type == "container_reference":
+            return known.id, known.skills
+        skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
         if known is not None:
-            has = known.skills
-            missing = [each for folder, each in bundles.items() if folder not in has]
-            await self._add_skills(owner, known.id, missing)
-            return known.id
-        # Before the container: a bad skill leaves nothing behind.
-        unpacked = await self._unpack([*bundles.values()])
+            has = {skill.folder: skill for skill in known.skills}
+            missing = [skill for skill in skills if skill.folder not in has]
+            has |= await self._add_skills(owner, known.id, missing)
+            return known.id, [has[skill.folder] for skill in skills]
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g",
             is_volatile=not ahead.is_stored,
             domains=self.domains(ahead, place),
         )
-        made = await self.make(owner, spec, place.file_ids or (), unpacked)
-        return made.id
+        made, has = await self.make(owner, spec, place.file_ids or (), skills)
+        return made.id, [*has.values()]
 
     def domains(self, ahead: TurnAhead, place: ShellEnvironment) -> tuple[str, ...]:
         """What a new container may reach."""
@@ -325,53 +290,31 @@ class Preparation:
         owner: Owner,
         spec: ContainerSpec,
         file_ids: Sequence[str],
-        bundles: Sequence[Bundle] = (),
+        skills: Sequence[WantedSkill] = (),
         container_id: str = "",
-    ) -> About:
+    ) -> tuple[About, dict[str, SkillEntry]]:
         """A new container with these files and skills; none stays where they cannot be put there."""
-        made = await self._client.create(owner, container_id or new_id("cntr"), spec)
-        try:
-            for each in file_ids:
-                await self.copy(owner, made.id, each)
-            await self._write_skills(owner, made.id, bundles)
-        except ApiError:
-            await self._client.delete(owner, made.id)
-            raise
-        return made
+        with ExitStack() as stack:
+            # Before the container: a bad skill leaves nothing behind.
+            loaded = await self.rack.load(skills, stack)
+            made = await self._client.create(owner, container_id or new_id("cntr"), spec)
+            try:
+                for each in file_ids:
+                    await self.copy(owner, made.id, each)
+                await self.rack.put(owner, made.id, loaded)
+            except BaseException:
+                # Also when the client leaves meanwhile.
+                await asyncio.shield(self._client.delete(owner, made.id))
+                raise
+        return made, {skill.folder: skill.entry for skill in loaded}
 
     async def _add_skills(
-        self, owner: Owner, container_id: str, skills: list[tuple[Skill, str]]
-    ) -> None:
-        await self._write_skills(owner, container_id, await self._unpack(skills))
-
-    async def _unpack(self, skills: list[tuple[Skill, str]]) -> list[Bundle]:
-        """The skills with their files. Beside the event loop: a zip may be large."""
-        return [
-            await asyncio.to_thread(
-                unpack, skill.name or "", skill.description or "", data, "tools.environment.skills"
-            )
-            for skill, data in skills
-        ]
-
-    async def _write_skills(
-        self, owner: Owner, container_id: str, bundles: Sequence[Bundle]
-    ) -> None:
-        """Put the skills into the container; the model reads of them when the turn begins."""
-        for bundle in bundles:
-            for path, data in bundle.files.items():
-                place = f"skills/{bundle.folder}/{path}"
-                await self._client.write_file(owner, container_id, place, data, is_skill=True)
-        if bundles:
-            self._notes[container_id] = user_message(note(bundles))
-            if len(self._notes) > NOTES_MAX:
-                del self._notes[next(iter(self._notes))]
-
-    def notes(self, shown: Raw) -> Sequence[Item]:
-        """What the model reads of its container, once."""
-        if not self._notes:
-            return ()
-        item = self._notes.pop(container_of(shown) or "", None)
-        return () if item is None else (item,)
+        self, owner: Owner, container_id: str, skills: Sequence[WantedSkill]
+    ) -> dict[str, SkillEntry]:
+        with ExitStack() as stack:
+            loaded = await self.rack.load(skills, stack)
+            await self.rack.put(owner, container_id, loaded)
+        return {skill.folder: skill.entry for skill in loaded}
 
     async def _reusable(
         self, ahead: TurnAhead, container_id: str, domains: tuple[str, ...]
@@ -391,31 +334,37 @@ class Preparation:
     async def check_uploads(self, owner: Owner, upload_ids: Sequence[str]) -> None:
         """Refuse files that are not there; they are not read yet."""
         for upload_id in upload_ids:
-            try:
-                await self._upload(owner, upload_id, 0)
-            except InvalidRequest:
-                # It is there, and has some bytes.
-                if self._read_upload is None:
-                    raise
+            _, _, parts = await self._upload(owner, upload_id)
+            await parts.aclose()
 
     async def copy(self, owner: Owner, container_id: str, upload_id: str) -> str:
         """Put a file that the client has uploaded into the container; returns its path."""
-        name, data = await self._upload(owner, upload_id, FILE_BYTES_MAX)
-        await self._client.write_file(owner, container_id, name, data)
+        name, _, parts = await self._upload(owner, upload_id)
+        async with aclosing(parts), self._client.writing(owner, container_id, name) as write:
+            async for part in parts:
+                await write(part)
         return name
 
-    async def _upload(self, owner: Owner, upload_id: str, bytes_max: int) -> tuple[str, bytes]:
-        if self._read_upload is None:
+    async def _upload(
+        self, owner: Owner, upload_id: str
+    ) -> tuple[str, int, AsyncGenerator[bytes, None]]:
+        if self._supplies is None:
             raise InvalidRequest("This server has no Files API.", code="unsupported_value")
-        return await self._read_upload(owner, upload_id, bytes_max)
+        return await self._supplies.open_file(owner, upload_id)
 
 
 def _before(ahead: TurnAhead) -> Iterator[str]:
-    """The containers of this turn's other tools and of earlier turns, the newest first: of the parent, or of a call."""
+    """The containers of this turn's other tools and of earlier turns, the newest first: of a parent, or of a call."""
     if known := container_of(ahead.shown):
         yield known
-    if ahead.shown_before is not None and (known := container_of(ahead.shown_before)):
-        yield known
+    turn = ahead.parent
+    for _ in range(BACK_MAX):
+        if turn is None:
+            break
+        if known := container_of(turn.response.tools):
+            yield known
+            break
+        turn = turn.parent
     for item in chain(reversed(ahead.given), ahead.earlier()):
         if container_id := container_in(item.value):
             yield container_id

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Raw, Struct
 
-from segue.seams.history import Owner
+from segue.seams.history import Owner, Turn
 from segue.seams.model import Scene
 from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects
@@ -142,6 +142,7 @@ class TurnAhead(Struct, frozen=True):
     include: tuple[str, ...] = ()
     # The scopes of the caller's key.
     may: Container[str] = frozenset()
+    parent: Turn | None = None
 
 
 class Prepared(Struct, frozen=True):
@@ -151,6 +152,8 @@ class Prepared(Struct, frozen=True):
     shown: Raw
     # How the model writes the calls of this turn, where that depends on what was made ready.
     streamed: Mapping[type[ItemValue], Streamed] = {}
+    # Items that its model is given after those of the request.
+    notes: tuple[Item, ...] = ()
 
 
 class TurnStart(Struct, frozen=True):
@@ -206,8 +209,6 @@ class HostedTool:
     check: Callable[[Tools, Container[str]], None] = lambda tools, may: None
     # Makes ready what a turn needs of it, or refuses the request.
     prepare: Callable[[TurnAhead], Awaitable[Prepared]] | None = None
-    # Items that the model of this turn is given after those of the request, by the tools as the response shows them.
-    notes: Callable[[Raw], Sequence[Item]] = lambda shown: ()
     # What it does before the model speaks: what it offers is known only then. `acts_on`: the items that ask for it.
     begin: Callable[[TurnStart], Sequence[Task]] | None = None
     acts_on: tuple[type[ItemValue], ...] = ()

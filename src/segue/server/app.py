@@ -110,14 +110,14 @@ async def open_app(
         aclosing(served),
         open_store(settings) as store,
         open_cluster(settings, place) as cluster,
-        LateFiles(settings, store.files) as files,
+        LateFiles(settings, store.files, store.skills) as files,
         open_environment(settings, place.keeper) as environment,
         HostedTools(settings, files, environment) as hosted,
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
         every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
-        every += environment_apis(environment, files.read)
+        every += environment_apis(environment, files)
         async with _open_server(served, state, hosted, place, give_up, every) as app:
             yield app
 

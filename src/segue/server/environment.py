@@ -15,7 +15,7 @@ from segue.settings.values import Settings
 if TYPE_CHECKING:
     from segue.listener.api import Api
     from segue.sandbox.client import KeeperClient, KeeperProcess
-    from segue.tools.inputs import ReadFile
+    from segue.server.files import LateFiles
 
 # How often what containers use is counted; a keeper that is killed loses as much.
 BOOKS_S = 10.0
@@ -104,13 +104,14 @@ async def keeping_books(client: KeeperClient | None, metrics: Metrics) -> AsyncI
         yield
 
 
-def environment_apis(client: KeeperClient | None, read_file: ReadFile) -> tuple[Api, ...]:
+def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:
     """The APIs that there are only with sandboxes."""
     if client is None:
         return ()
     from segue.containers.api import containers_api
+    from segue.skills.api import skills_api
 
-    return (containers_api(client, read_file),)
+    return (containers_api(client, files), skills_api(files.load_skills))
 
 
 def try_environment(settings: Settings) -> str:

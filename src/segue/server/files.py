@@ -1,10 +1,12 @@
-"""Where are the files of clients? In the place that the settings name, opened by the first request that needs it."""
+"""Where are the files and skills of clients? In the place that the settings name, opened by the first request that
+needs it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
@@ -14,16 +16,19 @@ from typing import TYPE_CHECKING
 from segue.errors import ApiError, Refused, need_package
 from segue.seams.files import FileQuota, FileRows
 from segue.seams.history import Owner
+from segue.seams.skills import SkillRows, SkillVersion
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
     from segue.files.depot import Depot
     from segue.files.objects import Objects
+    from segue.skills.shelf import Shelf
 
 log = logging.getLogger(__name__)
 
 # Files of one owner; a list of them is one answer.
 OWNER_FILES_MAX = 10_000
+OWNER_SKILLS_MAX = 1_000
 SWEEP_EVERY_S = 3_600.0
 NO_PLACE = (
     "This server has no place for files: with PostgreSQL, name a folder that all machines share (--files-dir) "
@@ -40,18 +45,27 @@ def has_place(settings: Settings) -> bool:
 class LateFiles(AsyncExitStack):
     """The files of clients; what holds them is loaded late, and closed on the way out."""
 
-    def __init__(self, settings: Settings, rows: FileRows) -> None:
+    def __init__(self, settings: Settings, rows: FileRows, skills: SkillRows) -> None:
         super().__init__()
         self._settings = settings
         self._rows = rows
+        self._skills = skills
         if settings.files_url:
             need_package("files_url", "obstore", "s3")
 
     def load(self) -> Depot:
         """The files; an error where there is no place for them."""
+        self._check_place()
+        return self._depot
+
+    def load_skills(self) -> Shelf:
+        """The skills; the same error where there is no place for them."""
+        self._check_place()
+        return self._shelf
+
+    def _check_place(self) -> None:
         if not has_place(self._settings):
             raise Refused(NO_PLACE, status=501, code="files_not_set_up")
-        return self._depot
 
     @cached_property
     def _depot(self) -> Depot:
@@ -59,8 +73,16 @@ class LateFiles(AsyncExitStack):
 
         settings = self._settings
         quota = FileQuota(OWNER_FILES_MAX, settings.owner_files_bytes_max)
-        return Depot(self._rows, self._objects(), FileLimits(settings.file_bytes_max, quota))
+        return Depot(self._rows, self._objects, FileLimits(settings.file_bytes_max, quota))
 
+    @cached_property
+    def _shelf(self) -> Shelf:
+        from segue.skills.shelf import Shelf
+
+        quota = FileQuota(OWNER_SKILLS_MAX, self._settings.owner_files_bytes_max)
+        return Shelf(self._skills, self._objects, quota)
+
+    @cached_property
     def _objects(self) -> Objects:
         settings = self._settings
         if settings.files_url:
@@ -77,6 +99,20 @@ class LateFiles(AsyncExitStack):
         file, data = await self.load().read_whole(owner, file_id, bytes_max)
         return file.filename, data
 
+    # --- for containers ---
+
+    async def open_file(
+        self, owner: Owner, file_id: str
+    ) -> tuple[str, int, AsyncGenerator[bytes, None]]:
+        file = await self.load().find(owner, file_id)
+        return file.filename, file.bytes, self.load().read(file)
+
+    async def find_skill(self, owner: Owner, skill_id: str, version: str | None) -> SkillVersion:
+        return await self.load_skills().version(owner, skill_id, version)
+
+    def read_skill(self, version: SkillVersion) -> AsyncGenerator[bytes, None]:
+        return self.load_skills().read(version)
+
     async def sweep_forever(self) -> None:
         """Delete what has expired, and what crashes have left."""
         while has_place(self._settings):
@@ -84,6 +120,8 @@ class LateFiles(AsyncExitStack):
                 # Most servers have no files, and load nothing for them.
                 if self._has_files() or await self._rows.expired(int(time.time()), 1):
                     await self.load().sweep()
+                    if self._settings.environment != "off":
+                        await self.load_skills().sweep()
             except ApiError:
                 log.exception(
                     "expired files could not be deleted; trying again in %s s", SWEEP_EVERY_S

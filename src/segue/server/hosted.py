@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from segue.sandbox.client import KeeperClient
     from segue.server.tools import ToolBuilder, ToolSet
     from segue.tools.hosted import ServerTools
-    from segue.tools.inputs import ReadFile
     from segue.web.fetch import Fetcher
 
 
@@ -110,7 +109,7 @@ class HostedTools(AsyncExitStack):
 
                 places = (*self._rows, *self._settings.hosted_tools)
                 read_file = None if self._files is None else self._files.read
-                builders = [_builder(place, self.environment, read_file) for place in places]
+                builders = [_builder(place, self.environment, self._files) for place in places]
                 built = build_tools(self._settings, self, builders, read_file)
                 check_tools(dict(zip(places, built.tools.tools, strict=True)))
                 self._loaded = built
@@ -132,12 +131,10 @@ def asking_of(tool: HostedTool) -> Asking:
     return Asking(tool.definitions, tool.acts_on, tuple(kind.struct for kind in tool.kinds))
 
 
-def _builder(
-    place: str, environment: KeeperClient | None, read_file: ReadFile | None
-) -> ToolBuilder:
+def _builder(place: str, environment: KeeperClient | None, files: LateFiles | None) -> ToolBuilder:
     builder = cast("ToolBuilder", imported("hosted_tools", place))
     if place in ENVIRONMENT_TOOLS or place == CODE:
-        given = {"environment": environment, "read_file": read_file}
+        given = {"environment": environment, "files": files}
         builder = cast("ToolBuilder", partial(cast("Callable[..., HostedTool]", builder), **given))
 
     def build(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:

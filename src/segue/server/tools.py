@@ -29,6 +29,7 @@ from segue.web.web import LiveWeb, WebTool
 
 if TYPE_CHECKING:
     from segue.sandbox.client import KeeperClient
+    from segue.server.files import LateFiles
 
 # For `segue index`.
 index_folder = build
@@ -85,12 +86,12 @@ def build_shell(
     fetcher: Fetcher,
     *,
     environment: KeeperClient,
-    read_file: ReadFile | None,
+    files: LateFiles | None,
 ) -> HostedTool:
     # Imported here: only a server that has sandboxes needs it.
     from segue.sandbox.tool import shell
 
-    return shell(environment, settings.environment_s_max, read_file)
+    return shell(environment, settings.environment_s_max, files)
 
 
 def build_code_interpreter(
@@ -99,14 +100,14 @@ def build_code_interpreter(
     fetcher: Fetcher,
     *,
     environment: KeeperClient | None,
-    read_file: ReadFile | None,
+    files: LateFiles | None,
 ) -> HostedTool:
     if environment is None:
         return code_interpreter(None)
     from segue.interpreter.runner import CodeRunner
     from segue.sandbox.tool import Preparation
 
-    preparation = Preparation(environment, read_file)
+    preparation = Preparation(environment, files)
     return CodeRunner(environment, preparation, settings.environment_s_max).as_tool()
 
 

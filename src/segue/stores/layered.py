@@ -30,6 +30,7 @@ class LayeredStore:
         self.conversations = far.conversations
         self.keys = far.keys
         self.files = far.files
+        self.skills = far.skills
         self.shared_limits = far.shared_limits
         self.ring = far.ring
         self.is_ready = far.is_ready

@@ -15,7 +15,6 @@ from operator import add
 from msgspec import structs
 
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
-from segue.seams.files import FileQuota, StoredFile
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
@@ -28,6 +27,7 @@ from segue.seams.store import (
 from segue.stores.maintenance import CLAIM_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
+from segue.stores.shelves import FileTable, MemoryTables, SkillTable
 from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
@@ -66,7 +66,9 @@ class MemoryStore:
         erase = [self.events.erase, self.idempotency_keys.erase]
         self.turns = MemoryTurns(bytes_max, stored_only=True, on_save=self._record, on_erase=erase)
         self.keys = MemoryKeys(clock)
-        self.files = MemoryFileRows()
+        tables = MemoryTables()
+        self.files = FileTable(tables)
+        self.skills = SkillTable(tables)
         self.shared_limits = MemorySharedLimits(clock)
         self.maintenance = _Maintenance(self, clock)
         # The turns in the memory of this process, and what else is there.
@@ -358,48 +360,6 @@ class MemoryKeys:
             if key_id in self._keys:
                 digest, key = self._keys[key_id]
                 self._keys[key_id] = (digest, structs.replace(key, used_at=int(self._clock())))
-
-
-class MemoryFileRows:
-    """The rows of files; as many as there are files, whose bytes are not in memory."""
-
-    def __init__(self) -> None:
-        self._files: dict[tuple[Owner, str], StoredFile] = {}
-
-    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
-        held = await self.newest(file.owner, None, file.created_at)
-        size = sum(other.bytes for other in held) + file.bytes
-        if len(held) >= quota.files_max or size > quota.bytes_max:
-            return False
-        self._files[file.owner, file.id] = file
-        return True
-
-    async def find(self, owner: Owner, file_id: str, now: int) -> StoredFile | None:
-        file = self._files.get((owner, file_id))
-        return None if file is None or _has_expired(file, now) else file
-
-    async def newest(self, owner: Owner, purpose: str | None, now: int) -> Sequence[StoredFile]:
-        found = [
-            file
-            for file in self._files.values()
-            if file.owner == owner
-            and purpose in (None, file.purpose)
-            and not _has_expired(file, now)
-        ]
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
-
-    async def delete(self, owner: Owner, file_id: str) -> bool:
-        return self._files.pop((owner, file_id), None) is not None
-
-    async def expired(self, now: int, count_max: int) -> Sequence[StoredFile]:
-        return [file for file in self._files.values() if _has_expired(file, now)][:count_max]
-
-    async def present(self, file_ids: Sequence[str]) -> set[str]:
-        return {*file_ids} & {file_id for _, file_id in self._files}
-
-
-def _has_expired(file: StoredFile, now: int) -> bool:
-    return file.expires_at is not None and file.expires_at <= now
 
 
 class MemorySharedLimits:

@@ -24,7 +24,6 @@ from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
 from segue.seams.access import RingKey
-from segue.seams.files import FileQuota, StoredFile
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
@@ -53,6 +52,7 @@ from segue.stores.postgres_database import (
 )
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import new_key
+from segue.stores.shelves import FileTable, SkillTable
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -80,7 +80,8 @@ class PostgresStore:
         self.idempotency_keys = _IdempotencyKeys(database)
         self.conversations = _Conversations(database, self.turns)
         self.keys = _Keys(database)
-        self.files = _FileRows(database)
+        self.files = FileTable(database)
+        self.skills = SkillTable(database)
         self.shared_limits = _SharedLimits(database)
         self.maintenance = _Maintenance(database)
         self.ring = _Ring(database)
@@ -319,31 +320,6 @@ class _Keys:
 
     async def note_use(self, key_ids: Sequence[str]) -> None:
         await self.database.execute("note_key_use", list(key_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class _FileRows:
-    database: PostgresDatabase
-
-    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
-        return await self.database.execute("add_file", *astuple(file), *astuple(quota)) > 0
-
-    async def find(self, owner: Owner, file_id: str, now: int) -> StoredFile | None:
-        found = await self.database.fetch("find_file", StoredFile, owner, file_id, now)
-        return next(iter(found), None)
-
-    async def newest(self, owner: Owner, purpose: str | None, now: int) -> Sequence[StoredFile]:
-        return await self.database.fetch("newest_files", StoredFile, owner, purpose, now)
-
-    async def delete(self, owner: Owner, file_id: str) -> bool:
-        is_name = is_text(owner, file_id)
-        return is_name and await self.database.execute("delete_file", owner, file_id) > 0
-
-    async def expired(self, now: int, count_max: int) -> Sequence[StoredFile]:
-        return await self.database.fetch("expired_files", StoredFile, now, count_max)
-
-    async def present(self, file_ids: Sequence[str]) -> set[str]:
-        return {*await self.database.fetch("present_files", str, list(file_ids))}
 
 
 @dataclass(frozen=True, slots=True)

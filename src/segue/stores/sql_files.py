@@ -55,10 +55,13 @@ class Abilities(Struct, frozen=True):
 
 
 def load_queries(backend: str) -> dict[str, str]:
-    """Statements by name, from a file in which each begins with `-- name: …`."""
-    text = (SQL / f"{backend}_queries.sql").read_text("utf-8")
-    pieces = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
-    return dict(zip(pieces[1::2], (piece.strip() for piece in pieces[2::2]), strict=True))
+    """Statements by name, from two files in which each begins with `-- name: …`: one is for both databases."""
+    found: dict[str, str] = {}
+    for name in ("shared", backend):
+        text = (SQL / f"{name}_queries.sql").read_text("utf-8")
+        pieces = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
+        found |= zip(pieces[1::2], (piece.strip() for piece in pieces[2::2]), strict=True)
+    return found
 
 
 def load_migrations(backend: str) -> list[tuple[int, str]]:

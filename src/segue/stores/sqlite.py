@@ -11,18 +11,17 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import msgspec
 from msgspec import structs
 
 from segue.aio import off_loop
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
-from segue.seams.files import FileQuota, StoredFile
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
@@ -35,8 +34,11 @@ from segue.seams.store import (
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
 from segue.stores.records import LongField, TurnColumns, is_text
+from segue.stores.shelves import FileTable, SkillTable, numbered
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
 from segue.wire.events import Event
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,8 @@ class SqliteStore:
         self.idempotency_keys = _IdempotencyKeys(database)
         self.conversations = _Conversations(database)
         self.keys = _Keys(database)
-        self.files = _FileRows(database)
+        self.files = FileTable(_Numbered(database))
+        self.skills = SkillTable(_Numbered(database))
         self.shared_limits = _SharedLimits(database)
         self.maintenance = _Maintenance(database)
         self.is_ready = database.is_ready
@@ -248,33 +251,17 @@ class _Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileRows:
+class _Numbered:
+    """The database for statements with numbered values."""
+
     database: SqliteDatabase
 
-    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
-        row = structs.asdict(file) | structs.asdict(quota)
-        return await self.database.execute("add_file", row) > 0
+    async def fetch(self, name: str, make: Callable[..., T], *values: object) -> list[T]:
+        return await self.database.fetch(name, make, numbered(values))
 
-    async def find(self, owner: Owner, file_id: str, now: int) -> StoredFile | None:
-        key = {"owner": owner, "id": file_id, "now": now}
-        return next(iter(await self.database.fetch("find_file", StoredFile, key)), None)
-
-    async def newest(self, owner: Owner, purpose: str | None, now: int) -> Sequence[StoredFile]:
-        key = {"owner": owner, "purpose": purpose, "now": now}
-        return await self.database.fetch("newest_files", StoredFile, key)
-
-    async def delete(self, owner: Owner, file_id: str) -> bool:
-        key = {"owner": owner, "id": file_id}
-        is_name = is_text(owner, file_id)
-        return is_name and await self.database.execute("delete_file", key, is_erasing=True) > 0
-
-    async def expired(self, now: int, count_max: int) -> Sequence[StoredFile]:
-        key = {"now": now, "count_max": count_max}
-        return await self.database.fetch("expired_files", StoredFile, key)
-
-    async def present(self, file_ids: Sequence[str]) -> set[str]:
-        wanted = {"ids": msgspec.json.encode(file_ids).decode()}
-        return {*await self.database.fetch("present_files", str, wanted)}
+    async def execute(self, name: str, *values: object) -> int:
+        is_erasing = name.startswith("delete")
+        return await self.database.execute(name, numbered(values), is_erasing=is_erasing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from segue.stores.sqlite_lease import has_live_lease
 
 # Of a step of the copy, after which the progress is reported: 4 MiB with SQLite's usual pages.
 STEP_PAGES = 1_024
-# The script that makes the table of files.
-FILES_SCHEMA = 10
+# The scripts that make the tables of what is outside of the database.
+OUTSIDE = {10: "every_file", 11: "every_skill_version"}
 # Turns that are named in a report; the others are only counted.
 NAMED_MAX = 10
 
@@ -46,7 +46,7 @@ class Contents(Struct, frozen=True):
     # Turns whose rows cannot be decoded; the first few by name.
     unreadable: int = 0
     unreadable_ids: tuple[str, ...] = ()
-    # Files that clients have uploaded, by their ids.
+    # Files that clients have uploaded, and versions of their skills, by their ids.
     file_ids: tuple[str, ...] = ()
 
 
@@ -95,9 +95,9 @@ def check_database(path: Path, note: Note) -> Contents:
 
 
 def _file_ids(reader: sqlite3.Connection, schema: int) -> tuple[str, ...]:
-    """Older databases have no files."""
-    rows = reader.execute(QUERIES["every_file"]) if schema >= FILES_SCHEMA else ()
-    return tuple(file_id for (file_id,) in rows)
+    """Older databases have no files, or no skills."""
+    queries = [QUERIES[name] for number, name in OUTSIDE.items() if schema >= number]
+    return tuple(file_id for query in queries for (file_id,) in reader.execute(query))
 
 
 def _unreadable(reader: sqlite3.Connection, total: int, note: Note) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from segue.seams.access import Keys, RingKey, SharedLimits
 from segue.seams.files import FileRows
+from segue.seams.skills import SkillRows
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Ledger, Maintenance, Turns
 
 
@@ -40,6 +41,8 @@ class Store(Protocol):
     def keys(self) -> Keys: ...
     @property
     def files(self) -> FileRows: ...
+    @property
+    def skills(self) -> SkillRows: ...
     @property
     def shared_limits(self) -> SharedLimits: ...
     @property

@@ -166,8 +166,10 @@ class ServerTools:
                 is_stored=plan.is_stored,
                 include=tuple(plan.resolved.create.include or ()),
                 may=plan.arrival.caller.may,
+                parent=parent,
             )
             ready = await tool.prepare(ahead)
+            plan = _with_given(plan, (*plan.resolved.given, *ready.notes))
             plan = replace(
                 plan,
                 response=structs.replace(plan.response, tools=ready.shown),
@@ -255,9 +257,6 @@ class TurnToolCalls:
         given = await self._do_allowed(resolved.given, allowed)
         own = [task.item for task in tasks if task.after is None]
         listed = () if plan.compacts else await self._do([self._hosted.work_on(one) for one in own])
-        if not plan.compacts:
-            shown = plan.response.tools
-            given += tuple(note for tool in self._hosted.tools for note in tool.notes(shown))
         if listed or given != resolved.given:
             effects = apply_effects(resolved.effects, listed)
             tools = self._hosted.with_offers(

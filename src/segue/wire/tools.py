@@ -21,6 +21,8 @@ from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
 # server before that of a tool, and are past 64 characters then (MCP itself allows 128).
 TOOL_NAME_CHARS_MAX = 128
 FUNCTION_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{TOOL_NAME_CHARS_MAX}}}")
+# The label of a remote server stands before the names of its tools; operators may call one by its host.
+SERVER_LABEL = re.compile(rf"[a-zA-Z0-9_.-]{{1,{TOOL_NAME_CHARS_MAX}}}")
 
 Execution = Literal["server", "client"]
 # Built-in tools of the contract that the model sees as functions wherever it is served; each has a type of call item of
@@ -124,6 +126,9 @@ class Skill(Struct, frozen=True):
     name: MaybeText = UNSET
     description: MaybeText = UNSET
     path: MaybeText = UNSET
+    # Of one that the server keeps; the version is a text or a number.
+    skill_id: MaybeText = UNSET
+    version: RawField = UNSET
 
 
 class ShellEnvironment(Struct, frozen=True):

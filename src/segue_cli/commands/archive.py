@@ -34,9 +34,10 @@ from segue.stores.seals import read_ring, sync_folder
 from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
 from segue_cli.terminal import Steps
 
-# What this version reads. A backup with uploaded files has the second, which versions before files refuse.
-FORMATS = (1, 2)
-FILE_ID = re.compile("file-[0-9a-f]{32}")
+# What this version reads. A backup with uploaded files has the second and one with skills the third, which versions
+# before them refuse.
+FORMATS = (1, 2, 3)
+FILE_ID = re.compile("(file|skill)-[0-9a-f]{32}")
 MANIFEST, DATABASE, SEALS, FILES = "manifest.json", "segue.db", "segue.db.seals", "files"
 MANIFEST_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 1024 * 1024
@@ -74,10 +75,11 @@ def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
         # After the database: a seal key that an API key of the copy needs is never younger than the copy.
         _copy_seals(settings, folder / SEALS)
         _check_seals(contents, folder / SEALS)
-        has_files = bool(names)
+        has_skills = any(name.startswith(f"{FILES}/skill-") for name in names)
+        number = 2 if has_skills else bool(names)
         names = [*(name for name in (DATABASE, SEALS) if (folder / name).exists()), *names]
         manifest = Manifest(
-            format=FORMATS[has_files],
+            format=FORMATS[number],
             version=__version__,
             created_at=int(time.time()),
             store=settings.store_kind,
@@ -171,7 +173,8 @@ def _collect_files(settings: Settings, folder: Path) -> None:
     collected = folder / FILES
     collected.mkdir(exist_ok=True)
     source = settings.files_path
-    for path in source.glob("??/file-*") if source is not None else ():
+    paths = () if source is None else source.glob("??/*-*")
+    for path in filter(lambda path: FILE_ID.fullmatch(path.name), paths):
         with suppress(FileNotFoundError, FileExistsError):
             try:
                 os.link(path, collected / path.name)

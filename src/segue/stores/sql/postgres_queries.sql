@@ -529,31 +529,6 @@ SELECT 1 FROM level;
 -- name: release_places
 DELETE FROM places WHERE worker = $1;
 
--- name: add_file
--- $1 id, $2 owner, $3 filename, $4 purpose, $5 bytes, $6 created, $7 expires; of the owner: $8 files, $9 bytes at most.
-INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at)
-SELECT $1, $2, $3, $4, $5::bigint, $6::bigint, $7::bigint
-FROM (
-    SELECT count(*) AS held, coalesce(sum(bytes), 0) AS held_bytes FROM files
-    WHERE owner = $2 AND (expires_at IS NULL OR expires_at > $6::bigint)
-) AS own WHERE held < $8 AND held_bytes + $5::bigint <= $9::bigint
-ON CONFLICT (id) DO NOTHING;
-
--- name: find_file
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE owner = $1 AND id = $2 AND (expires_at IS NULL OR expires_at > $3);
-
--- name: newest_files
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE owner = $1 AND purpose = coalesce($2, purpose) AND (expires_at IS NULL OR expires_at > $3)
-ORDER BY created_at DESC, id DESC;
-
--- name: delete_file
-DELETE FROM files WHERE owner = $1 AND id = $2;
-
--- name: expired_files
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2;
-
 -- name: present_files
-SELECT id FROM files WHERE id = ANY ($1::text[]);
+-- $1 a list of ids in JSON.
+SELECT id FROM files WHERE id IN (SELECT json_array_elements_text(CAST($1 AS json)));

@@ -327,33 +327,12 @@ SELECT DISTINCT ring FROM keys WHERE revoked_at IS NULL;
 -- name: every_turn
 SELECT owner, id, parent_id, history, response, instructions, tools FROM turns;
 
--- name: add_file
-INSERT INTO files (owner, id, filename, purpose, bytes, created_at, expires_at)
-SELECT :owner, :id, :filename, :purpose, :bytes, :created_at, :expires_at
-FROM (
-    SELECT count(*) AS held, coalesce(sum(bytes), 0) AS held_bytes FROM files
-    WHERE owner = :owner AND (expires_at IS NULL OR expires_at > :created_at)
-) WHERE held < :files_max AND held_bytes + :bytes <= :bytes_max;
-
--- name: find_file
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE owner = :owner AND id = :id AND (expires_at IS NULL OR expires_at > :now);
-
--- name: newest_files
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE owner = :owner AND purpose = coalesce(:purpose, purpose)
-    AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY created_at DESC, id DESC;
-
--- name: delete_file
-DELETE FROM files WHERE owner = :owner AND id = :id;
-
--- name: expired_files
-SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
-WHERE expires_at <= :now ORDER BY expires_at LIMIT :count_max;
-
 -- name: present_files
-SELECT id FROM files WHERE id IN (SELECT value FROM json_each(:ids));
+-- $1 a list of ids in JSON.
+SELECT id FROM files WHERE id IN (SELECT value FROM json_each($1));
 
 -- name: every_file
 SELECT id FROM files ORDER BY id;
+
+-- name: every_skill_version
+SELECT id FROM skill_versions WHERE id IS NOT NULL ORDER BY id;

@@ -1,0 +1,81 @@
+-- Statements that both databases understand; $1, $2 … are the values in their order.
+
+-- name: add_file
+-- $1 id, $2 owner, $3 filename, $4 purpose, $5 bytes, $6 created, $7 expires; of the owner: $8 files, $9 bytes at most.
+INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at)
+SELECT
+    CAST($1 AS text), CAST($2 AS text), CAST($3 AS text), CAST($4 AS text), CAST($5 AS bigint),
+    CAST($6 AS bigint), CAST($7 AS bigint)
+FROM (
+    SELECT count(*) AS held, coalesce(sum(bytes), 0) AS held_bytes FROM files
+    WHERE owner = $2 AND (expires_at IS NULL OR expires_at > CAST($6 AS bigint))
+) AS own
+WHERE held < CAST($8 AS bigint) AND held_bytes + CAST($5 AS bigint) <= CAST($9 AS bigint)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: find_file
+-- $1 owner, $2 id, $3 now.
+SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
+WHERE owner = $1 AND id = $2 AND (expires_at IS NULL OR expires_at > CAST($3 AS bigint));
+
+-- name: newest_files
+-- $1 owner, $2 purpose or null, $3 now.
+SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
+WHERE owner = $1 AND purpose = coalesce(CAST($2 AS text), purpose)
+    AND (expires_at IS NULL OR expires_at > CAST($3 AS bigint))
+ORDER BY created_at DESC, id DESC;
+
+-- name: delete_file
+-- $1 owner, $2 id.
+DELETE FROM files WHERE owner = $1 AND id = $2;
+
+-- name: expired_files
+-- $1 now, $2 how many at most.
+SELECT id, owner, filename, purpose, bytes, created_at, expires_at FROM files
+WHERE expires_at <= CAST($1 AS bigint) ORDER BY expires_at LIMIT CAST($2 AS bigint);
+
+-- name: add_skill_version
+-- $1 id, $2 owner, $3 skill, $4 name, $5 description, $6 bytes, $7 created; of the owner: $8 versions, $9 bytes at
+-- most; $10 whether the skill is new, $11 whether the version is to be its default.
+INSERT INTO skill_versions (
+    id, owner, skill_id, name, description, bytes, created_at, version, skill_created_at, rank
+)
+SELECT
+    CAST($1 AS text), CAST($2 AS text), CAST($3 AS text), CAST($4 AS text), CAST($5 AS text),
+    CAST($6 AS bigint), CAST($7 AS bigint), coalesce(max(version), 0) + 1,
+    coalesce(min(skill_created_at), CAST($7 AS bigint)),
+    CASE WHEN $11 OR count(*) = 0 THEN coalesce(max(rank), 0) + 1 ELSE 0 END
+FROM skill_versions WHERE skill_id = $3 AND owner = $2
+HAVING (count(*) = 0) = $10
+    AND (SELECT count(own.id) FROM skill_versions AS own WHERE own.owner = $2) < CAST($8 AS bigint)
+    AND (SELECT coalesce(sum(own.bytes), 0) FROM skill_versions AS own WHERE own.owner = $2)
+        + CAST($6 AS bigint) <= CAST($9 AS bigint)
+ON CONFLICT DO NOTHING;
+
+-- name: skill_versions
+-- $1 owner, $2 skill or null.
+SELECT id, owner, skill_id, name, description, bytes, created_at, version, skill_created_at, rank
+FROM skill_versions
+WHERE owner = $1 AND skill_id = coalesce(CAST($2 AS text), skill_id) AND id IS NOT NULL
+ORDER BY skill_created_at DESC, skill_id DESC, version DESC;
+
+-- name: make_default_version
+-- $1 owner, $2 skill, $3 version.
+UPDATE skill_versions SET rank = (
+    SELECT max(other.rank) + 1 FROM skill_versions AS other WHERE other.skill_id = $2
+)
+WHERE owner = $1 AND skill_id = $2 AND version = CAST($3 AS bigint) AND id IS NOT NULL;
+
+-- name: delete_skill
+-- $1 owner, $2 skill.
+DELETE FROM skill_versions WHERE owner = $1 AND skill_id = $2;
+
+-- name: delete_skill_version
+-- $1 owner, $2 skill, $3 version. Its number stays, so that it is not given again.
+UPDATE skill_versions SET id = NULL, name = '', description = '', bytes = 0, rank = 0
+WHERE owner = $1 AND skill_id = $2 AND version = CAST($3 AS bigint) AND id IS NOT NULL AND rank < (
+    SELECT max(other.rank) FROM skill_versions AS other WHERE other.skill_id = $2
+);
+
+-- name: present_skill_version
+SELECT id FROM skill_versions WHERE id = $1;
