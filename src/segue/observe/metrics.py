@@ -56,6 +56,13 @@ USED = {
     "output_tokens": "Tokens written by the model",
 }
 
+# What containers use.
+SANDBOXES = {
+    "container_seconds": "Seconds that containers have lived",
+    "sandbox_cpu_seconds": "CPU seconds used in containers",
+    "sandbox_sent_bytes": "Bytes from containers to the network",
+    "sandbox_received_bytes": "Bytes from the network to containers",
+}
 # Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
 # of all other gauges the largest value counts.
 WATCHED = {
@@ -136,10 +143,7 @@ class Metrics:
         self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
         about = "Containers that are alive, by level of isolation and by what holds their limits"
         self._containers = self._gauge("segue_containers", about, ("isolation", "limits_by"))
-        self._container_s = self._counter("container_seconds", "Seconds that containers have lived")
-        self._sandbox_cpu_s = self._counter("sandbox_cpu_seconds", "CPU seconds used in containers")
-        about = "Bytes between containers and the network, by direction (out, in)"
-        self._sandbox_bytes = self._counter("sandbox_network_bytes", about, ("direction",))
+        self._sandboxes = [self._counter(name, text) for name, text in SANDBOXES.items()]
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -224,18 +228,11 @@ class Metrics:
                 self._engine_running.labels(engine.name).inc(engine.running)
                 self._engine_waiting.labels(engine.name).inc(engine.waiting)
 
-    def note_containers(self, alive: int, isolation: str, limits_by: str) -> None:
-        """How many containers the keeper of this machine has; the same for all its workers."""
-        self._containers.labels(isolation, limits_by).set(alive)
-
-    def count_sandboxes(
-        self, container_s: float, cpu_s: float, sent_bytes: int, received_bytes: int
-    ) -> None:
-        """What the containers of an owner have used since this was last counted."""
-        self._container_s.inc(container_s)
-        self._sandbox_cpu_s.inc(cpu_s)
-        self._sandbox_bytes.labels("out").inc(sent_bytes)
-        self._sandbox_bytes.labels("in").inc(received_bytes)
+    def note_sandboxes(self, alive: int, kind: tuple[str, str], used: Sequence[float]) -> None:
+        """Containers of this machine by isolation and what holds their limits; what they have used since last time."""
+        self._containers.labels(*kind).set(alive)
+        for counter, amount in zip(self._sandboxes, used, strict=True):
+            counter.inc(amount)
 
     def note_lookup_failure(self, model: str) -> None:
         """Count a lookup of this model's replicas that failed."""

@@ -37,7 +37,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
-from segue.server.environment import environment_apis, keeping_books, open_environment
+from segue.server.environment import counting, environment_apis, open_environment
 from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
@@ -179,7 +179,7 @@ async def _open_server(
             _keep_slot_states(served, state, eraser),
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
-            keeping_books(hosted.environment, observers.metrics),
+            counting(hosted.environment, observers.metrics),
         ):
             http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from segue.listener.api import Api
     from segue.sandbox.client import KeeperClient, KeeperProcess
     from segue.server.files import LateFiles
-
-# How often what containers use is counted; a keeper that is killed loses as much.
-BOOKS_S = 10.0
 
 
 @asynccontextmanager
@@ -71,37 +69,11 @@ def allowed_domains(settings: Settings) -> tuple[str, ...]:
     return of_operator(settings.environment_domains)
 
 
-class SandboxBooks:
-    """Counts what containers use."""
-
-    def __init__(self, client: KeeperClient, metrics: Metrics) -> None:
-        self._client = client
-        self._metrics = metrics
-
-    async def keep_forever(self) -> None:
-        """Count it now and then."""
-        while True:
-            await asyncio.sleep(BOOKS_S)
-            await self.count()
-
-    async def count(self) -> None:
-        """Count what was used since the last time."""
-        found = await self._client.take_usage()
-        self._metrics.note_containers(found.alive, found.isolation, found.held_by)
-        for used in found.usage:
-            self._metrics.count_sandboxes(
-                used.container_s, used.cpu_s, used.sent_bytes, used.received_bytes
-            )
-
-
-@asynccontextmanager
-async def keeping_books(client: KeeperClient | None, metrics: Metrics) -> AsyncIterator[None]:
+def counting(client: KeeperClient | None, metrics: Metrics) -> AbstractAsyncContextManager[object]:
     """What containers use is counted while inside."""
     if client is None:
-        yield
-        return
-    async with in_background("sandbox_usage", SandboxBooks(client, metrics).keep_forever):
-        yield
+        return nullcontext()
+    return in_background("sandbox_usage", partial(client.count_forever, metrics.note_sandboxes))
 
 
 def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:
