@@ -147,7 +147,9 @@ async def test_head_or_trailer_without_an_end_is_not_kept(head: bytes) -> None:
     filler = head if head.endswith(b"\r\n\r\n") else b"x" * 512
     pieces = [head, *[filler] * (3 * HEAD_BYTES_MAX // len(filler))]
     async with raw_server(pieces, hangs_up=False) as server:
-        heard = await answer_from("vllm", server, job_for("vllm"), PATIENT)
+        # Longer than the test waits: it is what comes that ends it.
+        slow = Timeouts(connect_s=5, first_s=60, silence_s=60, probe_s=5)
+        heard = await answer_from("vllm", server, job_for("vllm"), slow)
     check(heard)
     assert isinstance(heard.error, EngineFailed | Unavailable)
 
