@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import zipfile
 from base64 import b64encode
 from io import BytesIO
@@ -15,11 +16,12 @@ from segue.accounts.account import LOCAL
 from segue_cli import cli
 from segue_cli.commands.archive import read_backup
 from tests.bundles.bad import BAD, BAD_FRONT, FRONT, GOOD, MIB, manifest, packed
+from tests.clients.outside import run_python
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.scenarios.test_shell import DONE, FLAGS, keeper_of, run, shell_with
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import scripted
-from tests.support import MODEL, Answer, Served, fetch, wire
+from tests.support import MODEL, Answer, Served, fetch, served_process, wire
 
 __all__ = ["sandboxes_can_be_made"]
 
@@ -409,3 +411,31 @@ async def test_skills_are_in_the_backup_and_come_back(tmp_path: Path) -> None:
         assert (await fetch(served, "GET", f"/v1/skills/{skill['id']}")).json == skill
         content = await fetch(served, "GET", f"/v1/skills/{skill['id']}/content")
         assert zipfile.ZipFile(BytesIO(content.body)).testzip() is None
+
+
+def test_official_python_client_keeps_and_uses_skills(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [LOOK, DONE]}))
+    flags = ["--engine", "scripted", "--script", str(script), "--environment", "bwrap"]
+    flags += ["--store", f"sqlite:///{tmp_path}/turns.db"]
+    with served_process(*flags, cwd=tmp_path) as served:
+        found = run_python("python_skills.py", served, "scripted")
+    assert found["sync"] == {
+        "versions": ["2", "1"],
+        "default": "2",
+        "chosen": "1",
+        "listed": True,
+        "zip": "PK",
+        "output": "Read.",
+        "pages": 3,
+        "oldest": True,
+        "named": True,
+        "gone": True,
+        "deleted": "skill.deleted",
+        "missing": "skill_not_found",
+    }
+    assert found["async"] == {
+        "skills": True,
+        "files": ["/mnt/data/1", "/mnt/data/2", "/mnt/data/3"],
+        "content": "words",
+    }
