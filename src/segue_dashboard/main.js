@@ -34,6 +34,7 @@ const past = new Past();
 let picture = EMPTY;
 let process = null;
 let isOperator = true;
+let hasContainers = false;
 
 // --- live ---
 
@@ -84,6 +85,7 @@ const feed = follow({
     else banner("");
     process = message.process;
     isOperator = message.is_operator;
+    hasContainers = message.has_containers;
     for (const view of ["fleet", "keys"])
       document.querySelector(`.bar nav a[href="#${view}"]`).hidden = !isOperator;
     if (location.hash === "#fleet") followFleet(draw);
@@ -93,7 +95,7 @@ const feed = follow({
     offer(message.models);
     renewSizes();
     renewAdvice(openTurn, 0);
-    followContainers();
+    if (hasContainers) followContainers();
     draw();
   },
   update(message) {
@@ -146,7 +148,7 @@ const show = () => {
   drawRace();
   if (name === "race" && process) renewSizes();
   if (name === "keys") loadKeys();
-  if (name === "live" && process) followContainers();
+  if (name === "live" && hasContainers) followContainers();
   if (name === "fleet") followFleet(draw);
 };
 

@@ -141,8 +141,7 @@ class Metrics:
         # Memory, processor time, open files and start time of this process.
         prometheus.ProcessCollector(registry=self.registry)
         self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
-        about = "Containers that are alive, by level of isolation and by what holds their limits"
-        self._containers = self._gauge("segue_containers", about, ("isolation", "limits_by"))
+        self._containers = self._gauge("segue_containers", "Containers", ("isolation", "limits_by"))
         self._sandboxes = [self._counter(name, text) for name, text in SANDBOXES.items()]
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)

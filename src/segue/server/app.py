@@ -155,7 +155,7 @@ async def _open_server(
             # Imported here: it may be left out of an installation.
             from segue_dashboard.pages import dashboard_routes
 
-            routes += dashboard_routes(state, services, observers, health, upgrades, pages)
+            routes += dashboard_routes(state, services, observers, health, upgrades, pages, routes)
         else:
             routes.append(pages.welcome)
         routes += reports.routes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
@@ -73,7 +72,7 @@ def counting(client: KeeperClient | None, metrics: Metrics) -> AbstractAsyncCont
     """What containers use is counted while inside."""
     if client is None:
         return nullcontext()
-    return in_background("sandbox_usage", partial(client.count_forever, metrics.note_sandboxes))
+    return in_background("sandbox_usage", lambda: client.count_forever(metrics.note_sandboxes))
 
 
 def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:
