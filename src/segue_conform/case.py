@@ -71,6 +71,13 @@ def equal(seen: object, wanted: object, what: str) -> None:
         raise Wrong(f"{what} is {shown(seen)}, not {shown(wanted)}")
 
 
+def printable(text: str) -> str:
+    """Words of a server for a terminal: what is not shown as it is, is escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 def shown(value: object, length_max: int = 160) -> str:
     """A value of a server, short and printable."""
     text = ascii(value)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from segue_conform.case import LEVELS, Json, Level, Result
+from segue_conform.case import LEVELS, Json, Level, Result, printable
 
 MARKS = {"passed": "ok", "failed": "FAILED", "absent": "absent", "not run": "not run"}
 
@@ -63,7 +63,8 @@ def as_text(report: Report, everything: bool) -> str:
         result for result in report.results if everything or result.verdict in ("failed", "absent")
     ]
     skipped = {result.why for result in report.results if result.verdict == "not run"}
-    lines = [f"{report.server}, model {report.model}", "", *map(line_of, shown)]
+    head = printable(f"{report.server}, model {report.model}")
+    lines = [head, "", *map(line_of, shown)]
     lines += [f"not run: what {why}" for why in sorted(skipped)]
     return "\n".join([*lines, "", summary(report.results)])
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from segue_conform import completions, messages, responses_http, responses_socket, responses_stream
-from segue_conform.case import Absent, Case, Need, Result, Verdict, Wrong, shown
+from segue_conform.case import Absent, Case, Need, Result, Verdict, Wrong, printable, shown
 from segue_conform.rules import text_of
 from segue_conform.target import Target, script
 
@@ -65,7 +65,7 @@ async def run_case(case: Case, target: Target) -> Result:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         # The cases read what they were sent as the types promise it.
         why = f"the answer has another shape: {type(error).__name__} {shown(str(error))}"
-    return Result(case, verdict, why, time.monotonic() - began)
+    return Result(case, verdict, printable(why), time.monotonic() - began)
 
 
 async def run_suite(

@@ -83,9 +83,12 @@ def run_python(
     return _run(command, served, arguments, s_max)
 
 
-def run_node(script: str, served: ServedProcess, *arguments: str) -> Any:
-    """What a script of the JavaScript client prints."""
-    return _run([str(NODE), "--no-warnings", str(SCRIPTS / script)], served, arguments)
+def run_node(
+    script: str, served: ServedProcess, *arguments: str, modules: Path = NODE_MODULES
+) -> Any:
+    """What a script of the JavaScript client prints, or of another one in this folder."""
+    command = [str(NODE), "--no-warnings", str(SCRIPTS / script)]
+    return _run(command, served, arguments, modules=modules)
 
 
 def misfits(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -109,11 +112,12 @@ def _run(
     served: Served | ServedProcess,
     arguments: tuple[str, ...],
     s_max: float = RUN_S_MAX,
+    modules: Path = NODE_MODULES,
 ) -> Any:
     assert Path(command[0]).exists(), "the clients are not installed: run `make test`"
     done = subprocess.run(
         [*command, f"{served.url}/v1", *arguments],
-        env={**os.environ, "NODE_PATH": str(NODE_MODULES)},
+        env={**os.environ, "NODE_PATH": str(modules)},
         capture_output=True,
         text=True,
         timeout=s_max,

@@ -49,9 +49,10 @@ async def _never(target: Target) -> None:
 def test_what_a_server_says_is_shown_and_not_run() -> None:
     case = Case("responses.create.odd", "a claim", "must", "a source", _never)
     why = "HTTP 400: '<script>alert(1)</script>'"
-    report = Report("http://<b>", "<m>", "now", "1", [Result(case, "failed", why)])
+    report = Report("http://<b>", "<m>\x1b]52;c;x", "now", "1", [Result(case, "failed", why)])
     assert not report.holds
     assert "<script>" not in as_page(report)
     assert "&lt;script&gt;" in as_page(report)
     assert why in as_text(report, False)
+    assert "\x1b" not in as_text(report, False)
     assert "0 of 1 must" in as_badge(report)

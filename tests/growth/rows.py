@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests import odd_schemas
 from tests.growth.measure import Bench, Cost, Finding, bench, judge, sizes_to
-from tests.growth.outside import ENGINES, OUTSIDE, engine_bench, outside_case
+from tests.growth.outside import ENGINES, FORMS, OUTSIDE, engine_bench, outside_case
 from tests.growth.patterns import ANCHORED, RATIO_MAX, TRUSTED, patterns, worst
 from tests.growth.structures import STRUCTURES
 from tests.growth.test_measure import timed
@@ -75,7 +75,7 @@ def sizes(short: int, limit: int, is_long: bool) -> list[int]:
 
 
 def requests() -> Iterator[Row]:
-    for kind, structures in (("plain", STRUCTURES), ("engine", ENGINES)):
+    for kind, structures in (("plain", [*STRUCTURES, *FORMS]), ("engine", ENGINES)):
         for one in structures:
 
             def try_it(at: Places, is_long: bool, one: Any = one, kind: str = kind) -> Finding:

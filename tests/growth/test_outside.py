@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.growth.measure import Bench, Structure, bench, judge, sizes_to
-from tests.growth.outside import ENGINES, OUTSIDE, Outside, engine_bench, outside_case
+from tests.growth.outside import ENGINES, FORMS, OUTSIDE, Outside, engine_bench, outside_case
 from tests.growth.removals import REMOVALS, without
 from tests.growth.rows import all_rows, places, tried
 
@@ -29,6 +29,12 @@ def liar() -> Iterator[Bench]:
 def test_what_others_say_costs_what_its_size_costs(server: Bench, one: Outside) -> None:
     case = outside_case(server, one)
     found = judge(one.name, lambda size: server.cost(case, size), sizes_to(one.short, 2))
+    assert not found.is_bad, found.line()
+
+
+@pytest.mark.parametrize("one", FORMS, ids=[one.name for one in FORMS])
+def test_form_costs_what_its_size_costs(server: Bench, one: Structure) -> None:
+    found = judge(one.name, lambda size: server.cost(one.case, size), sizes_to(one.short, 2))
     assert not found.is_bad, found.line()
 
 

@@ -556,6 +556,53 @@ async def test_stop_waits_for_a_background_turn_whose_beginning_is_being_written
 
 
 @dataclass
+class LateTurns(WatchedTurns):
+    """A store that writes that a turn runs when it may, also if nobody waits for that any more."""
+
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    may_write: asyncio.Event = field(default_factory=asyncio.Event)
+    late: asyncio.Task[None] | None = None
+
+    async def save(self, turn: Turn) -> None:
+        if turn.response.status != "in_progress":
+            await self.inner.save(turn)
+            return
+        self.late = asyncio.create_task(self._save_late(turn))
+        await asyncio.shield(self.late)
+
+    async def _save_late(self, turn: Turn) -> None:
+        self.has_begun.set()
+        await self.may_write.wait()
+        await self.inner.save(turn)
+
+
+async def test_end_of_a_background_turn_is_written_after_its_beginning(tmp_path: Path) -> None:
+    """A cancel that comes while it is written that the turn runs: other workers would read that it runs for ever."""
+    stores: list[LateTurns] = []
+
+    def slowed(turns: Turns) -> Turns:
+        stores.append(LateTurns(turns))
+        return stores[0]
+
+    async with staged(tmp_path / "s.db", wrap=slowed) as stage:
+        late = stores[0]
+        running = await stage.start(None, late.listener, input="Hello", background=True)
+        await wait(late.has_begun)
+        running.notify(Cancel())
+        told = asyncio.create_task(late.listener.all())
+        # As long as the end would take, if it did not wait.
+        await asyncio.wait([told], timeout=0.2)
+        late.may_write.set()
+        assert (await told)[-1]["response"]["status"] == "cancelled"
+        assert late.late is not None
+        await late.late
+        turn = await late.inner.read(OWNER, running.id)
+
+    assert turn is not None
+    assert turn.response.status == "cancelled"
+
+
+@dataclass
 class OneTokenEngine(StuckEngine):
     """Cannot but sample one token, as servers behind HTTP do."""
 

@@ -19,6 +19,7 @@ from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.keeper import own_folder
 from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
 from tests.escapes.conftest import sandboxes_can_be_made
+from tests.escapes.places import runsc
 from tests.support import until
 
 __all__ = ["sandboxes_can_be_made"]
@@ -144,7 +145,7 @@ import asyncio, sys
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.messages import RunCommand, ContainerSpec
 async def main():
-    keeper = KeeperProcess("", 4)
+    keeper = KeeperProcess("", 4, adapter=sys.argv[1], runsc=sys.argv[2])
     keeper.start()
     client = KeeperClient(keeper.socket)
     await client.create("me", "cntr_1", ContainerSpec())
@@ -154,9 +155,10 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("adapter", ["bwrap", "gvisor"])
 @pytest.mark.parametrize("killed", ["server", "keeper"])
-async def test_nothing_runs_a_second_after_a_kill(killed: str) -> None:
-    server = _started(SERVER)
+async def test_nothing_runs_a_second_after_a_kill(killed: str, adapter: str) -> None:
+    server = _started(SERVER, adapter, runsc())
     assert server.stdout is not None
     keeper = int(server.stdout.readline())
     processes = processes_of(keeper)
@@ -181,8 +183,8 @@ def test_folders_of_dead_keepers_are_gone_at_the_next_start(tmp_path: Path) -> N
     assert alive.exists()
 
 
-def _started(program: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+def _started(program: str, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE)
 
 
 def _contains(folder: Path, text: str) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.outside import run_python
+from tests.clients.agents import NPM_AGENTS
+from tests.clients.outside import run_node, run_python
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.scenarios.test_shell import DONE, FLAGS, run
 from tests.scenarios.test_tools import calling, scripted
@@ -20,7 +21,7 @@ Body = dict[str, Any]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_official_python_clients_use_a_container(workers: int, tmp_path: Path) -> None:
+def test_official_clients_use_a_container(workers: int, tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     turns = [run("cat in.txt 2>/dev/null; echo a,b > x.csv"), DONE]
     script.write_text(json.dumps({"turns": turns}))
@@ -28,6 +29,7 @@ def test_official_python_clients_use_a_container(workers: int, tmp_path: Path) -
     flags += ["--store", f"sqlite:///{tmp_path}/turns.db", "--workers", str(workers)]
     with served_process(*flags, cwd=tmp_path) as served:
         found = run_python("python_shell.py", served, "scripted")
+        by_ai_sdk = run_node("node_ai_sdk.mjs", served, "scripted", "shell", modules=NPM_AGENTS)
     sdk, agents = found["sdk"], found["agents"]
     assert sdk["types"] == ["shell_call", "shell_call_output", "message"]
     assert sdk["outputs"][0]["output"][0]["stdout"] == "words"
@@ -39,20 +41,30 @@ def test_official_python_clients_use_a_container(workers: int, tmp_path: Path) -
     assert "response.shell_call_output_content.delta" in sdk["events"]
     assert agents["first"] == agents["second"] == agents["streamed"] == DONE["text"]
     assert agents["calls"] == ["shell_call", "shell_call_output", "message"]
+    for one in by_ai_sdk:
+        assert (one["text"], one["files"]) == (DONE["text"], ["x.csv"])
+        assert one["calls"] == [["shell", True]]
+        printed = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exitCode": 0}}
+        assert one["results"] == [{"output": [printed]}]
 
 
-def test_official_python_clients_run_code(tmp_path: Path) -> None:
+def test_official_clients_run_code(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     code = "open('x.csv', 'w').write('a,b')\n6 * 7"
     script.write_text(json.dumps({"turns": [calling("python", code=code), DONE]}))
     flags = ["--engine", "scripted", "--script", str(script), "--environment", "bwrap"]
     with served_process(*flags, "--store", "memory", cwd=tmp_path) as served:
         found = run_python("python_code.py", served, "scripted")
+        by_ai_sdk = run_node("node_ai_sdk.mjs", served, "scripted", "code", modules=NPM_AGENTS)
     sdk, agents = found["sdk"], found["agents"]
     assert sdk["types"] == ["code_interpreter_call", "message"]
     assert (sdk["logs"], sdk["content"], sdk["again"]) == (["42"], "a,b", [True, "completed"])
     assert "response.code_interpreter_call_code.delta" in sdk["events"]
     assert agents == {"final": [DONE["text"]] * 2, "codes": [code]}
+    for one in by_ai_sdk:
+        assert (one["text"], one["files"]) == (DONE["text"], ["x.csv"])
+        assert one["calls"] == [["code", True]]
+        assert one["results"] == [{"outputs": [{"type": "logs", "logs": "42"}]}]
 
 
 async def test_lists_have_pages_and_bad_requests_are_refused(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ POSTGRES_DOWN_S = 4.0
 DRAWN_S_MIN = 120.0
 # Small, so that all that may be kept is kept before the figures count.
 LIMITS = {
-    "process_state_bytes_max": 8 << 20,
-    "connections_state_bytes_max": 16 << 20,
+    "process_state_bytes_max": 4 << 20,
+    "connections_state_bytes_max": 3 << 20,
     "render_cache_bytes_max": 4 << 20,
     "reuse_bytes_max": 2 << 20,
     "events_retention_s": 600,
@@ -126,7 +126,7 @@ class Soak:
             self.book.begin_trouble()
             self.kills.append((self.at_s, what))
             if what == "worker":
-                os.kill(max(self.workers()), signal.SIGKILL)
+                os.kill(self.workers()[-1], signal.SIGKILL)
             else:
                 await asyncio.to_thread(self.postgres.stop)
                 await asyncio.sleep(POSTGRES_DOWN_S)
@@ -136,7 +136,8 @@ class Soak:
     def workers(self) -> list[int]:
         """The worker processes, by age."""
         found = figures.descendants(self.book.served.process.pid)
-        return [pid for pid in found if figures.name_of(pid) == "worker"]
+        workers = [pid for pid in found if figures.name_of(pid) == "worker"]
+        return sorted(workers, key=figures.began_at)
 
     # --- figures ---
 
@@ -290,8 +291,10 @@ async def installation(
                 flags += ["--files-dir", str(folder / "files")]
                 flags += ["--environment", "bwrap"] if has_shell else []
                 with served_process(*flags, cwd=folder) as served:
-                    yield served, postgres
-                (folder / "server.log").write_text("".join(served.printed))
+                    try:
+                        yield served, postgres
+                    finally:
+                        (folder / "server.log").write_text("".join(served.printed))
         finally:
             postgres.stop()
 

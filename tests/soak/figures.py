@@ -65,6 +65,11 @@ def name_of(pid: int) -> str:
     return next((name for word, name in NAMES.items() if word in line), "other")
 
 
+def began_at(pid: int) -> int:
+    """When a process was started, in ticks; ids begin again at some time."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def guarded(pid: int) -> tuple[int, int]:
     """The share of memory and the open files; nothing of a process that lets nobody look."""
     try:

@@ -394,8 +394,13 @@ class Runner:
         """Nothing of it leaves before the store has this: until then another process may take it over. A stop waits for
         it: who takes turns over leaves alone what runs."""
         self._starting.add(turn.id)
+        writing = asyncio.ensure_future(save(turn))
         try:
-            await save(turn)
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # A store writes what it was asked to all the same: the end of the turn has to come after it.
+            await asyncio.gather(writing, return_exceptions=True)
+            raise
         except (Fenced, TryLater):
             # Another process has it, or will: this one stops, and the store is away.
             self._left.add(turn.id)

@@ -91,10 +91,11 @@ class KeeperProcess:
         self._orders = KeeperOrders(
             socket=self.socket,
             folder=str(folder),
-            root=root,
+            root=root and str(Path(root).absolute()),
             containers_max=containers_max,
             adapter=adapter,
-            runsc=runsc,
+            # The keeper has another working directory.
+            runsc=runsc and str(Path(runsc).absolute()),
             domains=domains,
             has_cgroups=has_cgroups,
         )
