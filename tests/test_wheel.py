@@ -146,7 +146,7 @@ OURS_LOADED = {"segue", "segue_cli", "segue_dashboard"}
 ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
-    *("vocabularies", "schemas", "readers", "dialects", "engines", "stores"),
+    *("vocabularies", "schemas", "readers", "dialects", "border", "engines", "stores"),
     *(
         "listener",
         "responses",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,8 +27,10 @@ from segue_embedded.loading import load_server
 
 log = logging.getLogger(__name__)
 
-# How long a trial may take, and how long the child may take to load the weights.
-TRIAL_S_MAX = 10.0
+# How much CPU time a trial may take; how long it may take where the machine is busy with other things; and how long the
+# child may take to load the weights.
+TRIAL_CPU_S_MAX = 10.0
+TRIAL_S_MAX = 40.0
 LOAD_S_MAX = 120.0
 # What a grammar may take in the child, and so for each slot of the model. Those of real tools take some megabytes.
 TRIAL_BYTES_MAX = 256 * 1024 * 1024
@@ -149,7 +152,10 @@ def main(weights: str) -> None:
         return False
 
     for request in _requests(sys.stdin.buffer):
+        # At its end the signal ends the process, also while the library computes.
+        signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S_MAX)
         server.handle_completions(request, send)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, b"")
     # Nothing is worth the time that it takes to unload.
     os._exit(0)
