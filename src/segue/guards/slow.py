@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
 # Processor time for one search.
 SEARCH_S_MAX = 0.025
@@ -19,7 +18,6 @@ OWN_PIECES_MAX = 16
 END = "\0"
 # Up to this size each is tried, as one character more may double the work; from there on in larger steps.
 EACH_CHARS_MAX = 48
-GROWTH = 1.5
 
 
 def slow_text(pattern: re.Pattern[str], chars: int) -> str | None:
@@ -30,20 +28,14 @@ def slow_text(pattern: re.Pattern[str], chars: int) -> str | None:
 
 
 def _is_slow(pattern: re.Pattern[str], piece: str, chars: int) -> bool:
-    texts = (piece * (size // len(piece)) + END for size in _sizes(chars))
-    # Tried twice: the first time may have been interrupted.
-    return any(
-        _searched_s(pattern, text) > SEARCH_S_MAX and _searched_s(pattern, text) > SEARCH_S_MAX
-        for text in texts
-    )
-
-
-def _sizes(chars: int) -> Iterator[int]:
     size = 2
     while size < chars:
-        yield size
-        size = size + 1 if size < EACH_CHARS_MAX else int(size * GROWTH)
-    yield chars
+        size = min(chars, size + 1 + max(0, size - EACH_CHARS_MAX) // 2)
+        text = piece * (size // len(piece)) + END
+        # Tried twice: the first time may have been interrupted.
+        if all(_searched_s(pattern, text) > SEARCH_S_MAX for _ in range(2)):
+            return True
+    return False
 
 
 def _searched_s(pattern: re.Pattern[str], text: str) -> float:
