@@ -34,9 +34,11 @@ from tests.simulator.statements import STATEMENTS
 
 SEEDS, STEPS = 8, 120
 LIMITS = KeyLimits(requests_per_min=600, lanes_max=4)
-# What a server runs once, an hour apart, for an operator or for uploaded files; a simulation does not.
+# What a server runs once, an hour apart, for an operator, or for uploaded files and skills; a simulation does not.
 NOT_MODELLED = {
     "revoke_key", "limit_key", "add_to_ring", "note_migration", "unshelve",
+    "add_skill_version", "skill_versions", "make_default_version", "delete_skill_version", "delete_skill",
+    "present_skill_version",
     "add_file", "find_file", "newest_files", "delete_file", "expired_files", "present_files",
 }  # fmt: skip
 

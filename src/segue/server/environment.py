@@ -83,17 +83,3 @@ def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api
     from segue.skills.api import skills_api
 
     return (containers_api(client, files), skills_api(files.load_skills))
-
-
-def try_environment(settings: Settings) -> str:
-    """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
-    domains = allowed_domains(settings)
-    process = keeper_of(settings, domains)
-    try:
-        process.start()
-        network = f"network to {', '.join(domains)}" if domains else "no network"
-        ready = process.ready
-        words = f"isolation {ready.isolation}, limits by {ready.held_by}, {network}"
-        return ". ".join(filter(None, (f"{process.adapter}: {words}", ready.warning)))
-    finally:
-        process.close()

@@ -35,7 +35,7 @@ from segue.seams.model import EngineFacts
 from segue.server.aliases import alias_problems
 from segue.server.apis import APIS, is_on
 from segue.server.discovery import lookup_of
-from segue.server.environment import try_environment
+from segue.server.environment import allowed_domains, keeper_of
 from segue.server.files import NO_PLACE, has_place
 from segue.server.models import (
     NO_TOOLS,
@@ -544,3 +544,17 @@ def _advice(model: ModelSettings) -> str:
         return "check --script and --tokenizer"
     urls = " ".join(map(shown_address, model.engine_url))
     return f"start the engine, or correct its URL: --engine-url {urls}"
+
+
+def try_environment(settings: Settings) -> str:
+    """What a sandbox on this machine is, in words; refused with the reason where none can be made."""
+    domains = allowed_domains(settings)
+    process = keeper_of(settings, domains)
+    try:
+        process.start()
+        network = f"network to {', '.join(domains)}" if domains else "no network"
+        ready = process.ready
+        words = f"isolation {ready.isolation}, limits by {ready.held_by}, {network}"
+        return ". ".join(filter(None, (f"{process.adapter}: {words}", ready.warning)))
+    finally:
+        process.close()
