@@ -27,11 +27,6 @@ CHUNK_BYTES = 48
 WriteEvents = Callable[[Sequence[Event]], list[bytes]]
 
 
-def _write_nothing(events: Sequence[Event]) -> list[bytes]:
-    """For nobody."""
-    return []
-
-
 class SseSubscriber:
     """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
 
@@ -90,11 +85,10 @@ class SseSubscriber:
         self._wake.set()
 
     def close(self) -> None:
-        """Nobody reads on. What waits is dropped, and the turn and the writer are let go: a writer that knows its
+        """No client reads on. What waits is dropped, and the turn and the writer are let go: a writer that knows its
         subscriber would keep all of it until the garbage collector comes."""
         self._unread.writers.discard(self)
-        self._write, self.running = _write_nothing, None
-        self._chunks.clear()
+        self._write, self._chunks, self.running = lambda events: [], [], None
         self._bytes = self._taken_bytes = 0
 
     async def read(self) -> bytes:
