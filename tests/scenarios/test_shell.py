@@ -6,7 +6,6 @@ Where a machine forbids namespaces these tests cannot run; `tests/escapes` says 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from base64 import b64encode
@@ -25,7 +24,7 @@ from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
-from tests.support import MODEL, Served, fetch, kinds, until, wire
+from tests.support import MODEL, Served, fetch, kinds, wire
 
 __all__ = ["sandboxes_can_be_made"]
 
@@ -206,8 +205,9 @@ async def test_cancelled_turn_stops_its_command(tmp_path: Path) -> None:
     body = {"model": MODEL, "input": "Go", "tools": [AUTO], "background": True}
     async with scripted(tmp_path, waiting, DONE, **FLAGS) as served:
         queued = (await fetch(served, "POST", "/v1/responses", body)).json
-        running = served.app.runner.registry.running[queued["id"]]
-        await until(lambda: len(running.assembler.items) == 2)
+        async with asyncio.timeout(10):
+            while not await inside(served, queued, "ps ax | grep '[s]leep 61'"):
+                pass
         await fetch(served, "POST", f"/v1/responses/{queued['id']}/cancel", {})
         cancelled = (await fetch(served, "GET", f"/v1/responses/{queued['id']}")).json
         assert cancelled["status"] == "cancelled"
@@ -298,17 +298,6 @@ async def test_shell_of_the_client_stays_the_clients(tmp_path: Path) -> None:
         response = response_of(await ask({"input": "Go", "tools": [{"type": "shell"}]}))
     (call,) = response["output"]
     assert (call["type"], call["environment"]) == ("shell_call", {"type": "local"})
-
-
-async def test_guard_sees_what_a_command_prints_before_the_client_does(tmp_path: Path) -> None:
-    settings = tmp_path / "segue.toml"
-    settings.write_text('[guard_rules]\npatterns = ["rains"]\n')
-    flags = {**FLAGS, "guard": ("rules",), "config": str(settings)}
-    wet = run("printf 'It ra'; printf 'ins\\n'")
-    async with scripted(tmp_path, wet, DONE, **flags) as served, asking(served, "sse") as ask:
-        told = await ask({"input": "Go", "tools": [AUTO]})
-    assert "rains" not in json.dumps([one for one in told if "output_content" in one["type"]])
-    assert response_of(told)["status"] != "completed"
 
 
 async def test_uploaded_file_is_in_the_container(tmp_path: Path) -> None:
