@@ -88,7 +88,7 @@ class SseSubscriber:
         """No client reads on. What waits is dropped, and the turn and the writer are let go: a writer that knows its
         subscriber would keep all of it until the garbage collector comes."""
         self._unread.writers.discard(self)
-        self._write, self._chunks, self.running = lambda events: [], [], None
+        self._write, self.running, self._chunks = lambda events: [], None, []
         self._bytes = self._taken_bytes = 0
 
     async def read(self) -> bytes:
@@ -101,8 +101,7 @@ class SseSubscriber:
         await self._wake.wait()
         self._wake.clear()
         data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._bytes, self._taken_bytes = 0, len(data)
+        self._chunks, self._bytes, self._taken_bytes = [], 0, len(data)
         if self._taken_bytes <= UNREAD_BYTES_MIN:
             self._unread.writers.discard(self)
         self.is_over = self._is_ended
