@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket as net
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import websockets
 
+from segue.listener.subscribers import SseSubscriber
 from tests.support import (
     MODEL,
     TERMINAL,
@@ -541,6 +543,38 @@ async def test_socket_reader_that_never_reads_slows_the_model_and_is_cut(tmp_pat
             assert await metric(served, "segue_connections") == 0
             socket.transport.abort()
     assert sampled_tokens(tmp_path) < PAD_TOKENS / 2
+
+
+STREAMED: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "x", "store": False},
+    "/v1/messages": {"max_tokens": PAD_TOKENS, "messages": [{"role": "user", "content": "x"}]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("path", STREAMED)
+async def test_stream_that_was_cut_leaves_nothing_for_the_garbage_collector(
+    tmp_path: Path, path: str
+) -> None:
+    """That comes seldom, and until then all that waited would stay in memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving_at_length(tmp_path) as served:
+            _, writer = await asyncio.open_connection(sock=narrow_socket(served.port), limit=1024)
+            data = json.dumps({"model": MODEL, "stream": True, **STREAMED[path]}).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+            writer.write(head.encode() + data)
+            await until(lambda: waiting_bytes() > 0)
+            writer.transport.abort()
+            await until(lambda: waiting_bytes() == 0)
+    finally:
+        gc.enable()
+
+
+def waiting_bytes() -> int:
+    """What all streams by HTTP hold that are in memory, in use or not."""
+    return sum(one.unread_bytes for one in gc.get_objects() if isinstance(one, SseSubscriber))
 
 
 async def test_sse_reader_that_never_reads_slows_the_model_and_is_cut(

@@ -234,6 +234,8 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "chats": (fill_by_chats, SHORT, ()),
     "half bodies": (fill_by_half_bodies, SHORT, ()),
 }
+# What is read of a body is a small part of the limit; the rest of what has grown is the program's own.
+BARELY_COUNTED = {"half bodies"}
 # The cheapest of those that only fill caches.
 SHORT_FILLS = [way for way in FILLS if way not in ("resent texts", "chats", "messages")]
 
@@ -273,7 +275,8 @@ async def check_limit(tmp_path: Path, way: str, limit_bytes: int, step_bytes: in
     figures = f"{way}: {peak / MIB:.0f} MiB at the peak, {grown / MIB:.0f} grown, {held / MIB:.0f} MiB counted"
     print(figures)
     assert grown < GROWN_MAX * limit_bytes, figures
-    assert grown < GROWN_MAX * max(held, limit_bytes / 4), figures
+    if way not in BARELY_COUNTED:
+        assert grown < GROWN_MAX * held, figures
 
 
 @pytest.mark.parametrize("way", SHORT_FILLS)

@@ -85,8 +85,11 @@ class SseSubscriber:
         self._wake.set()
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """No client reads on. What waits is dropped, and the turn and the writer are let go: a writer that knows its
+        subscriber would keep all of it until the garbage collector comes."""
         self._unread.writers.discard(self)
+        self._write, self.running, self._chunks = lambda events: [], None, []
+        self._bytes = self._taken_bytes = 0
 
     async def read(self) -> bytes:
         """Everything that is ready, as one write of whole events; it is written when this is called again."""
@@ -94,14 +97,13 @@ class SseSubscriber:
         if self.running is not None:
             self.running.wake()
         if self._bytes <= UNREAD_BYTES_MIN:
-            self.close()
+            self._unread.writers.discard(self)
         await self._wake.wait()
         self._wake.clear()
         data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._bytes, self._taken_bytes = 0, len(data)
+        self._chunks, self._bytes, self._taken_bytes = [], 0, len(data)
         if self._taken_bytes <= UNREAD_BYTES_MIN:
-            self.close()
+            self._unread.writers.discard(self)
         self.is_over = self._is_ended
         return data
 
