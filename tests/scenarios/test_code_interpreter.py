@@ -6,6 +6,9 @@ Where a machine forbids namespaces these tests cannot run; `tests/escapes` says 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,9 @@ from typing import Any
 import pytest
 
 from segue.accounts.account import LOCAL
+from segue.isolation.limits import processes_of
 from tests.escapes.conftest import sandboxes_can_be_made
-from tests.scenarios.test_shell import FLAGS, inside, keeper_of, run
+from tests.scenarios.test_shell import FLAGS, inside, is_keeper, keeper_of, run
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, wire
@@ -94,6 +98,60 @@ async def test_code_that_needs_too_much_memory_is_an_output(tmp_path: Path) -> N
     assert "memory" in logs(killed)
     assert "works" in logs(again)
     assert "NameError" in logs(again)
+
+
+# The same for both ways to run something.
+EITHER = pytest.mark.parametrize(
+    "tool, wet",
+    [(SHELL, run("printf 'It ra'; printf 'ins\\n'")), (AUTO, python("print('It ra' + 'ins')"))],
+    ids=["shell", "code"],
+)
+
+
+@EITHER
+async def test_guard_sees_what_is_printed_before_the_client_does(
+    tool: Body, wet: Body, tmp_path: Path
+) -> None:
+    settings = tmp_path / "segue.toml"
+    settings.write_text('[guard_rules]\npatterns = ["rains"]\n')
+    flags = {**FLAGS, "guard": ("rules",), "config": str(settings)}
+    async with scripted(tmp_path, wet, DONE, **flags) as served, asking(served, "sse") as ask:
+        told = await ask({"input": "Go", "tools": [tool], **SHOWN})
+    assert "It rains" not in json.dumps(told)
+    assert response_of(told)["status"] != "completed"
+
+
+@EITHER
+async def test_audit_log_has_a_line_without_the_text(tool: Body, wet: Body, tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    flags = {**FLAGS, "audit_log": str(path)}
+    async with scripted(tmp_path, wet, DONE, **flags) as served, asking(served, "json") as ask:
+        response = response_of(await ask({"input": "Go", "tools": [tool], **SHOWN}))
+    written = path.read_text()
+    (line,) = [one for one in map(json.loads, written.splitlines()) if one["event"] == "command"]
+    assert (line["outcome"], line["code"], line["printed_bytes"]) == ("exited", "0", 9)
+    assert line["owner"] == LOCAL
+    assert line["container_id"] in json.dumps(response["output"][0])
+    assert "It ra" not in written
+
+
+@EITHER
+async def test_container_that_has_expired_is_refused(tool: Body, wet: Body, tmp_path: Path) -> None:
+    async with scripted(tmp_path, DONE, **FLAGS) as served:
+        made = (await fetch(served, "POST", "/v1/containers", {"name": "mine"})).json["id"]
+        assert (await fetch(served, "GET", f"/v1/containers/{made}/files")).status == 200
+        (keeper,) = [pid for pid in processes_of(os.getpid()) if is_keeper(pid)]
+        for pid in processes_of(keeper):
+            if pid != keeper:
+                os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while (await keeper_of(served).find(LOCAL, made)).status != "expired":
+                pass
+        place = {"type": "container_reference", "container_id": made}
+        named = {"container": made} if tool is AUTO else {"environment": place}
+        body = {"model": MODEL, "input": "Go", "tools": [{"type": tool["type"], **named}]}
+        refused = await fetch(served, "POST", "/v1/responses", body)
+    assert (refused.status, refused.json["error"]["code"]) == (400, "container_expired")
 
 
 WAIT = "x = 1\nopen('on', 'w').close()\nimport time\nwhile True: time.sleep(0.01)"
@@ -353,3 +411,21 @@ async def test_cancelled_code_is_stopped(tmp_path: Path) -> None:
     assert cancelled["status"] == "cancelled"
     assert [one["status"] for one in cancelled["output"]] == ["incomplete"]
     assert logs(again["output"][0]) == "3"
+
+
+async def test_server_that_stops_ends_the_code(tmp_path: Path) -> None:
+    """The client has a terminal event and an item that says that it was not done; nothing goes on."""
+    code = "try:\n    import time\n    open('on', 'w').close()\n    time.sleep(60)\nfinally: open('off', 'w').close()"
+    async with scripted(tmp_path, python(code), DONE, **FLAGS) as served, wire(served) as socket:
+        await socket.create(input="Go", tools=[SHELL, AUTO], **SHOWN)
+        first = (await socket.next())["response"]
+        async with asyncio.timeout(10):
+            while "on" not in await inside(served, first, "ls"):
+                pass
+        await served.app.runner.drain(0)
+        ended = (await socket.events())[-1]
+        async with asyncio.timeout(10):
+            while "off" not in await inside(served, first, "ls"):
+                pass
+    assert ended["type"] in ("response.failed", "response.incomplete")
+    assert [one["status"] for one in ended["response"]["output"]] == ["incomplete"]

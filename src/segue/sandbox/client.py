@@ -195,8 +195,8 @@ class KeeperClient:
     async def list_all(self, owner: str) -> list[Container]:
         return (await self._ask(ListContainers(owner))).containers
 
-    async def delete(self, owner: str, container_id: str) -> None:
-        await self._ask(DeleteContainer(owner, container_id))
+    async def delete(self, owner: str, container_id: str, *, unless_used: bool = False) -> None:
+        await self._ask(DeleteContainer(owner, container_id, unless_used))
 
     async def list_files(self, owner: str, container_id: str) -> list[FileEntry]:
         return (await self._ask(ListContainerFiles(owner, container_id))).files
