@@ -186,6 +186,8 @@ class ServerOptions:
 
     models: Sequence[ScriptedModel]
     flags: Sequence[str] = field(default=())
+    # Another module may change the server before it serves.
+    module: str = CLI
 
 
 @contextmanager
@@ -209,7 +211,7 @@ def serve_in(folder: Path, options: ServerOptions, port: int = 0) -> Iterator[Se
         lines += [f"tps = {model.tokens_per_s:g}"]
     config = folder / "segue.toml"
     config.write_text("\n".join(lines) + "\n")
-    command = ["-m", "segue_cli.cli", "serve", "--port", str(port), "--config", str(config)]
+    command = ["-m", options.module, "serve", "--port", str(port), "--config", str(config)]
     with spawn([*command, *options.flags], LISTENING, folder) as process:
         yield process
 

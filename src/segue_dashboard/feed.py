@@ -73,6 +73,7 @@ class Sources:
     replicas: Callable[[Mapping[str, bool]], Sequence[EngineStatus]]
     backlog: Callable[[], int]
     lag_ms: Callable[[], float]
+    has_containers: bool = False
     # Asks the other workers of the same parent process, if there are any; and the name of this worker among them.
     ask: Callable[[bytes], Awaitable[Mapping[str, bytes]]] | None = None
     worker: str = ""
@@ -90,6 +91,8 @@ class Hello(Struct, frozen=True, tag_field="type", tag="hello"):
     models: Sequence[str]
     marks: Sequence[str]
     is_operator: bool
+    # Whether there is anything to ask of `/v1/containers`.
+    has_containers: bool
 
 
 class Update(Struct, frozen=True, tag_field="type", tag="update"):
@@ -152,6 +155,7 @@ class Feed:
             models=self._sources.models(),
             marks=views.MARKS,
             is_operator=viewer.is_operator,
+            has_containers=self._sources.has_containers,
         )
 
     def share(self, viewer: Viewer, number: int) -> WorkerShare:

@@ -1,5 +1,6 @@
 // What did one turn cost? Its stages, tokens, speed, where it ran, and how it ended.
 
+import { askJson } from "./api.js";
 import { showCache } from "./cache.js";
 import { $, bytes, clock, h, took } from "./dom.js";
 import { pausesOf, stagesOf } from "./past.js";
@@ -75,6 +76,40 @@ const groups = (turn) => [
   group("Stages", ...stages(turn)),
 ];
 
+// The commands of hosted calls, as the stored response has them; each call of a round was one pause of the turn.
+const commands = (turn, output) => {
+  const pauses = pausesOf(turn);
+  const calls = output.filter((item) => item.type === "shell_call" && item.environment?.container_id);
+  const answers = new Map(
+    output.filter((item) => item.type === "shell_call_output").map((item) => [item.call_id, item.output]),
+  );
+  const rows = calls.flatMap((call, index) =>
+    call.action.commands.map((command, at) => {
+      const outcome = answers.get(call.call_id)?.[at]?.outcome;
+      const [, , from, to] = (pauses.length === calls.length && pauses[index]) || [];
+      const ended = outcome ? (outcome.type === "exit" ? `exit ${outcome.exit_code}` : outcome.type) : "";
+      const time = at === 0 && to !== undefined ? took(to - from) : "";
+      return h(
+        "div",
+        { class: `figure command ${outcome?.exit_code ? "bad" : ""}` },
+        h("dt", { class: "mono" }, command),
+        h("dd", {}, [ended, time].filter(Boolean).join(" \u00b7 ")),
+      );
+    }),
+  );
+  return rows.length ? [group("Commands", ...rows)] : [];
+};
+
+const showCommands = async (turn) => {
+  const box = $("figures-rows");
+  try {
+    const { id, output } = await askJson(`/v1/responses/${turn.id}`);
+    if ($("figures-sub").textContent === id) box.append(...commands(turn, output));
+  } catch {
+    // Not stored, or deleted.
+  }
+};
+
 export const openFigures = (turn) => {
   $("figures-sub").textContent = turn.id;
   $("figures-rows").replaceChildren(...(turn.mark ? groups(turn) : []));
@@ -82,6 +117,7 @@ export const openFigures = (turn) => {
     $("figures").close();
     openReader(turn.id);
   };
+  if (turn.tools) showCommands(turn);
   showCache(turn.id, $("figures-cache"));
   $("figures").showModal();
 };

@@ -3,6 +3,7 @@
 import { hasKey, setKey } from "./api.js";
 import { renewAdvice } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
+import { followContainers } from "./containers.js";
 import { follow } from "./feed.js";
 import { openFigures } from "./figures.js";
 import { drawFleet, followFleet } from "./fleet.js";
@@ -33,6 +34,7 @@ const past = new Past();
 let picture = EMPTY;
 let process = null;
 let isOperator = true;
+let hasContainers = false;
 
 // --- live ---
 
@@ -83,6 +85,7 @@ const feed = follow({
     else banner("");
     process = message.process;
     isOperator = message.is_operator;
+    hasContainers = message.has_containers;
     for (const view of ["fleet", "keys"])
       document.querySelector(`.bar nav a[href="#${view}"]`).hidden = !isOperator;
     if (location.hash === "#fleet") followFleet(draw);
@@ -92,6 +95,7 @@ const feed = follow({
     offer(message.models);
     renewSizes();
     renewAdvice(openTurn, 0);
+    if (hasContainers) followContainers();
     draw();
   },
   update(message) {
@@ -144,6 +148,7 @@ const show = () => {
   drawRace();
   if (name === "race" && process) renewSizes();
   if (name === "keys") loadKeys();
+  if (name === "live" && hasContainers) followContainers();
   if (name === "fleet") followFleet(draw);
 };
 

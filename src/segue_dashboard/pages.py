@@ -36,8 +36,9 @@ def dashboard_routes(
     health: HealthCheck,
     upgrades: Upgrades,
     pages: ServerPages,
+    served: Sequence[Route],
 ) -> list[Route]:
-    """The routes of all pages."""
+    """The routes of all pages; `served`: those of the APIs."""
     runner, history = services.runner, RecentTurns()
     observers.add(history.observe, history.note_refusal)
     fleet = FleetReports(
@@ -47,7 +48,8 @@ def dashboard_routes(
         history,
         state.peers,
     )
-    feed = _build_feed(state, history, runner, observers, health, upgrades)
+    has_containers = any(route.path == "/v1/containers" for route in served)
+    feed = _build_feed(state, history, runner, observers, health, upgrades, has_containers)
     keys = KeyRoutes(services, _key_sources(state, observers))
     return [*Dashboard(services, feed, pages).routes, *keys.routes, *fleet.routes]
 
@@ -59,6 +61,7 @@ def _build_feed(
     observers: Observers,
     health: HealthCheck,
     upgrades: Upgrades,
+    has_containers: bool,
 ) -> Feed:
     """What the dashboard shows of this process and of its siblings."""
     sources = Sources(
@@ -70,6 +73,7 @@ def _build_feed(
         replicas=health.replicas,
         backlog=lambda: observers.afterwards.backlog,
         lag_ms=lambda: observers.metrics.lag_ms,
+        has_containers=has_containers,
     )
     if state.cluster is None:
         return Feed(history, sources)

@@ -88,6 +88,14 @@ def open_tag(size: int) -> bytes:
     return b"<a" + b" b" * size
 
 
+def open_script(size: int) -> bytes:
+    return b"<script>" + b"</" * size
+
+
+# Just short of what may be open.
+MANY_ATTRIBUTES = "<a" + " b" * 30_000 + ">"
+
+
 def hits(size: int) -> Json:
     row = {"title": "<b>About</b> rain", "content": "Clouds <i>bring</i> rain. " * 3}
     return {"results": [{"url": f"https://a.example/{n}", **row} for n in range(size)]}
@@ -249,7 +257,10 @@ def escapes(size: int) -> str:
 
 
 OUTSIDE = [
-    Outside("page: an open tag", open_tag, read, 20_000, 2_000_000),
+    # Up to what is fetched, also in `make test`.
+    Outside("page: an open tag", open_tag, read, 4_000_000, 4_000_000),
+    Outside("page: an open script", open_script, read, 4_000_000, 4_000_000),
+    Outside("page: tags of many attributes", page(MANY_ATTRIBUTES), read, 8, 140),
     Outside("page: tags", page("<p><b>It</b> rains.</p>"), read, 5_000, 200_000),
     Outside("page: tags that nobody closes", page("<div><a href=x>"), read, 5_000, 200_000),
     Outside("page: links", page('<a href="/a">rain</a> '), read, 5_000, 200_000),

@@ -459,6 +459,23 @@ async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
         assert answer.status == 403, answer.body
 
 
+async def test_use_of_containers_is_counted_once(tmp_path: Path) -> None:
+    busy = run("python3 -c 'import time\nwhile time.process_time() < 0.3: pass'")
+    async with scripted(tmp_path, busy, DONE, **FLAGS) as served:
+        body = {"model": MODEL, "input": "Go", "tools": [AUTO]}
+        made = (await fetch(served, "POST", "/v1/responses", body)).json
+        name = made["tools"][0]["environment"]["container_id"]
+        used = (await keeper_of(served).take_usage()).usage
+        assert [each.owner for each in used] == [LOCAL]
+        assert 0.2 < used[0].cpu_s < 3
+        assert used[0].container_s > 0.3
+        # Taken once; what follows is what is new, also of a container that is gone.
+        await fetch(served, "DELETE", f"/v1/containers/{name}")
+        (rest,) = (await keeper_of(served).take_usage()).usage
+        assert rest.container_s > 0
+        assert rest.cpu_s < 0.2
+
+
 async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:
     turns = [run("echo begun; sleep 62"), DONE, run("echo again"), DONE]
     async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:

@@ -34,6 +34,8 @@ SCRIPTS: dict[str, Sequence[Body]] = {
     "shell": [calling("shell", commands=["echo hello; seq 100 > x.csv"]), {"text": "Done."}],
 }
 SLOW_TPS = 40
+# Chains that go on have their parents among so many.
+NEW = 100
 TERMINAL = {"response.completed", "response.failed", "response.incomplete"}
 
 
@@ -284,8 +286,10 @@ async def look_back(book: Book, chance: random.Random) -> None:
     """Some of what was promised earlier is read again; some is deleted; the oldest always."""
     for turn_id in chance.sample(list(book.kept), min(3, len(book.kept))):
         await book.check(turn_id)
-    if book.kept and chance.random() < 0.3:
-        await book.erase(chance.choice(list(book.kept)))
+    # The newer ones may be the parents of chains that go on.
+    older = [*book.kept][:-NEW]
+    if older and chance.random() < 0.3:
+        await book.erase(chance.choice(older))
     await book.settle()
 
 

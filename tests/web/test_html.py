@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.web.html import TEXT_CHARS_MAX, Link, read_page
+from segue.web.html import OPEN_CHARS_MAX, TEXT_CHARS_MAX, Link, read_page
 
 URL = "https://a.com/docs/page.html"
 HTML = b"""<!doctype html><html><head><title>Rain &amp; snow
@@ -51,6 +51,27 @@ def test_charset_is_the_one_that_was_said(
     page = read_page("https://a.com/x", data, kind, charset)
     assert page is not None
     assert page.text.strip() == text
+
+
+@pytest.mark.parametrize(
+    "before, piece, after, seen",
+    [
+        ("<p>It rains.</p><img src='data:", "a", "'><p>It snows.</p>", "It rains.\n\nIt snows."),
+        ("<p>It rains.</p><!--", "<p>", "--><p>It snows.</p>", "It rains.\n\nIt snows."),
+        ("<p>It rains.</p><script>", "a", "</script><p>It snows.</p>", "It rains.\n\nIt snows."),
+        ("<p>It rains.</p><style>", "</", "</style><p>It snows.</p>", "It rains.\n\nIt snows."),
+        ("<p>It rains.</p><a", " b", "", "It rains."),
+        ("", "&", " It rains.<p>", "&" * (3 * OPEN_CHARS_MAX) + " It rains."),
+    ],
+)
+def test_what_stays_open_for_long_is_left_out(
+    before: str, piece: str, after: str, seen: str
+) -> None:
+    """A picture inside of a page, a long comment, a long script: what follows it is read."""
+    long = piece * (3 * OPEN_CHARS_MAX // len(piece))
+    page = read_page(URL, (before + long + after).encode(), "text/html")
+    assert page is not None
+    assert page.text == seen
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\0\0", b"%PDF-1.7 nonsense", b"\xff\xfe\xfa"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from segue.wire.codec import (
     decode_lane,
     decode_tools,
     encode,
+    encode_kept,
     list_object,
 )
 from segue.wire.items import CompactionTrigger
@@ -449,3 +451,15 @@ def test_text_with_many_commas_is_no_structure(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(codec, "FEW_VALUES", 1_000)
     text = 'one, "two", [three], {four}\\' * 20_000
     assert codec.decode_create(json.dumps({"input": text}).encode()).input == text
+
+
+def test_what_is_kept_takes_no_more_memory_than_its_bytes() -> None:
+    text = "the " * 100_000
+    tracemalloc.start()
+    try:
+        kept = encode_kept([text])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept == encode([text])
+    assert held < 1.01 * len(kept)

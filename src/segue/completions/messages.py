@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.codec import decode_body, encode
+from segue.wire.codec import decode_body, encode, encode_kept
 from segue.wire.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -135,7 +135,7 @@ def translate(raw: Raw | bytes, path: str, *, is_newest: bool, is_custom: bool) 
         case role:
             values = [Message(role=role, content=_plain(content))]
     # As bytes, whose hash is computed once: what is remembered of a history is found by it each turn.
-    return Translated(tuple(cast("Raw", encode(value)) for value in values), is_known)
+    return Translated(tuple(cast("Raw", encode_kept(value)) for value in values), is_known)
 
 
 def _read_content(

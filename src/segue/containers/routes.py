@@ -73,8 +73,17 @@ _container = msgspec.json.Decoder(NewContainer)
 _file = msgspec.json.Decoder(NewContainerFile)
 
 
+class ContainerUse(Struct, frozen=True):
+    """What a container holds now, and has used since it was made."""
+
+    memory_bytes: int
+    cpu_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
 class ContainerObject(Struct, frozen=True, kw_only=True):
-    """A container as clients see it. `isolation` and `limits_by` are our own."""
+    """A container as clients see it. `isolation`, `limits_by` and `usage` are our own."""
 
     id: str
     object: str = "container"
@@ -87,6 +96,7 @@ class ContainerObject(Struct, frozen=True, kw_only=True):
     network_policy: ShownPolicy
     isolation: str
     limits_by: HeldBy
+    usage: ContainerUse
 
 
 class ContainerFileObject(Struct, frozen=True, kw_only=True):
@@ -246,6 +256,7 @@ def as_object(about: Container) -> ContainerObject:
         network_policy=ShownPolicy("allowlist" if about.domains else "disabled", about.domains),
         isolation=about.isolation,
         limits_by=about.held_by,
+        usage=ContainerUse(about.memory_bytes, about.cpu_s, about.sent_bytes, about.received_bytes),
     )
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from hashlib import blake2b
 
 import msgspec
 from msgspec import Struct
 
 from segue.errors import Misconfigured
+from segue.guards.slow import slow_text
 from segue.seams.guard import PASSED, Verdict
 
-# A fraction of a millisecond for an ordinary pattern. Some patterns take four times as long for twice as much.
+# A fraction of a millisecond for an ordinary pattern; one that takes too long for so much is refused when it is loaded.
 WINDOW_CHARS = 32 * 1024
 # What a match may span and still be found in a text that is longer than a window.
 SPAN_CHARS_MAX = WINDOW_CHARS // 2
@@ -81,12 +83,13 @@ class RulesGuard:
         searched = 0
         for text in texts:
             for window, is_last in _windows(text):
-                if searched > WINDOW_CHARS:
-                    searched = 0
-                    await asyncio.sleep(0)
-                searched += max(len(window), TEXT_CHARS_MIN)
-                if any(pattern.search(window) for pattern in self._patterns):
-                    return Verdict("it matches a pattern")
+                for pattern in self._patterns:
+                    if searched > WINDOW_CHARS:
+                        searched = 0
+                        await asyncio.sleep(0)
+                    searched += max(len(window), TEXT_CHARS_MIN)
+                    if pattern.search(window):
+                        return Verdict("it matches a pattern")
                 if (self._denied or self._allowed) and self._has_denied(window, is_last=is_last):
                     return Verdict("it has a URL that is not allowed")
         return PASSED
@@ -119,12 +122,21 @@ def _shortened(blanks: re.Match[str]) -> str:
     return blanks[0][:BLANKS_KEPT] + blanks[0][-BLANKS_KEPT:]
 
 
+@cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
-        return re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         message = f"guard_rules: '{pattern}' is not a regular expression: {error}."
         raise Misconfigured(message) from None
+    # Our own are known not to be.
+    piece = None if pattern in CREDENTIALS else slow_text(compiled, WINDOW_CHARS)
+    if piece is not None:
+        raise Misconfigured(
+            f"guard_rules: '{pattern}' is too slow for a text that repeats {piece!r}: everybody would wait for it. "
+            r"Say how much may be repeated, as in '\d{1,20}', or begin with what is not repeated, as '\b'."
+        )
+    return compiled
 
 
 def _folded(domain: str) -> str:

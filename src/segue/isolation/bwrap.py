@@ -265,6 +265,18 @@ def supervised(python: str, spec: SandboxSpec, first: str = SUPERVISOR) -> list[
 
 async def launched(launch: Launch, spec: SandboxSpec) -> Sandbox:
     """Start bubblewrap; the sandbox is there when its supervisor says so."""
+    starting = asyncio.create_task(_launched(launch, spec))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # Bubblewrap that is killed while it makes the first process leaves that process waiting for ever: it is ended
+        # when it is there.
+        with suppress(SandboxFailed):
+            await (await starting).close()
+        raise
+
+
+async def _launched(launch: Launch, spec: SandboxSpec) -> Sandbox:
     group, uid = spec.group, spec.uid
     near, far = socket.socketpair()
     info, info_in = os.pipe()

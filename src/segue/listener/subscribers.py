@@ -20,6 +20,9 @@ SSE_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 
+# What Python needs for each event beside its bytes.
+CHUNK_BYTES = 48
+
 # Events of a turn as an API writes them: the bytes of each, or nothing for those that its clients do not know.
 WriteEvents = Callable[[Sequence[Event]], list[bytes]]
 
@@ -61,7 +64,7 @@ class SseSubscriber:
 
     def deliver(self, events: Sequence[Event]) -> None:
         chunks = self._write(events)
-        self._bytes += sum(map(len, chunks))
+        self._bytes += sum(map(len, chunks)) + CHUNK_BYTES * len(chunks)
         self._chunks += chunks
         if self._bytes > UNREAD_BYTES_MIN:
             self._unread.writers.add(self)

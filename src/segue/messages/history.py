@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, NAMES_MAX, InvalidRequest, cut_name
 from segue.messages.words import without_results
-from segue.wire.codec import encode
+from segue.wire.codec import encode_kept
 from segue.wire.requests import Effort
 
 T = TypeVar("T")
@@ -318,7 +318,7 @@ class _Translation:
 
     def _add(self, item: object) -> None:
         self._end_parts()
-        self._pieces.append(Raw(encode(item)))
+        self._pieces.append(Raw(encode_kept(item)))
 
     def _write(self, text: str) -> None:
         """Some text; what is empty is left out: clients make such blocks, and models need none."""
@@ -333,7 +333,7 @@ class _Translation:
         parts, self._parts = self._parts, []
         is_text = len(parts) == 1 and "text" in parts[0]
         content: object = parts[0]["text"] if is_text else parts
-        self._pieces.append(Raw(encode({"type": "message", "role": role, "content": content})))
+        self._pieces.append(Raw(encode_kept({"type": "message", "role": role, "content": content})))
 
     def _end_loaded(self) -> None:
         if self._loaded:

@@ -35,7 +35,7 @@ from segue.messages.tools import (
     translate_choice,
     translate_definition,
 )
-from segue.wire.codec import LARGE_BYTES, check_shape, encode
+from segue.wire.codec import LARGE_BYTES, check_shape, encode_kept
 from segue.wire.requests import (
     COUNT_MAX,
     CacheOptions,
@@ -301,13 +301,13 @@ class _History:
         self._names |= dict.fromkeys(found)
         output = {"type": "tool_search_output", "id": f"tso_{letters}", "execution": "server"}
         item = {**output, "status": "completed", "tools": [*found.values()]}
-        self.items.append(Raw(encode(item)))
+        self.items.append(Raw(encode_kept(item)))
 
     def _join(self, tools: dict[str, Raw]) -> None:
         if tools:
             self._names |= dict.fromkeys(tools)
             item = {"type": "additional_tools", "role": "developer", "tools": [*tools.values()]}
-            self.items.append(Raw(encode(item)))
+            self.items.append(Raw(encode_kept(item)))
 
 
 def _check_newest(body: MessagesBody, messages: Sequence[TranslatedMessage]) -> None:

@@ -56,6 +56,13 @@ USED = {
     "output_tokens": "Tokens written by the model",
 }
 
+# What containers use.
+SANDBOXES = {
+    "container_seconds": "Seconds that containers have lived",
+    "sandbox_cpu_seconds": "CPU seconds used in containers",
+    "sandbox_sent_bytes": "Bytes from containers to the network",
+    "sandbox_received_bytes": "Bytes from the network to containers",
+}
 # Gauges that are read when the page is. Each worker has its own part of them, so that they are added up over workers;
 # of all other gauges the largest value counts.
 WATCHED = {
@@ -134,6 +141,8 @@ class Metrics:
         # Memory, processor time, open files and start time of this process.
         prometheus.ProcessCollector(registry=self.registry)
         self._memory = self._gauge(MEMORY, "What segue_state_bytes consists of", ("part",))
+        self._containers = self._gauge("segue_containers", "Containers", ("isolation", "limits_by"))
+        self._sandboxes = [self._counter(name, text) for name, text in SANDBOXES.items()]
         self._limits = self._gauge("segue_limit", "Configured limits", ("setting",))
         self.watch("segue_workers", lambda: 1)
 
@@ -217,6 +226,12 @@ class Metrics:
             if engine.running is not None and engine.waiting is not None:
                 self._engine_running.labels(engine.name).inc(engine.running)
                 self._engine_waiting.labels(engine.name).inc(engine.waiting)
+
+    def note_sandboxes(self, alive: int, kind: tuple[str, str], used: Sequence[float]) -> None:
+        """Containers of this machine by isolation and what holds their limits; what they have used since last time."""
+        self._containers.labels(*kind).set(alive)
+        for counter, amount in zip(self._sandboxes, used, strict=True):
+            counter.inc(amount)
 
     def note_lookup_failure(self, model: str) -> None:
         """Count a lookup of this model's replicas that failed."""

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import astuple
 
 from segue.aio import spawn
 from segue.egress.doors import FORWARDER, Door, Doors
@@ -41,6 +42,7 @@ from segue.sandbox.messages import (
     ContainerSpec,
     KeeperFailure,
     MakeContainer,
+    OwnerUsage,
     Printed,
     RunCommand,
     SkillEntry,
@@ -74,6 +76,9 @@ KILLED = "It was killed, as code is that uses more memory than its container has
 # Above all that machines give away.
 UID_FIRST = 2_000_000_000
 COMMAND_BYTES_MAX = 120_000
+
+
+UNUSED = OwnerUsage("")
 
 
 class KeeperFault(Exception):
@@ -193,6 +198,12 @@ class LiveSandbox:
         self.door = door
         self.sandbox.send(channel.NETWORK, 0, FORWARDER.read_bytes())
 
+    def cpu_seconds(self) -> float:
+        """CPU time of all that has run in it."""
+        if self._watching and not self.ended.is_set():
+            self.cpu_s = max(self.cpu_s, cpu_seconds_of(self.sandbox.pid))
+        return self.cpu_s
+
     async def _close(self) -> None:
         if self.door is not None:
             self.door.close()
@@ -299,6 +310,8 @@ class Held:
     is_used: bool = False
     ended_at: float | None = None
     reason: str = ""
+    # What of its use was taken already.
+    used: OwnerUsage = UNUSED
 
     @property
     def place(self) -> LiveSandbox | None:
@@ -325,6 +338,7 @@ class Containers:
     ) -> None:
         self._adapter = adapter
         self.isolation, self.warning = adapter.isolation, adapter.warning
+        self.held_by = cgroups.held_by
         self._cgroups = cgroups
         self._folder = folder
         self._max = containers_max
@@ -336,6 +350,8 @@ class Containers:
         self._clock = clock
         self._numbers = count(1)
         self._held: dict[str, Held] = {}
+        # Of containers that were deleted since the use was last taken.
+        self._used: list[OwnerUsage] = []
         self._spare: tuple[tuple[str, bool], asyncio.Task[LiveSandbox]] | None = None
 
     # --- finding and making ---
@@ -454,6 +470,35 @@ class Containers:
         message = f"Container with id '{name}' has expired. {held.reason}".strip()
         raise KeeperFault(KeeperFailure(code="container_expired", message=message))
 
+    def _take(self, held: Held) -> OwnerUsage:
+        """What a container has used since this was last asked."""
+        now = self._clock() if self._is_alive(held) else held.ended_at or self._clock()
+        place = held.place
+        door = None if place is None else place.door
+        total = OwnerUsage(
+            held.owner,
+            now - held.created_at,
+            0.0 if place is None else place.cpu_seconds(),
+            0 if door is None else door.sent_bytes,
+            0 if door is None else door.received_bytes,
+        )
+        before, held.used = held.used, total
+        return OwnerUsage(
+            held.owner,
+            max(0.0, total.container_s - before.container_s),
+            max(0.0, total.cpu_s - before.cpu_s),
+            total.sent_bytes - before.sent_bytes,
+            total.received_bytes - before.received_bytes,
+        )
+
+    def take_usage(self) -> tuple[list[OwnerUsage], int]:
+        """What all containers have used since this was last asked; and how many are alive."""
+        parts, self._used = self._used, []
+        parts += map(self._take, self._held.values())
+        # The container that was tried at the start has no owner.
+        used = [part for part in parts if part.owner and any(astuple(part)[1:])]
+        return used, sum(map(self._is_alive, self._held.values()))
+
     def list(self, owner: str) -> list[Container]:
         """The owner's containers, the newest first."""
         own = [self.about(held) for held in self._held.values() if held.owner == owner]
@@ -464,6 +509,7 @@ class Containers:
         held = self.find(owner, container_id)
         del self._held[container_id]
         await _close(held.starting)
+        self._used.append(self._take(held))
 
     def about(self, held: Held) -> Container:
         """What its owner may see of it."""
@@ -480,7 +526,8 @@ class Containers:
             isolation=self.isolation,
             held_by=self._cgroups.held_by,
             is_volatile=held.spec.is_volatile,
-            cpu_s=0.0 if held.place is None else held.place.cpu_s,
+            cpu_s=0.0 if held.place is None else held.place.cpu_seconds(),
+            memory_bytes=held.place.sandbox.memory_bytes() if is_alive and held.place else 0,
             domains=held.spec.domains,
             sent_bytes=0 if door is None else door.sent_bytes,
             received_bytes=0 if door is None else door.received_bytes,

@@ -61,6 +61,7 @@ from segue.sandbox.messages import (
     Printed,
     ReadContainerFile,
     RunCommand,
+    TakeUsage,
     WriteContainerFile,
 )
 
@@ -113,6 +114,7 @@ class Keeper:
     async def _answer(
         self,
         request: MakeContainer
+        | TakeUsage
         | FindContainer
         | ListContainers
         | DeleteContainer
@@ -122,6 +124,12 @@ class Keeper:
     ) -> KeeperAnswer:
         containers = self._containers
         match request:
+            case TakeUsage():
+                used, alive = containers.take_usage()
+                by = containers.held_by
+                return KeeperAnswer(
+                    usage=used, alive=alive, isolation=containers.isolation, held_by=by
+                )
             case MakeContainer():
                 return KeeperAnswer([containers.create(request)])
             case FindContainer(owner=owner, container_id=name, refreshes=refreshes):

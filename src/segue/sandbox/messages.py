@@ -142,8 +142,13 @@ class DeleteContainerFile(Struct, frozen=True, tag=True):
     path: str
 
 
+class TakeUsage(Struct, frozen=True, tag=True):
+    """What all owners have used since it was last taken; whoever takes it writes it down."""
+
+
 KeeperRequest = (
     MakeContainer
+    | TakeUsage
     | FindContainer
     | ListContainers
     | DeleteContainer
@@ -177,6 +182,16 @@ class Container(Struct, frozen=True):
     # What it holds in memory now, where it runs.
     memory_bytes: int = 0
     skills: list[SkillEntry] = []
+
+
+class OwnerUsage(Struct, frozen=True):
+    """What the containers of an owner have used."""
+
+    owner: str
+    container_s: float = 0.0
+    cpu_s: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 class FileEntry(Struct, frozen=True):
@@ -223,6 +238,11 @@ class KeeperAnswer(Struct, frozen=True, tag=True):
     containers: list[Container] = []
     files: list[FileEntry] = []
     outcome: CommandEnd | None = None
+    usage: list[OwnerUsage] = []
+    # How many containers are alive, and what they are.
+    alive: int = 0
+    isolation: str = ""
+    held_by: str = ""
 
 
 class KeeperFailure(Struct, frozen=True, tag=True):

@@ -37,7 +37,7 @@ from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
 from segue.server.control import WorkerStatus
 from segue.server.discovery import Discovery
 from segue.server.drains import Drains
-from segue.server.environment import environment_apis, open_environment
+from segue.server.environment import counting, environment_apis, open_environment
 from segue.server.files import LateFiles
 from segue.server.health import HealthCheck
 from segue.server.hosted import HostedTools
@@ -155,7 +155,7 @@ async def _open_server(
             # Imported here: it may be left out of an installation.
             from segue_dashboard.pages import dashboard_routes
 
-            routes += dashboard_routes(state, services, observers, health, upgrades, pages)
+            routes += dashboard_routes(state, services, observers, health, upgrades, pages, routes)
         else:
             routes.append(pages.welcome)
         routes += reports.routes
@@ -179,6 +179,7 @@ async def _open_server(
             _keep_slot_states(served, state, eraser),
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
+            counting(hosted.environment, observers.metrics),
         ):
             http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)

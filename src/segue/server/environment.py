@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from segue.aio import in_background
 from segue.errors import Misconfigured, need_package
+from segue.observe.metrics import Metrics
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ def allowed_domains(settings: Settings) -> tuple[str, ...]:
 
     need_package("environment_domains", "h11", "sandbox")
     return of_operator(settings.environment_domains)
+
+
+def counting(client: KeeperClient | None, metrics: Metrics) -> AbstractAsyncContextManager[object]:
+    """What containers use is counted while inside."""
+    if client is None:
+        return nullcontext()
+    return in_background("sandbox_usage", lambda: client.count_forever(metrics.note_sandboxes))
 
 
 def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:

@@ -18,7 +18,7 @@ from segue.turn.compact import CompactionKind
 from segue.turn.plan import Arrival, Model, Plan, Resolved, Tally
 from segue.turn.resources import Resources
 from segue.wire.cache import cache_echo
-from segue.wire.codec import encode
+from segue.wire.codec import encode, encode_kept
 from segue.wire.items import CompactionTrigger, Item, count_media
 from segue.wire.requests import Create
 from segue.wire.response import Named, ReasoningEcho, Response, TextEcho
@@ -189,7 +189,7 @@ def _first_snapshot(
     if parent is not None and parent.warm is not None and parent.warm.head is head:
         instructions = parent.response.instructions
     else:
-        instructions = NULL if head.instructions is None else Raw(encode(head.instructions))
+        instructions = NULL if head.instructions is None else Raw(encode_kept(head.instructions))
     # What holds, whether the request says it or an item of its history.
     effects = resolved.effects
     text_format = effects.format or head.text.format

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import msgpack
 
+from segue.wire.codec import without_slack
 from segue.wire.events import Event
 
 # Together with what waits for a reader that has stopped, less than 2 MiB.
@@ -46,7 +47,7 @@ class EventRing:
         """Pack all but the last event, which may be a large terminal one."""
         *older, last = self._loose
         if older:
-            block = msgpack.encode(older)
+            block = without_slack(msgpack.encode(older))
             self._packed.append((block, last.number))
             self._packed_bytes += len(block)
             self._loose, self._loose_bytes = [last], len(last.data)

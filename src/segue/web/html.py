@@ -28,6 +28,11 @@ PARSE_S_MAX = 3.0
 # The same for a PDF, with the start of the process that reads it.
 PDF_S_MAX = 10.0
 SLICE_CHARS = 16 * 1024
+# What may be open at the end of a slice, as a tag or a comment. The parser reads it again with each slice, in one step
+# that nothing interrupts; what is longer is left out.
+OPEN_CHARS_MAX = 64 * 1024
+# Of a script that is left out: enough to see where it ends.
+SCRIPT_END_CHARS = 64
 
 # Elements that are shown elsewhere, or not meant for readers.
 _SKIPPED = frozenset(
@@ -107,8 +112,13 @@ def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
     ends_at = time.monotonic() + PARSE_S_MAX
     # What the parser raises for a declaration that it cannot read.
     with suppress(AssertionError):
-        for start in range(0, len(text), SLICE_CHARS):
+        start = 0
+        while start < len(text):
             reader.feed(text[start : start + SLICE_CHARS])
+            start += SLICE_CHARS
+            if len(reader.rawdata) > OPEN_CHARS_MAX and (end := reader.leave_out()):
+                found = text.find(end, start)
+                start = found + len(end) if found >= 0 else len(text)
             if time.monotonic() > ends_at or reader.length > TEXT_CHARS_MAX:
                 break
     # Never closed: the parser would search through what is half open at the end again and again, without a use.
@@ -150,6 +160,19 @@ class _TextReader(HTMLParser):
     @property
     def title(self) -> str:
         return " ".join("".join(self._title).split())
+
+    def leave_out(self) -> str:
+        """Forget what is open. Returns what ends it, up to which the page is not to be read; empty for none."""
+        opened = self.rawdata
+        if self.cdata_elem is not None:
+            self.rawdata = opened[-SCRIPT_END_CHARS:]
+            return ""
+        self.rawdata = ""
+        if not opened.startswith("<"):
+            # Text that ends like an entity.
+            self.handle_data(opened)
+            return ""
+        return "-->" if opened.startswith("<!--") else ">"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title" and not self._title:

@@ -123,6 +123,20 @@ _remote = msgspec.json.Decoder(items.RemoteTool)
 
 encode = _encoder.encode
 
+# Below this, what the encoder leaves free does not matter.
+SLACK_FROM_BYTES = 16 * 1024
+
+
+def without_slack(encoded: bytes) -> bytes:
+    """The encoder leaves up to half as much again free after what it has written: not for what is kept."""
+    return encoded if len(encoded) < SLACK_FROM_BYTES else bytes(memoryview(encoded))
+
+
+def encode_kept(value: object) -> bytes:
+    """Encode what stays in memory."""
+    return without_slack(encode(value))
+
+
 # What clients may send: not what we write down for ourselves.
 ITEM_TYPES = frozenset(
     str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not items.HostedOutput
@@ -472,7 +486,7 @@ def user_message(text: str) -> Item:
 
 def as_item(value: ItemValue) -> Item:
     """An item of our own making."""
-    return Item(encode(value), value)
+    return Item(encode_kept(value), value)
 
 
 def decode_tools(
@@ -617,12 +631,12 @@ def _echo_tool(raw: Raw, tool: ToolDefinition) -> bytes:
 
 def encode_response(response: Response) -> Raw:
     """A snapshot, to be put into events."""
-    return Raw(encode(response))
+    return Raw(encode_kept(response))
 
 
 def encode_event(event: Numbered) -> Event:
     """An event, ready to leave."""
-    return Event(str(event.__struct_config__.tag), event.sequence_number, encode(event))
+    return Event(str(event.__struct_config__.tag), event.sequence_number, encode_kept(event))
 
 
 class DeltaTemplate:
