@@ -30,6 +30,7 @@ __all__ = ["sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 AUTO = {"type": "shell", "environment": {"type": "container_auto"}}
+CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 FLAGS: Body = {"environment": "bwrap", "check_rendering": True}
 DONE = {"text": "Done: [x](sandbox:/mnt/data/x.csv)."}
 
@@ -517,3 +518,47 @@ async def test_request_that_runs_nothing_makes_no_container(
         answer = await fetch(served, "POST", f"/v1/responses{path}", body)
         assert answer.status == 200, answer.body
         assert await keeper_of(served).list_all(LOCAL) == []
+
+
+@pytest.mark.parametrize("tools", [[AUTO], [AUTO, CODE]], ids=["shell", "shell and code"])
+async def test_container_in_which_nothing_ran_ends_with_its_turn(
+    tools: list[Body], tmp_path: Path
+) -> None:
+    """A client that keeps no state makes one with every turn; its owner may have four."""
+    flags = {**FLAGS, "environments_max": 4}
+    data = f"data:text/csv;base64,{b64encode(b'a,b').decode()}"
+    part = {"type": "input_file", "filename": "in.csv", "file_data": data}
+    said = {"role": "user", "content": [part, {"type": "input_text", "text": "Go"}]}
+    async with scripted(tmp_path, DONE, **flags) as served:
+        body = {"model": MODEL, "input": [said], "tools": tools, "store": False}
+        shown = set()
+        for _ in range(20):
+            answer = await fetch(served, "POST", "/v1/responses", body)
+            assert answer.status == 200, answer.body
+            shown.add(answer.json["tools"][0]["environment"]["container_id"])
+        assert len(shown) == 20
+        lost = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-x"]}}
+        named = {"type": "code_interpreter", "container": "cntr_x"}
+        for wrong in (lost, named):
+            await fetch(served, "POST", "/v1/responses", {**body, "tools": [AUTO, wrong]})
+        await no_containers(served)
+
+
+async def no_containers(served: Served) -> None:
+    async with asyncio.timeout(10):
+        while await keeper_of(served).list_all(LOCAL):
+            pass
+
+
+async def test_container_that_somebody_asked_for_outlives_its_turn(tmp_path: Path) -> None:
+    slow = {"text": "So:", "pad_tokens": 2_000}
+    async with scripted(tmp_path, slow, tps=20, **FLAGS) as served, wire(served) as socket:
+        await socket.create(input="Go", tools=[AUTO])
+        first = (await socket.next())["response"]
+        container = first["tools"][0]["environment"]["container_id"]
+        assert (await fetch(served, "GET", f"/v1/containers/{container}")).status == 200
+        await fetch(served, "POST", f"/v1/responses/{first['id']}/cancel", {})
+        await socket.events()
+        await until(lambda: not served.app.runner.registry.running)
+        await until(lambda: not served.app.runner._tasks)
+        assert [one.id for one in await keeper_of(served).list_all(LOCAL)] == [container]

@@ -349,7 +349,7 @@ async def test_model_hears_of_the_skills_of_its_container_once_a_history(tmp_pat
 
 
 async def test_model_hears_of_skills_again_after_a_compaction(tmp_path: Path) -> None:
-    turns = [DONE, {"text": "A summary."}, LOOK, DONE]
+    turns = [LOOK, DONE, {"text": "A summary."}, LOOK, DONE]
     async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:
         skill = (await kept(served))["id"]
         tool = shell_with(reference(skill))

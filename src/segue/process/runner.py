@@ -234,6 +234,12 @@ class Runner:
         """Release what a plan holds that is not started."""
         if (quota := plan.arrival.caller.quota) is not None:
             quota.release()
+        self._leave_tools(plan)
+
+    def _leave_tools(self, plan: Plan) -> None:
+        """Nobody waits until its hosted tools have let go of what they made ready."""
+        for leave in plan.leaves:
+            spawn(leave(), self._tasks)
 
     async def read(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """These items with the contents of this owner's files, and of their URLs, where the operator allows that."""
@@ -361,6 +367,7 @@ class Runner:
             quota.release(response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
+        self._leave_tools(plan)
         if loop.first_prompt is not None and self.resources.report_prompt is not None:
             # Before anything else is awaited: who has the terminal event and asks for the report finds that it is made.
             await self.resources.report_prompt(loop.first_prompt, running.held_bytes)

@@ -198,8 +198,8 @@ class KeeperClient:
     async def list_all(self, owner: str) -> list[Container]:
         return (await self._ask(ListContainers(owner))).containers
 
-    async def delete(self, owner: str, container_id: str) -> None:
-        await self._ask(DeleteContainer(owner, container_id))
+    async def delete(self, owner: str, container_id: str, *, unless_used: bool = False) -> None:
+        await self._ask(DeleteContainer(owner, container_id, unless_used))
 
     async def take_usage(self) -> KeeperAnswer:
         """What all owners have used since this was last asked, and how many containers are alive."""

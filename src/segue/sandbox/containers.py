@@ -306,6 +306,8 @@ class Held:
     uploaded: set[str] = field(default_factory=set)
     # By their folders.
     skills: dict[str, SkillEntry] = field(default_factory=dict)
+    # Whether a command was run in it, or somebody has asked for it since it was made.
+    is_used: bool = False
     ended_at: float | None = None
     reason: str = ""
     # What of its use was taken already.

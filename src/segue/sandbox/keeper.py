@@ -134,14 +134,17 @@ class Keeper:
                 return KeeperAnswer([containers.create(request)])
             case FindContainer(owner=owner, container_id=name, refreshes=refreshes):
                 held = containers.find(owner, name, refreshes=refreshes)
+                held.is_used = held.is_used or refreshes
                 return KeeperAnswer([containers.about(held)])
             case ListContainers(owner=owner):
                 return KeeperAnswer(containers.list(owner))
-            case DeleteContainer(owner=owner, container_id=name):
-                await containers.delete(owner, name)
+            case DeleteContainer(owner=owner, container_id=name, unless_used=unless_used):
+                if not (unless_used and containers.find(owner, name, refreshes=False).is_used):
+                    await containers.delete(owner, name)
                 return KeeperAnswer()
             case ListContainerFiles(owner=owner, container_id=name):
                 held, place = await containers.place(owner, name)
+                held.is_used = True
                 return KeeperAnswer(files=await asyncio.to_thread(_listed, held, place))
             case AddSkill(owner=owner, container_id=name, skill=skill):
                 held, _ = await containers.place(owner, name)
@@ -156,6 +159,7 @@ class Keeper:
     async def _run(
         self, request: RunCommand, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        self._containers.find(request.owner, request.container_id).is_used = True
         held, place = await self._containers.place(request.owner, request.container_id)
         if len(place.commands) >= COMMANDS_MAX:
             message = f"{COMMANDS_MAX} commands run in this container already."

@@ -92,6 +92,8 @@ class ListContainers(Struct, frozen=True, tag=True):
 class DeleteContainer(Struct, frozen=True, tag=True):
     owner: str
     container_id: str
+    # Only if no command has run in it, and nobody has asked for it since it was made.
+    unless_used: bool = False
 
 
 class RunCommand(Struct, frozen=True, tag=True):

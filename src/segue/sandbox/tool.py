@@ -18,7 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -232,37 +232,43 @@ class Preparation:
         index, place = found
         at = f"tools[{index}].environment"
         try:
-            container_id, skills = await self.container(ahead, place, at)
+            container_id, skills, is_new = await self.container(ahead, place, at)
         except ApiError as error:
             error.param = error.param or at
             raise
         raws = _raws.decode(ahead.shown)
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
-        return Prepared(Raw(encode(raws)), notes=note(skills, ahead))
+        leave = partial(self._leave, ahead.owner, container_id) if is_new else None
+        return Prepared(Raw(encode(raws)), notes=note(skills, ahead), leave=leave)
+
+    async def _leave(self, owner: Owner, container_id: str) -> None:
+        """End a container that its turn made and has not used: clients that keep no state would collect them."""
+        with suppress(ApiError):
+            await self._client.delete(owner, container_id, unless_used=True)
 
     async def container(
         self, ahead: TurnAhead, place: ShellEnvironment, at: str
-    ) -> tuple[str, list[SkillEntry]]:
-        """The container that is asked for: that one, or of an earlier turn, or a new one; and the skills in it that
-        its model may use."""
+    ) -> tuple[str, list[SkillEntry], bool]:
+        """The container that is asked for: that one, or of an earlier turn, or a new one; the skills in it that its
+        model may use; and whether it is new."""
         owner = ahead.owner
         known = await self.known(ahead, place)
         if known is not None and place.type == "container_reference":
-            return known.id, known.skills
+            return known.id, known.skills, False
         skills = await self.rack.find(owner, place.skills or (), f"{at}.skills")
         if known is not None:
             has = {skill.folder: skill for skill in known.skills}
             missing = [skill for skill in skills if skill.folder not in has]
             has |= await self._add_skills(owner, known.id, missing)
-            return known.id, [has[skill.folder] for skill in skills]
+            return known.id, [has[skill.folder] for skill in skills], False
         spec = ContainerSpec(
             memory_limit=place.memory_limit or "1g",
             is_volatile=not ahead.is_stored,
             domains=self.domains(ahead, place),
         )
         made, has = await self.make(owner, spec, place.file_ids or (), skills)
-        return made.id, [*has.values()]
+        return made.id, [*has.values()], True
 
     def domains(self, ahead: TurnAhead, place: ShellEnvironment) -> tuple[str, ...]:
         """What a new container may reach."""
@@ -322,7 +328,9 @@ class Preparation:
         """The container of an earlier turn, if it can be used: it is alive, keeps no more than this turn may, and
         reaches what this turn asks for and nothing else."""
         try:
-            about = await self._client.find(ahead.owner, container_id)
+            # The shell's container is not used yet when the code of the same turn finds it.
+            is_earlier = container_id != container_of(ahead.shown)
+            about = await self._client.find(ahead.owner, container_id, refreshes=is_earlier)
         except ApiError as error:
             if error.code != "container_not_found":
                 raise

@@ -12,7 +12,7 @@ way the tool may send events inside the item while it works (`HostedCall.emit`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from segue.wire.tools import Definition, Offer, ToolDefinition, Tools
 
 C = TypeVar("C", bound=Body)
 V = TypeVar("V", bound=Body)
+Leave = Callable[[], Coroutine[None, None, None]]
 
 
 # --- a call and its result --------------------------------------------------------------------------
@@ -154,6 +155,8 @@ class Prepared(Struct, frozen=True):
     streamed: Mapping[type[ItemValue], Streamed] = {}
     # Items that its model is given after those of the request.
     notes: tuple[Item, ...] = ()
+    # Lets go of what no call has used, when the turn is over or does not begin; it raises nothing.
+    leave: Leave | None = None
 
 
 class TurnStart(Struct, frozen=True):

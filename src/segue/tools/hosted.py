@@ -168,12 +168,18 @@ class ServerTools:
                 may=plan.arrival.caller.may,
                 parent=parent,
             )
-            ready = await tool.prepare(ahead)
+            try:
+                ready = await tool.prepare(ahead)
+            except BaseException:
+                for leave in plan.leaves:
+                    await asyncio.shield(leave())
+                raise
             plan = _with_given(plan, (*plan.resolved.given, *ready.notes))
             plan = replace(
                 plan,
                 response=structs.replace(plan.response, tools=ready.shown),
                 streamed={**plan.streamed, **ready.streamed},
+                leaves=plan.leaves if ready.leave is None else (*plan.leaves, ready.leave),
             )
         return plan
 

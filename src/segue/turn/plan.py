@@ -20,6 +20,7 @@ from segue.seams.history import Owner, Resent, Round, Turn
 from segue.seams.model import Dialect, Engine, JobStarted, Rendered, Sampling, Scene
 from segue.seams.prompt import Head, Prompt
 from segue.seams.store import Conversation, Turns
+from segue.seams.tools import Leave
 from segue.turn.compact import CompactionKind
 from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects
@@ -261,6 +262,8 @@ class Plan:
     guards: Guards = NO_GUARDS
     # How the model writes the calls of hosted tools that were made ready for this turn.
     streamed: Mapping[type[ItemValue], Streamed] = field(default_factory=dict)
+    # What these tools do when the turn is over.
+    leaves: tuple[Leave, ...] = ()
 
     @property
     def owner(self) -> Owner:
