@@ -16,14 +16,9 @@ from urllib.parse import urlsplit
 # text, or has no width (joiners stay: words of some languages, and emoji, need them); tags, which hide text; and
 # halves of pairs, which no terminal can be sent.
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029} - {ord("\t"), ord("\n")}
-_UNSEEN = {
-    *(0x061C, 0x180E, 0x200B, 0x200E, 0x200F, 0xFEFF),
-    *range(0x202A, 0x202F),
-    *range(0x2060, 0x2070),
-    *range(0xFFF9, 0xFFFC),
-    *range(0xE0000, 0xE0080),
-    *range(0xD800, 0xE000),
-}
+_TURNING = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2060, 0x2070)}
+_UNSEEN = {0x180E, 0x200B, 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)}
+_HALVES = {*range(0xD800, 0xE000)}
 
 
 def _escaped(code: int) -> str:
@@ -33,7 +28,9 @@ def _escaped(code: int) -> str:
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
-_TABLE = {code: _escaped(code) for code in _CONTROLS | _UNSEEN} | {ord("\r"): ""}
+_TABLE = {code: _escaped(code) for code in _CONTROLS | _TURNING | _UNSEEN | _HALVES} | {
+    ord("\r"): ""
+}
 _NAMES = _TABLE | {code: _escaped(code) for code in map(ord, "\r\n\t\u200c\u200d")}
 
 

@@ -270,7 +270,7 @@ async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(
 async def test_output_is_bounded_and_valid(adapter: str, outside: Path) -> None:
     async with containers_with(outside / "own", adapter) as containers:
         shell = Shell(containers)
-        said, outcome = await shell.run("yes no", s_max=20, chars_max=1_000)
+        said, outcome = await shell.run("yes no", s_max=60, chars_max=1_000)
         assert outcome.note.startswith("It was stopped because it printed more than")
         assert len(said) < 1_200
         said, _ = await shell.run(

@@ -24,7 +24,7 @@ from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
-from tests.support import MODEL, Served, fetch, kinds, wire
+from tests.support import MODEL, Served, fetch, kinds, until, wire
 
 __all__ = ["sandboxes_can_be_made"]
 

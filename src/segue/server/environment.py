@@ -25,9 +25,7 @@ async def open_environment(
     """The way to the keeper, if the operator has switched it on. `socket`: that of a keeper which runs already."""
     if settings.environment == "off":
         if settings.environment_domains:
-            raise Misconfigured(
-                "environment_domains: there are no containers; set environment too."
-            )
+            raise Misconfigured("environment_domains: no containers; set environment too.")
         yield None
         return
     from segue.sandbox.client import KeeperClient

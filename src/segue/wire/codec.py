@@ -576,9 +576,7 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
 def _check_name(tool: ToolDefinition, path: str) -> None:
     """Names that a client gives are plain; with dots one could read like a tool in a namespace."""
     if isinstance(tool, McpTool) and not tools.SERVER_LABEL.fullmatch(tool.server_label):
-        message = (
-            f"It must have 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_', '-' and '.'."
-        )
+        message = f"It must be 1 to {tools.TOOL_NAME_CHARS_MAX} letters, digits, '_', '-' and '.'."
         raise InvalidRequest(
             f"Invalid '{path}.server_label': '{cut_name(tool.server_label)}'. {message}",
             code="invalid_value",
