@@ -23,6 +23,7 @@ NAMES = (
     "reencode",
     "guards",
     "ending",
+    "hosted",
     "hostile",
     "compare",
     "reuse",
