@@ -1,9 +1,9 @@
 """Versions of Segue as programs that can be run beside this checkout: released ones, and made-up later ones.
 
-A release is built again from its commit, which docs/release.md names, with the tools of this checkout; its wheels (one
+A release is built again from its commit, which docs/inside/release.md names, with the tools of this checkout; its wheels (one
 up to 0.3.0, then those of all distributions) are unpacked into `.cache/releases`. A made-up version is a copy of this
 checkout's packages with what a later version may change: a new column that it writes, and a new kind of row. By the
-rule of docs/release.md one version reads such a row and the next one writes it.
+rule of docs/inside/release.md one version reads such a row and the next one writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from segue import __version__
 from segue.stores.sql_files import ROWS_READ, load_migrations
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "docs" / "release.md"
+RECORD = ROOT / "docs" / "inside" / "release.md"
 BUILT = ROOT / ".cache" / "releases"
 BUILD_S = 120
 # The first version that another may run beside.

@@ -111,7 +111,7 @@ class Refused(CallerError):
 
 
 def too_large(size: int, size_max: int) -> Refused:
-    """The same message for a body and for a frame, with both figures (docs/hazards.md F11)."""
+    """The same message for a body and for a frame, with both figures (docs/inside/hazards.md F11)."""
     message = f"The request is too large: {size} bytes, at most {size_max} are accepted."
     return Refused(message, status=413, code="payload_too_large")
 
@@ -142,7 +142,7 @@ class ServerFault(ApiError):
 
 
 class EngineFailed(ServerFault):
-    """The engine failed or returned something invalid; not the status of a bug of our own (docs/hazards.md F17)."""
+    """The engine failed or returned something invalid; not the status of a bug of our own (docs/inside/hazards.md F17)."""
 
     status = 502
 

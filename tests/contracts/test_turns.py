@@ -184,7 +184,7 @@ async def test_stored_child_of_unstored_parent_is_kept_alone(turns: Turns) -> No
 
 
 async def test_many_owners_at_once_never_see_one_another(turns: Turns) -> None:
-    """Lookups that are cancelled in mid-air leave nothing behind for the next one (docs/hazards.md F35)."""
+    """Lookups that are cancelled in mid-air leave nothing behind for the next one (docs/inside/hazards.md F35)."""
     owners = [f"owner{number}" for number in range(20)]
     for owner in owners:
         await turns.save(make_turn("t", owner=owner, given=[said(f"canary {owner}")]))

@@ -1,4 +1,4 @@
-"""Small files that unfold to much work are read no further than they are worth (docs/hazards.md T7, T8)."""
+"""Small files that unfold to much work are read no further than they are worth (docs/inside/hazards.md T7, T8)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ LONG_STORIES = {
 # Pages whose commands are not played, and why.
 NOT_PLAYED = {
     "adding/store.md": "pieces of code, not programs",
-    "performance.md": "measurements that take minutes",
+    "inside/performance.md": "measurements that take minutes",
 }
 
 

@@ -81,7 +81,7 @@ ENDLESS = {
 
 
 async def test_endless_bytes_that_are_no_body_are_refused() -> None:
-    """docs/hazards.md T7: none of them is kept, and no key is needed to send them."""
+    """docs/inside/hazards.md T7: none of them is kept, and no key is needed to send them."""
     async with serving(auth="keys") as served:
         for name, filler in ENDLESS.items():
             answer = await read_all(served, post("Transfer-Encoding: chunked") + filler)
@@ -153,7 +153,7 @@ async def test_slow_next_request_does_not_break_into_an_answer(tmp_path: Path) -
 
 
 async def test_turn_ends_when_a_client_leaves_that_has_asked_for_more(tmp_path: Path) -> None:
-    """docs/hazards.md F33: a second request after the first must not hide that no client is there any more."""
+    """docs/inside/hazards.md F33: a second request after the first must not hide that no client is there any more."""
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": [{"text": "x", "pad_tokens": 100_000}]}))
     body = json.dumps({"model": MODEL, "input": "x", "stream": True}).encode()
@@ -194,7 +194,7 @@ AMBIGUOUS = {
 
 
 async def test_request_whose_end_is_in_doubt_is_refused_with_all_after_it() -> None:
-    """docs/hazards.md T16: what is smuggled after it is never taken for a request."""
+    """docs/inside/hazards.md T16: what is smuggled after it is never taken for a request."""
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serving() as served:
         for name, doubtful in AMBIGUOUS.items():
@@ -276,7 +276,7 @@ async def test_one_connection_too_many_is_refused_in_a_few_bytes(
             answer = await read_all(served)
             assert answer.startswith(b"HTTP/1.1 503 ")
             waits.add(int(answer.partition(b"retry-after: ")[2][:1]))
-        # They do not all come back at once (docs/hazards.md T15).
+        # They do not all come back at once (docs/inside/hazards.md T15).
         assert len(waits) > 1
         assert waits <= {1, 2, 3, 4, 5}
 

@@ -1,4 +1,4 @@
-"""Every failure seen in the field and every threat (docs/hazards.md), and the tests that prove our answer.
+"""Every failure seen in the field and every threat (docs/inside/hazards.md), and the tests that prove our answer.
 
 A row is named in a few words of our own. Tests are named as in `protocol_rows`: `file::test` in tests/scenarios, others
 with their room, and with a bare `/` where they stand in none. Where our answer is not the proposed one, a comment

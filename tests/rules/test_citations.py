@@ -1,7 +1,7 @@
 """Does every reference to a document lead somewhere?
 
 Code, tests and benchmarks cite documents in comments and docstrings: `docs/protocol.md 6.10`, `docs/protocol.md 9 row
-14`, `docs/protocol.md 5.2 rule 5`, `docs/hazards.md F22`. The file must be in the repository and have that heading, row
+14`, `docs/protocol.md 5.2 rule 5`, `docs/inside/hazards.md F22`. The file must be in the repository and have that heading, row
 or rule. The id of a hazard stands only after the name of its page. Documents link to each other: file and heading must
 exist. Made-up texts show that each rule can fail.
 """
@@ -161,7 +161,8 @@ def unknown_names(path: Path, root: Path) -> Iterator[str]:
     """Documents that a document names and that are found neither beside it, nor in docs/, nor from the root."""
     for name in NAME.findall(re.sub(r"https?://\S+", "", path.read_text("utf-8"))):
         if name not in NO_DOCUMENTS and not any(
-            (at / name).is_file() for at in (path.parent, root / "docs", root)
+            (at / name).is_file()
+            for at in (path.parent, root / "docs", root / "docs" / "inside", root)
         ):
             yield name
 

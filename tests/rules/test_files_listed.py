@@ -1,4 +1,4 @@
-"""Does docs/rooms.md name every file, with the question that the file answers?
+"""Does docs/inside/rooms.md name every file, with the question that the file answers?
 
 The section between `<!-- files -->` and `<!-- end of files -->` is made from the first lines of the module docstrings:
 `python -m tests.rules.test_files_listed` writes it.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "segue"
-PAGE = ROOT / "docs" / "rooms.md"
+PAGE = ROOT / "docs" / "inside" / "rooms.md"
 PLACE = re.compile(r"(?<=<!-- files -->\n).*?(?=<!-- end of files -->)", re.DOTALL)
 
 # The rooms by level, with their questions.

@@ -1,6 +1,6 @@
 """Has every failure and every threat a test, does each exist, and do the two pages for people agree?
 
-The last column of docs/hazards.md is written from the rows, by `python -m tests.rules.test_hazard_rows`.
+The last column of docs/inside/hazards.md is written from the rows, by `python -m tests.rules.test_hazard_rows`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.rules.test_protocol_rows import is_a_test, names_in
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "security.md"
-HAZARDS = TESTS.parent / "docs" / "hazards.md"
+HAZARDS = TESTS.parent / "docs" / "inside" / "hazards.md"
 ROW = re.compile(
     r"^\| (?P<id>[FT]\d+) \|(?P<words>(?: [^|]+ \|){3}) (?P<tests>[^|]*)\|$", re.MULTILINE
 )

@@ -1,4 +1,4 @@
-"""Does every change of the tables have two halves (docs/release.md)?
+"""Does every change of the tables have two halves (docs/inside/release.md)?
 
 A script adds, and the version before goes on beside it; or it takes away and tightens, and says that older versions are
 refused from then on: `UPDATE needs SET schema = N`, its own number. Scripts up to those of 0.3.0 are older than the

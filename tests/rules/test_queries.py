@@ -1,4 +1,4 @@
-"""Are queries to a database whole sentences, written down beforehand? (docs/hazards.md T2)
+"""Are queries to a database whole sentences, written down beforehand? (docs/inside/hazards.md T2)
 
 Reads the syntax trees under src/segue: whatever is handed to a database as a query may be a name, an entry of a table
 or a plain text, constants of its module in it included, and is never put together from other parts on the way.

@@ -333,7 +333,7 @@ async def test_oversize_body_is_named_with_both_figures(served: Served) -> None:
 
 @pytest.mark.parametrize("data", [b"\xff", b'{"a":"\xed\xa0\x80"}'], ids=["byte", "surrogate"])
 async def test_frame_that_is_not_utf8_ends_the_connection(served: Served, data: bytes) -> None:
-    """RFC 6455, 8.1; said before the close, as of any other frame that cannot be read (docs/hazards.md F14)."""
+    """RFC 6455, 8.1; said before the close, as of any other frame that cannot be read (docs/inside/hazards.md F14)."""
     async with wire(served) as socket:
         await socket.socket.send(data, text=True)
         check_event(await socket.next(), 400, "invalid_json", None)

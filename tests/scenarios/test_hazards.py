@@ -1,4 +1,4 @@
-"""What broke for users of other servers, and what attackers try (docs/hazards.md), where no other test has it."""
+"""What broke for users of other servers, and what attackers try (docs/inside/hazards.md), where no other test has it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def test_limits_are_those_that_the_field_has_taught() -> None:
-    """docs/hazards.md F1, F3, F7, F11, T9: pings in time for proxies, patience with a busy peer, large frames."""
+    """docs/inside/hazards.md F1, F3, F7, F11, T9: pings in time for proxies, patience with a busy peer, large frames."""
     usual, limits = load_settings({"engine": "scripted"}, environment={}), EdgeLimits()
     assert usual.heartbeat_s <= 15
     assert limits.ping_s <= 20
@@ -70,7 +70,7 @@ def test_limits_are_those_that_the_field_has_taught() -> None:
 
 @pytest.mark.skipif(not hasattr(net, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
 async def test_line_of_a_dead_peer_is_given_up_by_the_system_too() -> None:
-    """docs/hazards.md F5: bytes that are not acknowledged, and keep-alives that are not answered. (Pulling a
+    """docs/inside/hazards.md F5: bytes that are not acknowledged, and keep-alives that are not answered. (Pulling a
     cable needs root, so this looks at the options of the socket.)"""
     async with serving() as served, wire(served):
         (session,) = served.app.upgrades.sessions
@@ -96,7 +96,7 @@ def https() -> list[HttpProtocol]:
 async def test_every_frame_is_answered_within_a_second_while_a_response_runs(
     tmp_path: Path,
 ) -> None:
-    """docs/hazards.md F6: odd ones, unknown ones, and creates with words of the future. (One in a busy lane waits.)"""
+    """docs/inside/hazards.md F6: odd ones, unknown ones, and creates with words of the future. (One in a busy lane waits.)"""
     frames = [
         "",
         "null",
@@ -134,7 +134,7 @@ async def test_every_frame_is_answered_within_a_second_while_a_response_runs(
 async def test_mistake_of_ours_in_reading_a_frame_is_told_and_the_socket_lives(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """docs/hazards.md F6, F17: our own fault is said to be ours; nothing else on the connection suffers."""
+    """docs/inside/hazards.md F6, F17: our own fault is said to be ours; nothing else on the connection suffers."""
 
     def stumble(*_: object) -> None:
         raise RuntimeError("a mistake")
@@ -155,7 +155,7 @@ async def test_mistake_of_ours_in_reading_a_frame_is_told_and_the_socket_lives(
 async def test_connections_of_one_hour_do_not_all_end_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """docs/hazards.md F10: each lives a little shorter than the limit, by chance."""
+    """docs/inside/hazards.md F10: each lives a little shorter than the limit, by chance."""
     assert 0.01 <= websocket.AGE_JITTER <= 0.05
     monkeypatch.setattr(websocket, "AGE_JITTER", 0.9)
     age_s, loop = 3.0, asyncio.get_running_loop()
@@ -175,7 +175,7 @@ async def test_connections_of_one_hour_do_not_all_end_together(
 async def test_faults_of_caller_engine_and_server_have_three_statuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """docs/hazards.md F17: whoever watches a fleet must see whose fault it was."""
+    """docs/inside/hazards.md F17: whoever watches a fleet must see whose fault it was."""
 
     async def stumble(*_: object, **__: object) -> None:
         raise RuntimeError("a mistake")
@@ -197,7 +197,7 @@ async def test_faults_of_caller_engine_and_server_have_three_statuses(
 
 
 async def test_next_create_may_follow_a_terminal_event_at_once() -> None:
-    """docs/hazards.md F22: nothing that a turn held is still held when its client hears of its end."""
+    """docs/inside/hazards.md F22: nothing that a turn held is still held when its client hears of its end."""
     async with serving(auth="keys") as served:
         secret = await new_secret(served, "ada", lanes_max=1)
         headers = bearer(secret)
@@ -236,7 +236,7 @@ async def leave_early(served: Served, body: dict[str, Any], headers: dict[str, s
 
 
 async def test_storm_of_leaving_clients_mixes_no_owners(tmp_path: Path) -> None:
-    """docs/hazards.md F35, T13: whatever is cancelled in the middle of whatever, nobody reads a word of another."""
+    """docs/inside/hazards.md F35, T13: whatever is cancelled in the middle of whatever, nobody reads a word of another."""
     rng = random.Random(35)
     owners = [f"owner{number}" for number in range(6)]
     heard: dict[str, list[str]] = {owner: [] for owner in owners}
@@ -281,7 +281,7 @@ async def test_storm_of_leaving_clients_mixes_no_owners(tmp_path: Path) -> None:
 
 
 async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
-    """docs/hazards.md F40: connections that come and go in every way leave neither tasks nor files nor memory."""
+    """docs/inside/hazards.md F40: connections that come and go in every way leave neither tasks nor files nor memory."""
     script = write_script(tmp_path, reasoning="hm", text="x", pad_tokens=30)
 
     async def come_and_go(served: Served, number: int) -> None:
@@ -322,7 +322,7 @@ async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
 
 
 def test_ids_cannot_be_guessed() -> None:
-    """docs/hazards.md T1: at least 128 bits of chance."""
+    """docs/inside/hazards.md T1: at least 128 bits of chance."""
     ids = {new_id("resp") for _ in range(1_000)}
     assert len(ids) == 1_000
     digits = [one.removeprefix("resp_") for one in ids]
@@ -357,7 +357,7 @@ HOSTS = ["localhost", "localhost/health?", "localhost/health#", "health", "local
 
 
 async def test_no_spelling_of_a_path_or_host_leads_around_the_key() -> None:
-    """docs/hazards.md T3: what is decided on is what is routed on, and nothing else."""
+    """docs/inside/hazards.md T3: what is decided on is what is routed on, and nothing else."""
     async with serving(auth="keys") as served:
         asked = [(path, {"Host": "localhost"}) for path in PATHS]
         asked += [("/v1/models", {"Host": host}) for host in HOSTS]
@@ -370,7 +370,7 @@ async def test_no_spelling_of_a_path_or_host_leads_around_the_key() -> None:
 
 
 async def test_key_is_read_from_its_header_alone() -> None:
-    """docs/hazards.md T4, T5: a browser sends cookies by itself, and addresses are written down everywhere."""
+    """docs/inside/hazards.md T4, T5: a browser sends cookies by itself, and addresses are written down everywhere."""
     async with serving(auth="keys") as served:
         secret = await new_secret(served, "ada")
         places = [

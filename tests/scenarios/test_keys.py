@@ -360,7 +360,7 @@ async def test_process_has_a_limit_of_connections() -> None:
             response = await refused_upgrade(served)
             assert response.status_code == 503
             waits.add(int(response.headers["retry-after"]))
-        # They do not all come back at once (docs/hazards.md T15).
+        # They do not all come back at once (docs/inside/hazards.md T15).
         assert len(waits) > 1
         assert waits <= {1, 2, 3, 4, 5}
         assert (await fetch(served, "GET", "/health")).status == 200

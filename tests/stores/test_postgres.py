@@ -228,7 +228,7 @@ async def test_saving_and_erasing_beside_each_other_never_loses_a_part(url: str)
 
 
 async def test_cancelled_request_leaves_no_connection_half_read(url: str) -> None:
-    """One connection for all: rows of a cancelled request never reach the next (docs/hazards.md F35)."""
+    """One connection for all: rows of a cancelled request never reach the next (docs/inside/hazards.md F35)."""
     async with opened(url, connections_max=1) as database:
         turns = PostgresStore(database).turns
         for owner in ("ada", "eve"):

@@ -136,7 +136,7 @@ async def test_terminal_event_ends_the_turn_and_can_still_be_heard() -> None:
 
 
 async def test_turn_that_is_over_keeps_none_of_its_hearers() -> None:
-    """docs/hazards.md F40: it may be kept for its events, and a subscriber holds its connection."""
+    """docs/inside/hazards.md F40: it may be kept for its events, and a subscriber holds its connection."""
     turn, ears = running(), [Ear() for _ in range(4)]
     turn.attach(ears[0])
     turn.publish(events(0))

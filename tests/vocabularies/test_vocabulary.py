@@ -85,7 +85,7 @@ def test_long_text_that_is_not_ascii_has_the_ids_of_its_words(
 
 @pytest.mark.parametrize("text", ["a", " ", "word ", "é "], ids=["letters", "spaces", "words", "é"])
 def test_long_text_is_encoded_while_other_threads_run(vocabulary: Vocabulary, text: str) -> None:
-    """docs/hazards.md F7: whoever sends megabytes must not hold the event loop up."""
+    """docs/inside/hazards.md F7: whoever sends megabytes must not hold the event loop up."""
     lags = []
     is_over = threading.Event()
 

@@ -21,7 +21,7 @@ from pypdf.errors import PyPdfError
 from pypdf.generic import DictionaryObject, StreamObject
 
 PAGES_MAX = 2_000
-# A few kilobytes can unfold to minutes of work (docs/hazards.md T8). A page of text has some thousand operations
+# A few kilobytes can unfold to minutes of work (docs/inside/hazards.md T8). A page of text has some thousand operations
 # in less than 100 KiB; each costs some 20 us. A note stands for what is beyond that, if there is time for the rest.
 PAGE_BYTES_MAX = 1024 * 1024
 OPERATIONS_MAX = 1_000_000

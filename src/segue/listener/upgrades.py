@@ -23,7 +23,7 @@ from segue.listener.socket import Socket
 from segue.listener.table import unknown_url
 from segue.seams.history import Owner
 
-# Refused clients are asked to retry over this many seconds, not all at once (docs/hazards.md T15).
+# Refused clients are asked to retry over this many seconds, not all at once (docs/inside/hazards.md T15).
 RETRY_S = 4.0
 
 

@@ -61,7 +61,7 @@ from segue.wire.requests import AppendFrame, Create
 log = logging.getLogger(__name__)
 
 # Each connection lives up to this much shorter than the limit, so that not all clients reconnect at once
-# (docs/hazards.md F10).
+# (docs/inside/hazards.md F10).
 AGE_JITTER = 0.05
 # Turns stop when the outbox is full; errors may take this many times as much before the connection closes.
 UNREAD_TIMES_MAX = 4
@@ -113,7 +113,7 @@ class LaneSubscriber:
         """Nothing to do: no turn of a socket is queued."""
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Write these events. The lane is free before the terminal event leaves (docs/hazards.md F22)."""
+        """Write these events. The lane is free before the terminal event leaves (docs/inside/hazards.md F22)."""
         suffix, last = self._suffix, events[-1]
         if last.type in TERMINAL:
             self._session.turn_ended(self, has_failed=last.type == "response.failed")
@@ -323,7 +323,7 @@ class SocketSession:
         return codec.encode_error_event(error)
 
     def _refuse_unanswered(self, error: ApiError) -> None:
-        """An error event for each create that has no answer yet (docs/hazards.md F9)."""
+        """An error event for each create that has no answer yet (docs/inside/hazards.md F9)."""
         self.socket.send([codec.encode_error_event(error, lane) for lane in self._lanes.unanswered])
 
     def _refuse(self, error: ApiError, lane: Lane, request_id: str = "") -> None:

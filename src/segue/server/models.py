@@ -496,7 +496,7 @@ NO_TOOLS = (
     "its chat template has no place for tools: they are described to the model in words of Segue's own, and a model "
     "that was not trained for tools seldom calls one"
 )
-# To a vLLM that does not take ids alone. The figures: docs/performance.md.
+# To a vLLM that does not take ids alone. The figures: docs/inside/performance.md.
 SCALE_OUT_ADVICE = (
     "start vLLM (0.32 or newer) with --enable-scale-out: it then takes and gives token ids without text, for a"
     " fifth of the CPU of its API server at 100k tokens"

@@ -142,7 +142,7 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     heartbeat_s: Positive = 15.0
     hang_s: Duration = 10.0
     # Whole histories with images arrive in one frame (docs/protocol.md 6.11); a gateway's 16 MiB broke clients
-    # (docs/hazards.md F11).
+    # (docs/inside/hazards.md F11).
     # To scan a larger one would hold up all other requests for more than 50 ms (docs/decisions/0005).
     body_bytes_max: Amount = 32 * MIB
     outbox_bytes_max: Amount = MIB // 2

@@ -7,7 +7,7 @@ runs one statement as a rule, and so one transaction and one round trip; the ser
 connections itself.
 
 **Cancelled callers.** Work runs in a task of the pool, to its end. A caller that is cancelled only stops waiting, so no
-connection goes back half-read and its next user never gets another caller's rows (docs/hazards.md F35). A connection
+connection goes back half-read and its next user never gets another caller's rows (docs/inside/hazards.md F35). A connection
 that did not answer in time is closed.
 
 **A lease.** A row of `workers` says that this process lives, and names it in all that it writes. It is renewed on a

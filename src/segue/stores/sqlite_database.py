@@ -11,7 +11,7 @@ that a bad row harms only itself.
 
 **Cancelled callers.** A caller that is cancelled stops waiting; its write goes on and other callers
 do not notice. Readers finish their query in their own thread and connection, so nothing is left
-over for the next one (docs/hazards.md F35).
+over for the next one (docs/inside/hazards.md F35).
 
 **Erasing.** Freed space is overwritten (`secure_delete`), and a deletion is followed by a
 checkpoint that empties the write-ahead log. If a reader is in the way the writer tries again soon.

@@ -2,7 +2,7 @@
 
 In: the text of a URL, or an address. Out: a `Target` with every part that a connection needs, or an error. This is the
 only parser of URLs from outside: what it does not understand is refused, never repaired, because two parsers that
-disagree are how such checks are bypassed (docs/hazards.md T10). Nothing is looked up here.
+disagree are how such checks are bypassed (docs/inside/hazards.md T10). Nothing is looked up here.
 """
 
 from __future__ import annotations

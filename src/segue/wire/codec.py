@@ -46,7 +46,7 @@ PART_DEFAULTS: dict[str, _Fields] = {
 _OUTPUTS = items.FunctionCallOutput | items.CustomToolCallOutput
 WITHOUT_RAW = items.FunctionCall | items.CustomToolCall | _OUTPUTS | items.Reasoning
 
-# Far above any real request, far below what would hold the loop or fill memory (docs/hazards.md T7).
+# Far above any real request, far below what would hold the loop or fill memory (docs/inside/hazards.md T7).
 TOOLS_MAX = 4_096
 # How many values a request may have; fields; elements of its input, and of another field; values in one element, which
 # is an item or a tool. To decode more would hold the loop for too long, or fill memory.

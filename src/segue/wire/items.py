@@ -40,7 +40,7 @@ class InputImage(_InputPart, tag="input_image", frozen=True, kw_only=True):
     @property
     def data_url(self) -> str | None:
         """The picture itself. An address is not handed to an engine, which would follow it, in the operator's network,
-        for the author of the request (docs/hazards.md T10)."""
+        for the author of the request (docs/inside/hazards.md T10)."""
         url = self.image_url
         return url if isinstance(url, str) and url.startswith("data:") else None
 
