@@ -1,9 +1,9 @@
 """Versions of Segue as programs that can be run beside this checkout: released ones, and made-up later ones.
 
-A release is built again from its commit, which docs/inside/release.md names, with the tools of this checkout; its wheels (one
-up to 0.3.0, then those of all distributions) are unpacked into `.cache/releases`. A made-up version is a copy of this
-checkout's packages with what a later version may change: a new column that it writes, and a new kind of row. By the
-rule of docs/inside/release.md one version reads such a row and the next one writes it.
+A release is built again from its commit, which docs/inside/release.md names, with the tools of this checkout; its
+wheels (one up to 0.3.0, then those of all distributions) are unpacked into `.cache/releases`. A made-up version is a
+copy of this checkout's packages with what a later version may change: a new column that it writes, and a new kind of
+row. By the rule of docs/inside/release.md one version reads such a row and the next one writes it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def gather() -> None:
         place.write_text("\n".join(_indented(lines)) + "\n", "utf-8")
     for name in ("look.css",):
         shutil.copy(HERE / name, PAGES / name)
-    shutil.copy(ROOT / "src" / "segue" / "dashboard" / "mark.svg", PAGES / "mark.svg")
+    shutil.copy(ROOT / "src" / "segue_dashboard" / "mark.svg", PAGES / "mark.svg")
 
 
 def _copy(path: Path) -> None:

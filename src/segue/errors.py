@@ -142,7 +142,7 @@ class ServerFault(ApiError):
 
 
 class EngineFailed(ServerFault):
-    """The engine failed or returned something invalid; not the status of a bug of our own (docs/inside/hazards.md F17)."""
+    """Failed, or returned something invalid; not the status of a bug of our own (docs/inside/hazards.md F17)."""
 
     status = 502
 

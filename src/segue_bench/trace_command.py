@@ -43,8 +43,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replay of recorded sessions")
     add = group.add_argument
     trace = (
-        "replay recorded agent sessions (a JSON file as docs/inside/performance.md describes; without FILE the 120 that are"
-        " shipped) and report how much work is done again"
+        "replay recorded agent sessions (a JSON file as docs/inside/performance.md describes; without FILE the 120 that"
+        " are shipped) and report how much work is done again"
     )
     add("--trace", nargs="?", const=SHIPPED, metavar="FILE", help=trace)
     many = f"how many sessions of the file, spread over it (default: {SESSIONS}); 0: all"

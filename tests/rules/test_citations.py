@@ -1,9 +1,9 @@
 """Does every reference to a document lead somewhere?
 
 Code, tests and benchmarks cite documents in comments and docstrings: `docs/protocol.md 6.10`, `docs/protocol.md 9 row
-14`, `docs/protocol.md 5.2 rule 5`, `docs/inside/hazards.md F22`. The file must be in the repository and have that heading, row
-or rule. The id of a hazard stands only after the name of its page. Documents link to each other: file and heading must
-exist. Made-up texts show that each rule can fail.
+14`, `docs/protocol.md 5.2 rule 5`, `docs/inside/hazards.md F22`. The file must be in the repository and have that
+heading, row or rule. The id of a hazard stands only after the name of its page. Documents link to each other: file and
+heading must exist. Made-up texts show that each rule can fail.
 """
 
 from __future__ import annotations

@@ -459,7 +459,7 @@ OFFENCES: dict[str, tuple[Leave, int, str]] = {
 
 
 async def test_whatever_ends_a_connection_every_create_is_answered_first(tmp_path: Path) -> None:
-    """docs/inside/hazards.md F9, F14: no close without an event, and none that leaves a create without its last word."""
+    """docs/inside/hazards.md F9, F14: no close without an event, and no create is left without its last word."""
     script = write_script(tmp_path, {"text": "x", "pad_tokens": 100_000})
     limits = {"body_bytes_max": 5_000, "frames_per_s": 10, "frames_burst_max": 40}
     async with serving(script=script, tps=100, **limits) as served:

@@ -1,4 +1,4 @@
-"""What broke for users of other servers, and what attackers try (docs/inside/hazards.md), where no other test has it."""
+"""What broke at other servers, and what attackers try (docs/inside/hazards.md), where no other test has it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def test_limits_are_those_that_the_field_has_taught() -> None:
-    """docs/inside/hazards.md F1, F3, F7, F11, T9: pings in time for proxies, patience with a busy peer, large frames."""
+    """docs/inside/hazards.md F1, F3, F7, F11, T9: pings in time for proxies, a busy peer has time, large frames."""
     usual, limits = load_settings({"engine": "scripted"}, environment={}), EdgeLimits()
     assert usual.heartbeat_s <= 15
     assert limits.ping_s <= 20
@@ -96,7 +96,7 @@ def https() -> list[HttpProtocol]:
 async def test_every_frame_is_answered_within_a_second_while_a_response_runs(
     tmp_path: Path,
 ) -> None:
-    """docs/inside/hazards.md F6: odd ones, unknown ones, and creates with words of the future. (One in a busy lane waits.)"""
+    """docs/inside/hazards.md F6: odd, unknown, and creates with words of the future. (One in a busy lane waits.)"""
     frames = [
         "",
         "null",
@@ -236,7 +236,7 @@ async def leave_early(served: Served, body: dict[str, Any], headers: dict[str, s
 
 
 async def test_storm_of_leaving_clients_mixes_no_owners(tmp_path: Path) -> None:
-    """docs/inside/hazards.md F35, T13: whatever is cancelled in the middle of whatever, nobody reads a word of another."""
+    """docs/inside/hazards.md F35, T13: whatever is cancelled wherever, nobody reads a word of another."""
     rng = random.Random(35)
     owners = [f"owner{number}" for number in range(6)]
     heard: dict[str, list[str]] = {owner: [] for owner in owners}
@@ -281,7 +281,7 @@ async def test_storm_of_leaving_clients_mixes_no_owners(tmp_path: Path) -> None:
 
 
 async def test_all_is_as_before_once_everybody_has_left(tmp_path: Path) -> None:
-    """docs/inside/hazards.md F40: connections that come and go in every way leave neither tasks nor files nor memory."""
+    """docs/inside/hazards.md F40: connections that come and go leave neither tasks nor files nor memory."""
     script = write_script(tmp_path, reasoning="hm", text="x", pad_tokens=30)
 
     async def come_and_go(served: Served, number: int) -> None:

@@ -34,7 +34,7 @@ HEAD_BYTES_MAX = 64 * 1024
 SPARE_CONNECTIONS = 100
 # Refused clients are asked to retry within this many seconds, not all at once (docs/inside/hazards.md T15).
 RETRY_S_MAX = 5
-# TCP keep-alive for a silent client, which is dropped after a minute without an acknowledgement (docs/inside/hazards.md F5).
+# TCP keep-alive for a silent client, dropped after a minute without an acknowledgement (docs/inside/hazards.md F5).
 # Not every system knows all of these.
 TCP_OPTIONS = {
     "TCP_KEEPIDLE": 20,

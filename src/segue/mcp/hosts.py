@@ -2,8 +2,8 @@
 
 In: a `server_url`, and the operator's list of hosts. Out: the parts of the URL, and later the addresses that may be
 connected to, or an error. The list says which names a request may use, not where a name leads: the fetcher's rules hold
-for that (docs/inside/hazards.md T10), so it is looked up once, and only public addresses count. An address that the operator
-has listed itself may be anywhere.
+for that (docs/inside/hazards.md T10), so it is looked up once, and only public addresses count. An address that the
+operator has listed itself may be anywhere.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """At what pace do turns begin, and when has one been silent for too long?
 
-A few turns begin in each pass of the event loop, in the order in which they came. Preparing and rendering take CPU time
-that holds the loop: when thousands of clients come back in the same moment, they would all be prepared in one long pass
-in which nothing streams and no health check is answered. Turns that run are not held up.
+A few turns begin in each pass of the event loop, in the order in which they came. Preparing and rendering take CPU
+time that holds the loop: when thousands of clients come back in the same moment, they would all be prepared in one
+long pass in which nothing streams and no health check is answered. Turns that run are not held up.
 
-Silence is a fault: some clients give up after minutes, some proxies after one (docs/inside/hazards.md F1, F3). A turn that has
-sent nothing for a while sends a heartbeat. A turn whose client was lost ends after a while, and one in the background
-after its longest running time, however many follow or poll it; what it waits in the queue does not count.
+Silence is a fault: some clients give up after minutes, some proxies after one (docs/inside/hazards.md F1, F3). A turn
+that has sent nothing for a while sends a heartbeat. A turn whose client was lost ends after a while, and one in the
+background after its longest running time, however many follow or poll it; what it waits in the queue does not count.
 """
 
 from __future__ import annotations

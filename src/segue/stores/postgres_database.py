@@ -7,8 +7,8 @@ runs one statement as a rule, and so one transaction and one round trip; the ser
 connections itself.
 
 **Cancelled callers.** Work runs in a task of the pool, to its end. A caller that is cancelled only stops waiting, so no
-connection goes back half-read and its next user never gets another caller's rows (docs/inside/hazards.md F35). A connection
-that did not answer in time is closed.
+connection goes back half-read and its next user never gets another caller's rows (docs/inside/hazards.md F35). A
+connection that did not answer in time is closed.
 
 **A lease.** A row of `workers` says that this process lives, and names it in all that it writes. It is renewed on a
 connection of its own, so that nothing else can hold it up. A process that could not renew it in time may have lost it:

@@ -1,7 +1,7 @@
 """How is a URL fetched that came from outside?
 
 In: a URL that a client, a model or a page has named. Out: its bytes, within limits, or an error. Pages, pictures and
-files go through here and nowhere else (docs/inside/hazards.md T10), and nothing does until the operator has switched it on.
+files go through here and nowhere else (docs/inside/hazards.md T10), and nothing does until the operator switches it on.
 
 Theory of operation. `url.parse` is the one parser, and the request is built from its parts. A name is looked up once,
 for each hop; addresses that are not public are dropped; the connection gets no other addresses, and the last check is
