@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from segue.seams.history import UsageEntry
+from segue.seams.history import CONTAINERS, UsageEntry
 from segue.seams.store import UsageTotal
 from tests.contracts.stores import Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
@@ -84,3 +84,18 @@ async def test_report_adds_up_by_day_owner_and_model(books: Stores) -> None:
     assert await books.ledger.report("\ud800", 0) == []
     assert await books.ledger.report("nobody", 0) == []
     assert await books.ledger.report(None, noon + 2 * day) == []
+
+
+async def test_use_of_containers_is_a_row_that_its_successor_replaces(books: Stores) -> None:
+    first = UsageEntry("u 1", OWNER, "", CONTAINERS, 0, 0, 0, ENTRY.ended_at, 0, 60.5, 0.25, 7)
+    second = msgspec.structs.replace(first, container_s=121.0, cpu_s=0.5, egress_bytes=1 << 40)
+    other = msgspec.structs.replace(first, turn_id="u 2")
+    await books.ledger.settle([ENTRY, first])
+    await books.ledger.settle([second])
+    await asyncio.gather(*[books.ledger.settle([second, other]) for _ in range(4)])
+    mine, turns = await books.ledger.report(OWNER, ENTRY.ended_at)
+    assert mine == UsageTotal("2023-11-14", OWNER, "", 0, 0, 0, 0, 0, 181.5, 0.75, (1 << 40) + 7)
+    assert (turns.model, turns.turns, turns.container_s) == (ENTRY.model, 1, 0)
+    # A turn is still told once.
+    await books.ledger.settle([msgspec.structs.replace(ENTRY, container_s=9.0)])
+    assert (await books.ledger.report(OWNER, ENTRY.ended_at))[1] == turns

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "web": INNER | {"documents"},
     "mcp": INNER | {"web"},
     "bundles": INNER,
-    "egress": GROUND | {"seams", "wire", "documents", "web"},
+    "egress": GROUND | {"seams", "wire", "documents", "web", "isolation"},
     "isolation": {"errors"},
     "sandbox": INNER | {"bundles", "egress", "isolation"},
     "interpreter": INNER | {"sandbox"},

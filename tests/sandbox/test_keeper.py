@@ -203,3 +203,32 @@ def test_keeper_that_cannot_make_a_sandbox_says_why(tmp_path: Path) -> None:
     empty = KeeperProcess(str(tmp_path), 4)
     with pytest.raises(Misconfigured, match="has no python3"):
         empty.start()
+
+
+# Root of a user namespace that has no id but its own, as in a container that was started without root.
+ROOT_OF_ONE_ID = ("unshare", "--user", "--map-root-user")
+NONE_MORE = ("sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"', "sh")
+
+
+def test_root_that_has_no_other_user_ids_makes_sandboxes() -> None:
+    words = [*ROOT_OF_ONE_ID, sys.executable, "-c", SERVER, "bwrap", ""]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert int(server.stdout.readline())
+    server.kill()
+    server.wait()
+    server.stdout.close()
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_nothing_weaker_is_taken_where_namespaces_are_forbidden(
+    command: str, tmp_path: Path
+) -> None:
+    """`auto` too says why, and what to do."""
+    segue = (sys.executable, "-m", "segue_cli.cli", command, "--environment", "auto")
+    words = [*ROOT_OF_ONE_ID, *NONE_MORE, *segue, "--engine", "scripted", "--store", "memory"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    said = done.stdout + done.stderr
+    assert done.returncode, said
+    assert "no sandbox can be made here" in said
+    assert "user.max_user_namespaces must be above 0" in " ".join(said.split())

@@ -19,6 +19,8 @@ from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient
 from segue.sandbox.messages import RunCommand
 from segue.server.hosted import HostedTools
+from segue.settings.checks import load_settings
+from segue_cli.commands.usage import read_usage
 from tests.bundles.bad import packed
 from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
@@ -459,9 +461,10 @@ async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
         assert answer.status == 403, answer.body
 
 
-async def test_use_of_containers_is_counted_once(tmp_path: Path) -> None:
+async def test_use_of_containers_is_counted_once_and_in_the_ledger(tmp_path: Path) -> None:
     busy = run("python3 -c 'import time\nwhile time.process_time() < 0.3: pass'")
-    async with scripted(tmp_path, busy, DONE, **FLAGS) as served:
+    store = f"sqlite:///{tmp_path}/turns.db"
+    async with scripted(tmp_path, busy, DONE, **FLAGS, store=store) as served:
         body = {"model": MODEL, "input": "Go", "tools": [AUTO]}
         made = (await fetch(served, "POST", "/v1/responses", body)).json
         name = made["tools"][0]["environment"]["container_id"]
@@ -474,6 +477,13 @@ async def test_use_of_containers_is_counted_once(tmp_path: Path) -> None:
         (rest,) = (await keeper_of(served).take_usage()).usage
         assert rest.container_s > 0
         assert rest.cpu_s < 0.2
+        again = await fetch(served, "POST", "/v1/responses", body)
+        assert again.status == 200
+    # What was not counted yet is written when the server ends.
+    rows = await read_usage(load_settings({"store": store}, {}), None, 2)
+    (used,) = [row for row in rows if row.container_s]
+    assert (used.owner, used.model, used.turns) == (LOCAL, "", 0)
+    assert (used.container_s > 0.1, used.cpu_s > 0) == (True, True)
 
 
 async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:

@@ -21,10 +21,9 @@ import msgspec
 from segue.aio import in_background
 from segue.egress.messages import OpenProxyDoor, ProxyCounts, ProxyOrder, StartProxy
 from segue.egress.proxy import CONNECTIONS_MAX, Dial, EgressProxy, dial
+from segue.isolation.users import PROXY, can_start_as_others
 from segue.web.fetch import Fetcher, Policy, Resolve
 
-# A user that nothing else has, where the keeper is root; below those of the sandboxes.
-UID = 1_999_999_999
 REPORT_S = 0.2
 MESSAGE_BYTES_MAX = 64 * 1024
 # Beside two for each connection: doors, threads that look names up.
@@ -94,10 +93,10 @@ def confine() -> int:
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if os.geteuid() == 0:
+    if can_start_as_others():
         os.setgroups([])
-        os.setresgid(UID, UID, UID)
-        os.setresuid(UID, UID, UID)
+        os.setresgid(PROXY, PROXY, PROXY)
+        os.setresuid(PROXY, PROXY, PROXY)
     return max(1, (soft - OTHER_FDS) // 2)
 
 

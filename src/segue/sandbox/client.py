@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -60,8 +60,6 @@ from segue.sandbox.messages import (
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-# How often what containers use is counted; a keeper that is killed loses as much.
-COUNT_S = 10.0
 # What the keeper may take to end in order.
 CLOSE_S_MAX = 3.0
 PIECE_BYTES = 1024 * 1024
@@ -204,17 +202,6 @@ class KeeperClient:
     async def take_usage(self) -> KeeperAnswer:
         """What all owners have used since this was last asked, and how many containers are alive."""
         return await self._ask(TakeUsage())
-
-    async def count_forever(
-        self, note: Callable[[int, tuple[str, str], Sequence[float]], None]
-    ) -> None:
-        """Note what containers use, now and then."""
-        while True:
-            await asyncio.sleep(COUNT_S)
-            found = await self.take_usage()
-            rows = [msgspec.structs.astuple(used)[1:] for used in found.usage]
-            sums = [sum(column) for column in zip(*rows, strict=True)] or [0.0] * 4
-            note(found.alive, (found.isolation, found.held_by), sums)
 
     async def list_files(self, owner: str, container_id: str) -> list[FileEntry]:
         return (await self._ask(ListContainerFiles(owner, container_id))).files

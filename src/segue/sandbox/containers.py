@@ -34,6 +34,7 @@ from segue.isolation.limits import (
     disk_use,
     threads_of,
 )
+from segue.isolation.users import uid_of
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
     NAME_CHARS_MAX,
@@ -73,8 +74,6 @@ INTERPRETER = Path(__file__).with_name("interpreter.py")
 KEPT = "The variables are kept."
 LOST = "The Python process ended: its variables are lost, and the next code starts with none."
 KILLED = "It was killed, as code is that uses more memory than its container has."
-# Above all that machines give away.
-UID_FIRST = 2_000_000_000
 COMMAND_BYTES_MAX = 120_000
 
 
@@ -415,23 +414,19 @@ class Containers:
         await asyncio.sleep(after_s)
         number = next(self._numbers)
         limits = self._limits_of(MEMORY_LIMITS[memory_limit])
-        folder = self._folder / str(number)
-        data, door = folder / "data", folder / "door"
-        data.mkdir(parents=True)
-        door.mkdir(mode=0o711)
-        uid = UID_FIRST + number % 100_000_000 if self._adapter.has_own_uids else None
-        folder.chmod(0o711)
-        data.chmod(0o700)
-        if uid is not None:
-            os.chown(data, uid, uid)
-        group = self._cgroups.make(str(number), self._adapter.around(limits))
-        place = None if is_volatile else str(data)
-        try:
-            sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid, str(door)))
-        except BaseException:
-            remove_folder(folder)
-            raise
         held = self._adapter.around(limits)
+        folder = self._folder / str(number)
+        uid = uid_of(number) if self._adapter.has_own_uids else None
+        try:
+            data, door = _folders(folder, uid)
+            group = self._cgroups.make(str(number), held)
+            place = None if is_volatile else data
+            sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid, door))
+        except BaseException as error:
+            remove_folder(folder)
+            if isinstance(error, OSError):
+                raise SandboxFailed(f"no place for a sandbox: {error}") from error
+            raise
         return LiveSandbox(sandbox, held, folder, is_volatile=is_volatile)
 
     def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Held:
@@ -568,6 +563,18 @@ class Containers:
         tasks = [held.starting for held in self._held.values()]
         tasks += [] if self._spare is None else [self._spare[1]]
         await asyncio.gather(*map(_close, tasks))
+
+
+def _folders(folder: Path, uid: int | None) -> tuple[str, str]:
+    """The folders of a new sandbox: for its data, which are this user's, and for its door."""
+    data, door = folder / "data", folder / "door"
+    data.mkdir(parents=True)
+    door.mkdir(mode=0o711)
+    folder.chmod(0o711)
+    data.chmod(0o700)
+    if uid is not None:
+        os.chown(data, uid, uid)
+    return str(data), str(door)
 
 
 def _has_failed(task: asyncio.Task[LiveSandbox]) -> bool:

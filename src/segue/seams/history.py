@@ -190,6 +190,10 @@ class Resent(Struct, frozen=True):
         return 0
 
 
+# The status of a row that is no turn's: what the containers of an owner have used. It has no model.
+CONTAINERS = "containers"
+
+
 class UsageEntry(Struct, frozen=True):
     """One row of usage: who, which model, how much, and how it ended. Never content."""
 
@@ -203,3 +207,7 @@ class UsageEntry(Struct, frozen=True):
     ended_at: int
     # Calls that our own tools answered.
     tool_calls: int = 0
+    # Of containers.
+    container_s: float = 0.0
+    cpu_s: float = 0.0
+    egress_bytes: int = 0

@@ -20,7 +20,8 @@ class Retention(Struct, frozen=True):
 
 
 class UsageTotal(Struct, frozen=True):
-    """What one owner used of one model on one day (of UTC): how many turns, how many tokens."""
+    """What one owner used of one model on one day (of UTC): how many turns, how many tokens. Containers belong to no
+    model: they are in a row of their own, whose model is empty."""
 
     day: str
     owner: str
@@ -30,6 +31,9 @@ class UsageTotal(Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     tool_calls: int = 0
+    container_s: float = 0.0
+    cpu_s: float = 0.0
+    egress_bytes: int = 0
 
 
 class Claim(Struct, frozen=True):
@@ -86,7 +90,8 @@ class Ledger(Protocol):
     """Who used how much. A stored turn's row is written by `Turns.save`, in the turn's own transaction."""
 
     async def settle(self, entries: Sequence[UsageEntry]) -> None:
-        """Record these turns, each at most once however often it is given."""
+        """Record these turns, each at most once however often it is given. A row of containers replaces the one that
+        has its id."""
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
         """What was used since then, by day, owner and model; of everybody if no owner is named."""

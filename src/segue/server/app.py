@@ -179,7 +179,7 @@ async def _open_server(
             _keep_slot_states(served, state, eraser),
             in_background("engine_discovery", discovery.look_up_forever),
             state.meter.running(),
-            counting(hosted.environment, observers.metrics),
+            counting(hosted.environment, observers.metrics, store.ledger),
         ):
             http = HttpApp(services, RouteTable(routes, off))
             yield App(http, upgrades, runner, state, health, reload, drains, discovery)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from segue.aio import in_background
 from segue.errors import Misconfigured, need_package
 from segue.observe.metrics import Metrics
+from segue.seams.store import Ledger
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
@@ -66,11 +67,15 @@ def allowed_domains(settings: Settings) -> tuple[str, ...]:
     return of_operator(settings.environment_domains)
 
 
-def counting(client: KeeperClient | None, metrics: Metrics) -> AbstractAsyncContextManager[object]:
+def counting(
+    client: KeeperClient | None, metrics: Metrics, ledger: Ledger
+) -> AbstractAsyncContextManager[object]:
     """What containers use is counted while inside."""
     if client is None:
         return nullcontext()
-    return in_background("sandbox_usage", lambda: client.count_forever(metrics.note_sandboxes))
+    from segue.sandbox.usage import counting
+
+    return counting(client, metrics.note_sandboxes, ledger.settle)
 
 
 def environment_apis(client: KeeperClient | None, files: LateFiles) -> tuple[Api, ...]:

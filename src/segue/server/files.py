@@ -55,17 +55,11 @@ class LateFiles(AsyncExitStack):
 
     def load(self) -> Depot:
         """The files; an error where there is no place for them."""
-        self._check_place()
         return self._depot
 
     def load_skills(self) -> Shelf:
         """The skills; the same error where there is no place for them."""
-        self._check_place()
         return self._shelf
-
-    def _check_place(self) -> None:
-        if not has_place(self._settings):
-            raise Refused(NO_PLACE, status=501, code="files_not_set_up")
 
     @cached_property
     def _depot(self) -> Depot:
@@ -85,6 +79,8 @@ class LateFiles(AsyncExitStack):
     @cached_property
     def _objects(self) -> Objects:
         settings = self._settings
+        if not has_place(settings):
+            raise Refused(NO_PLACE, status=501, code="files_not_set_up")
         if settings.files_url:
             from segue.files.bucket import open_bucket
 

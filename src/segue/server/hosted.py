@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -132,13 +131,12 @@ def asking_of(tool: HostedTool) -> Asking:
 
 
 def _builder(place: str, environment: KeeperClient | None, files: LateFiles | None) -> ToolBuilder:
-    builder = cast("ToolBuilder", imported("hosted_tools", place))
-    if place in ENVIRONMENT_TOOLS or place == CODE:
-        given = {"environment": environment, "files": files}
-        builder = cast("ToolBuilder", partial(cast("Callable[..., HostedTool]", builder), **given))
+    builder = cast("Callable[..., HostedTool]", imported("hosted_tools", place))
+    is_sandboxed = place in ENVIRONMENT_TOOLS or place == CODE
 
     def build(settings: Settings, stack: AsyncExitStack, fetcher: Fetcher) -> HostedTool:
-        tool = builder(settings, stack, fetcher)
+        given = (environment, files) if is_sandboxed else (stack, fetcher)
+        tool = builder(settings, *given)
         if not isinstance(tool, HostedTool):
             raise Misconfigured(f"hosted_tools: '{place}' built no HostedTool, but {tool!r}.")
         return tool

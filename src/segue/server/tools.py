@@ -81,12 +81,7 @@ def build_tool_search(settings: Settings, stack: AsyncExitStack, fetcher: Fetche
 
 
 def build_shell(
-    settings: Settings,
-    stack: AsyncExitStack,
-    fetcher: Fetcher,
-    *,
-    environment: KeeperClient,
-    files: LateFiles | None,
+    settings: Settings, environment: KeeperClient, files: LateFiles | None
 ) -> HostedTool:
     # Imported here: only a server that has sandboxes needs it.
     from segue.sandbox.tool import shell
@@ -95,12 +90,7 @@ def build_shell(
 
 
 def build_code_interpreter(
-    settings: Settings,
-    stack: AsyncExitStack,
-    fetcher: Fetcher,
-    *,
-    environment: KeeperClient | None,
-    files: LateFiles | None,
+    settings: Settings, environment: KeeperClient | None, files: LateFiles | None
 ) -> HostedTool:
     if environment is None:
         return code_interpreter(None)

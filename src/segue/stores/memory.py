@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
+from typing import Any
 
 from msgspec import structs
 
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
-from segue.seams.history import Owner, Turn, UsageEntry
+from segue.seams.history import CONTAINERS, Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
     Claim,
@@ -32,8 +33,8 @@ from segue.wire.events import Event
 
 # Rows of about 300 bytes each, for a server without a database: some 30 MB, then the oldest go.
 ENTRIES_MAX = 100_000
-# No turns, no tokens of three kinds, no tool calls.
-NOTHING = (0, 0, 0, 0, 0)
+# No turns, no tokens of three kinds, no tool calls, nothing of containers.
+NOTHING = (0,) * 8
 # An event beside its bytes, and the log of a turn beside its events.
 EVENT_BYTES = 200
 LOG_BYTES = 600
@@ -104,19 +105,20 @@ class MemoryLedger:
             self.record(entry)
 
     async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        totals: dict[tuple[str, Owner, str], tuple[int, ...]] = {}
+        totals: dict[tuple[str, Owner, str], tuple[Any, ...]] = {}
         for entry in self._entries.values():
             if entry.ended_at >= since and owner in (None, entry.owner):
                 day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
                 key = (day, entry.owner, entry.model)
-                tokens = (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
-                used = (1, *tokens, entry.tool_calls)
+                counts = structs.astuple(entry)
+                used = (entry.status != CONTAINERS, *counts[4:7], *counts[8:])
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
         return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
 
     def record(self, entry: UsageEntry) -> None:
-        """Record one turn unless it is recorded already."""
-        self._entries.setdefault(entry.turn_id, entry)
+        """Record one turn unless it is recorded already; of containers the latest row counts."""
+        if self._entries.setdefault(entry.turn_id, entry) is not entry:
+            self._entries |= {entry.turn_id: entry} if entry.status == CONTAINERS else {}
         if len(self._entries) > self._entries_max:
             del self._entries[next(iter(self._entries))]
 

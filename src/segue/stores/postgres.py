@@ -133,7 +133,7 @@ class _Turns:
         names = [field and field.digest for field in (record.instructions, record.tools)]
         worker = self._database.worker
         # The turn and its owner are in the row already.
-        usage = NO_USAGE if entry is None else astuple(entry)[2:]
+        usage = NO_USAGE if entry is None else astuple(entry)[2:9]
         columns = (turn.owner, *record[:4], *names, worker if entry is None else None, *usage)
         fence = (worker, turn.holds_key)
         return lambda connection: self._save(connection, turn.owner, record, columns, fence)

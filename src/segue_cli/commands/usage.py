@@ -1,4 +1,4 @@
-"""Who used how many tokens? `segue usage`."""
+"""Who used how many tokens, and what did their containers use? `segue usage`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, amount, existing
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+# Shown where a container was used; by column, what one of it is, and its field.
+CONTAINER_COUNTS = {
+    "container min": (60.0, "container_s"),
+    "CPU s": (1.0, "cpu_s"),
+    "egress MB": (1e6, "egress_bytes"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a row for each day, owner and model; returns the exit status."""
+    """Print a row for each day, owner and model, and for containers; returns the exit status."""
     settings = existing(load_settings(vars(options)))
     rows = asyncio.run(read_usage(settings, options.owner, options.days))
     if options.json:
@@ -45,9 +51,17 @@ def run(options: argparse.Namespace) -> int:
         total = sum(getattr(row, name) for row in rows)
         shown = name.removesuffix("_tokens").replace("_", " ")
         table.add_column(shown, f"{total:,}", justify="right")
+    has_containers = any(row.container_s for row in rows)
+    for name, (unit, field) in CONTAINER_COUNTS.items() if has_containers else ():
+        total = sum(getattr(row, field) for row in rows)
+        table.add_column(name, f"{total / unit:,.1f}", justify="right")
     for row in rows:
-        counts = (f"{getattr(row, name):,}" for name in COUNTS)
-        table.add_row(row.day, cell(row.owner), cell(row.model), *counts)
+        counts = [f"{getattr(row, name):,}" for name in COUNTS]
+        if has_containers:
+            used = CONTAINER_COUNTS.values()
+            counts += [f"{getattr(row, field) / unit:,.1f}" for unit, field in used]
+        model = cell(row.model) if row.model else "(containers)"
+        table.add_row(row.day, cell(row.owner), model, *counts)
     Console().print(table)
     return 0
 

@@ -82,24 +82,29 @@ SELECT 1 FROM kept;
 DELETE FROM turns WHERE owner = $1 AND id = $2;
 
 -- name: settle
--- What a process counted itself replaces what was entered for it when it seemed dead.
+-- What a process counted itself replaces what was entered for it when it seemed dead, and what it knew of containers before.
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls,
+    container_s, cpu_s, egress_bytes)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT (turn_id) DO UPDATE SET
     input_tokens = excluded.input_tokens,
     cached_tokens = excluded.cached_tokens,
     output_tokens = excluded.output_tokens,
     tool_calls = excluded.tool_calls,
+    container_s = excluded.container_s,
+    cpu_s = excluded.cpu_s,
+    egress_bytes = excluded.egress_bytes,
     is_provisional = false
-WHERE usage.is_provisional;
+WHERE usage.is_provisional OR usage.status = 'containers';
 
 -- name: report
 -- $1 owner or nobody, $2 since. Days are those of UTC.
 SELECT
     to_char(to_timestamp(ended_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, owner, model,
-    count(*), sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint,
-    sum(tool_calls)::bigint
+    count(*) FILTER (WHERE status <> 'containers'),
+    sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint, sum(tool_calls)::bigint,
+    sum(container_s), sum(cpu_s), sum(egress_bytes)::bigint
 FROM usage
 WHERE ended_at >= $2 AND ($1::text IS NULL OR owner = $1)
 GROUP BY day, owner, model

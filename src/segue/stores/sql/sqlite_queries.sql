@@ -47,17 +47,23 @@ DELETE FROM turns WHERE owner = :owner AND id = :id;
 SELECT 1 FROM erased WHERE owner = :owner AND turn_id = :id;
 
 -- name: settle
+-- Of containers the latest row counts.
 INSERT INTO usage
-    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls,
+    container_s, cpu_s, egress_bytes)
 VALUES
-    (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at, :tool_calls)
-ON CONFLICT (turn_id) DO NOTHING;
+    (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at, :tool_calls,
+    :container_s, :cpu_s, :egress_bytes)
+ON CONFLICT (turn_id) DO UPDATE SET
+    container_s = excluded.container_s, cpu_s = excluded.cpu_s, egress_bytes = excluded.egress_bytes
+WHERE usage.status = 'containers';
 
 -- name: report
 -- Days are those of UTC.
 SELECT
-    date(ended_at, 'unixepoch') AS day, owner, model, count(*),
-    sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls)
+    date(ended_at, 'unixepoch') AS day, owner, model, count(*) FILTER (WHERE status <> 'containers'),
+    sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls),
+    sum(container_s), sum(cpu_s), sum(egress_bytes)
 FROM usage
 WHERE ended_at >= :since AND (:owner IS NULL OR owner = :owner)
 GROUP BY day, owner, model
