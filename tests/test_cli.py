@@ -77,7 +77,11 @@ def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> 
             ["serve", "--prot", "3"],
             "'--prot' is not a flag of `segue serve`. Did you mean --port? See `segue serve --help`.",
         ),
-        (["serve", "models"], "'models' is not a flag of `segue serve`. See `segue serve --help`."),
+        (["serve", "models"], "`segue serve` takes no 'models'. See `segue serve --help`."),
+        (
+            ["chat", "hello"],
+            "`segue chat` takes no 'hello'. To ask one question: segue ask 'hello …'. See `segue chat --help`.",
+        ),
         (["keys", "create"], "--name is missing. See `segue keys create --help`."),
         (["seals"], "ACTION is missing. See `segue seals --help`."),
         (

@@ -21,6 +21,7 @@ from segue import __version__
 from segue.errors import ApiError, Misconfigured, MissingPackage
 from segue.printable import printable, say
 from segue.settings.validation import nearest
+from segue_cli.terminal import WideHelp
 
 
 class Verb(NamedTuple):
@@ -83,6 +84,10 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "use a running server": {
+        "ask": Verb(
+            "segue_cli.client.ask",
+            "ask a model one question and print the answer; reads a pipe too",
+        ),
         "chat": Verb(
             "segue_cli.client.chat",
             "chat with a model in the terminal, over WebSocket",
@@ -222,7 +227,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         prog=f"{program()} {name}",
         description=verb.about,
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
+        formatter_class=WideHelp,
     )
     import_module(verb.module).add_arguments(parser)
     return parser
@@ -251,8 +256,14 @@ class Parser(argparse.ArgumentParser):
     def _sentence(self, message: str) -> str:
         """What argparse says, in the words of all other errors."""
         if found := UNKNOWN.match(message):
-            hint = nearest(found[1], self._option_string_actions) if found[1][0] == "-" else ""
-            return f"'{found[1]}' is not a flag of `{self.prog}`.{hint}"
+            word = found[1]
+            if word[0] == "-":
+                hint = nearest(word, self._option_string_actions)
+                return f"'{word}' is not a flag of `{self.prog}`.{hint}"
+            hint = (
+                f" To ask one question: {program()} ask '{word} …'." if "chat" in self.prog else ""
+            )
+            return f"`{self.prog}` takes no '{word}'.{hint}"
         if found := NO_CHOICE.match(message):
             choices = [word.strip("' ") for word in found[3].split(",")]
             listed = f"'{found[2]}' is not one of: {', '.join(choices)}."

@@ -5,6 +5,7 @@ Everything but the bar is plain text and needs no library: a server is operated 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import unicodedata
@@ -18,6 +19,13 @@ Steps = Callable[[str, int, int], None]
 
 Style = Literal["bold", "green", "red"]
 CODES: dict[Style, int] = {"bold": 1, "red": 31, "green": 32}
+
+
+class WideHelp(argparse.HelpFormatter):
+    """The help of a command, with room for the longer flags."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
 
 
 def as_columns(rows: Sequence[Sequence[str]]) -> str:

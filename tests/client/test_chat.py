@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from segue_cli.client.chat import Talk
+from segue_cli.client.conversation import Talk
 from tests.clients.proxy import proxied
 from tests.support import WAIT_S, ServedProcess, metric, served_process
 

@@ -113,3 +113,14 @@ def test_each_value_is_shown_with_its_origin_and_without_secrets(
     assert "s3cret" not in printed
     assert "settings file: segue.toml" in printed
     assert main(["config", "show", "--port", "x"]) == 2
+
+
+def test_changed_settings_alone(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    Path("segue.toml").write_text("port = 81\n")
+    monkeypatch.setenv("SEGUE_TPS", "0")
+    assert main(["config", "show", "--changed", "--json", "--workers", "2"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "port": {"value": 81, "from": "segue.toml, line 1"},
+        "workers": {"value": 2, "from": "--workers"},
+        "tps": {"value": 0.0, "from": "SEGUE_TPS"},
+    }

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from segue.settings.checks import load_settings
-from segue.settings.help import FLAGS
 from segue.settings.values import Settings
 from segue_cli.cli import parse
+from segue_cli.commands.settings_help import FLAGS
 from tests.releases import newest_version
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -1,7 +1,8 @@
-"""Every setting is in docs/settings.md, under its three names, with its default and its meaning.
+"""Every setting is in docs/settings.md or docs/settings-advanced.md, under its three names, with its default and its
+meaning.
 
 The tables there are written from the settings themselves: `python -m tests.rules.test_settings_documented` brings
-the file up to date.
+the files up to date.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from segue.settings.help import FLAGS, HELP
 from segue.settings.validation import choices_of
-from segue.settings.values import FIELDS, ModelSettings
+from segue.settings.values import FIELDS, NAMES, RETIRED, ModelSettings
+from segue_cli.commands.settings_help import COMMON, FLAGS, HELP
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "settings.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = (DOCS / "settings.md", DOCS / "settings-advanced.md")
 HEADER = "| flag | environment | `segue.toml` | default | meaning |\n|---|---|---|---|---|\n"
 
 
@@ -47,46 +49,61 @@ def row(field: msgspec.structs.FieldInfo) -> str:
     return f"| {flag} | {variable} | `{name}` | {default_of(field)} | {meaning_of(field)} |\n"
 
 
-def tables() -> dict[str, str]:
-    """The generated parts of the page, by the name of their marker."""
-    of_models = [name for name in FLAGS if name in ModelSettings.__struct_fields__]
-    of_server = [name for name in FLAGS if name not in of_models]
-    return {
+def tables(page: Path) -> dict[str, str]:
+    """The generated parts of a page, by the name of their marker."""
+    is_common = page == PAGES[0]
+    names = [name for name in FLAGS if (name in COMMON) == is_common]
+    of_models = [name for name in names if name in ModelSettings.__struct_fields__]
+    of_server = [name for name in names if name not in of_models]
+    found = {
         "server": HEADER + "".join(row(FIELDS[name]) for name in of_server),
         "model": HEADER + "".join(row(FIELDS[name]) for name in of_models),
     }
+    rules = "".join(f"| `{name}` | {rule} |\n" for name, rule in RETIRED.items())
+    return found | ({} if is_common else {"retired": f"| setting | now |\n|---|---|\n{rules}"})
 
 
-def filled(page: str) -> str:
+def filled(path: Path) -> str:
     """The page with its tables as they must be."""
-    for name, table in tables().items():
+    page = path.read_text()
+    for name, table in tables(path).items():
         between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert between.search(page), f"docs/settings.md has no place for {name}"
+        assert between.search(page), f"{path.name} has no place for {name}"
         page = between.sub(lambda found, table=table: found[1] + table + found[2], page)
     return page
 
 
-def test_page_says_what_the_settings_say() -> None:
-    page = PAGE.read_text()
-    assert page == filled(page), "run: python -m tests.rules.test_settings_documented"
+def test_pages_say_what_the_settings_say() -> None:
+    for page in PAGES:
+        assert page.read_text() == filled(page), (
+            "run: python -m tests.rules.test_settings_documented"
+        )
+
+
+def test_few_settings_are_common_and_none_of_them_is_retired() -> None:
+    """With --config, --help and --help-all, `segue serve --help` shows forty flags at most."""
+    assert len(COMMON) + 3 <= 40
+    assert set(FLAGS) >= COMMON
+    assert not RETIRED.keys() & set(FLAGS)
 
 
 def test_every_setting_has_a_meaning() -> None:
-    for name in FLAGS:
-        assert MEANINGS[name], f"{name} has no description"
+    for name in set(NAMES) - RETIRED.keys():
+        assert MEANINGS.get(name), f"{name} has no description"
 
 
 def test_settings_of_a_models_own_table_are_on_the_page() -> None:
-    page = PAGE.read_text()
-    for name in FIELDS.keys() - set(FLAGS):
+    page = "".join(page.read_text() for page in PAGES)
+    for name in FIELDS.keys() - set(NAMES):
         assert f"`{name}`" in page or f"[[{name}]]" in page, name
 
 
 def test_place_of_the_file_is_on_the_page() -> None:
-    page = PAGE.read_text()
+    page = PAGES[0].read_text()
     assert "`--config`" in page
     assert "`SEGUE_CONFIG`" in page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(filled(page))

@@ -40,7 +40,7 @@ ENGINES = ", ".join(get_args(EngineName))
         ({"websocket": "perhaps"}, "--websocket: 'perhaps' is not true or false."),
         ({"engine": "steam"}, f"--engine: 'steam' is not one of: {ENGINES}."),
         ({"engine": "vlm"}, f"--engine: 'vlm' is not one of: {ENGINES}. Did you mean vllm?"),
-        ({"engine": "ollama"}, f"'ollama' is not one of: {ENGINES}. Did you mean chat?"),
+        ({"engine": "openrouter"}, f"'openrouter' is not one of: {ENGINES}. Did you mean chat?"),
         ({"engine": "LM-Studio"}, f"'LM-Studio' is not one of: {ENGINES}. Did you mean chat?"),
         ({"reasoning": "loud"}, "--reasoning: 'loud' is not one of: text, summary, hidden."),
         ({"dialect": "qwen"}, "deepseek-v4, template. Did you mean qwen3?"),
@@ -83,8 +83,8 @@ def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(Misconfigured) as error:
         load({"port": "x", "tps": "y"}, SEGUE_AUTH="z")
     assert [line.split(":")[0] for line in str(error.value).splitlines()] == [
-        "--port",
         "--tps",
+        "--port",
         "SEGUE_AUTH",
     ]
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from segue.settings.help import FLAGS
 from segue_cli.cli import main, parse
+from segue_cli.commands.settings_help import COMMON, FLAGS
 
 
-def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def shown(capsys: pytest.CaptureFixture[str], flag: str) -> str:
     with pytest.raises(SystemExit) as left:
-        main(["serve", "--help"])
-
+        main(["serve", flag])
     assert left.value.code == 0
-    text = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_common_settings_and_help_all_every_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few, every = shown(capsys, "--help"), shown(capsys, "--help-all")
     for name in FLAGS:
-        assert f"--{name.replace('_', '-')}" in text
-    assert "none)" not in text
-    assert text.startswith("usage: segue serve [FLAGS]\n")
+        flag = f"  --{name.replace('_', '-')} "
+        assert flag in every
+        assert (flag in few) == (name in COMMON), name
+    assert len(re.findall("^  -", few, re.MULTILINE)) <= 40
+    for text in (few, every):
+        assert "none)" not in text
+        assert text.startswith("usage: segue serve [FLAGS]\n")
 
 
 def test_switch_needs_no_value() -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from segue.errors import Misconfigured
 from segue.settings.checks import load_settings, settings_of
-from segue.settings.help import FLAGS
 from segue.settings.sources import line_of, read_sources
 from segue.settings.validation import SettingPath
-from segue.settings.values import Settings
+from segue.settings.values import NAMES, RETIRED, Settings
 
 
 def load(flags: dict[str, Any] | None = None, **environment: str) -> Settings:
@@ -55,7 +54,7 @@ def test_variables_of_others_are_left_alone() -> None:
     assert load(SEGUEX_PORT="1", PORT="2", SEGUE_UNKNOWN="3", segue_port="4") == Settings()
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_setting_can_come_from_each_place(name: str, tmp_path: Path) -> None:
     default = getattr(Settings(), name)
     if default is None:
@@ -181,3 +180,45 @@ name = "b"
 )
 def test_line_of_a_setting_is_found(path: SettingPath, line: int | None) -> None:
     assert line_of(TEXT, path) == line
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_retired_setting_still_holds_with_a_warning(name: str, tmp_path: Path) -> None:
+    file = {"config": str(tmp_path / "segue.toml")}
+    default = getattr(Settings(), name)
+    value = str(default).lower() if isinstance(default, bool) else repr(default)
+    Path(file["config"]).write_text(f"\n{name} = {value}\n".replace("'", '"'))
+    for sources, place in (
+        (read_sources({name: default}, {}), f"--{name.replace('_', '-')}"),
+        (read_sources({}, {f"SEGUE_{name.upper()}": str(default)}), f"SEGUE_{name.upper()}"),
+        (read_sources(file, {}), f"{file['config']}, line 2"),
+    ):
+        (warning,) = sources.warnings()
+        assert warning.level == "warning"
+        assert str(warning).startswith(place)
+        assert "no longer needed" in warning.message
+
+
+def test_setting_of_one_model_that_is_retired_is_found_in_its_table(tmp_path: Path) -> None:
+    sources = read_sources(write(tmp_path, '[[models]]\nname = "a"\npiece_cache = false\n'), {})
+    (warning,) = sources.warnings()
+    assert (warning.setting, warning.line) == ("models[0].piece_cache", 3)
+    assert settings_of(sources).named_models()[0].piece_cache is False
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("ollama", "http://127.0.0.1:11434"), ("lmstudio", "http://127.0.0.1:1234"), ("litellm", "http://127.0.0.1:4000")],
+)  # fmt: skip
+def test_server_that_speaks_chat_may_be_named(name: str, url: str, tmp_path: Path) -> None:
+    found = load({"engine": name})
+    assert (found.engine, found.engine_url) == ("chat", (url,))
+    assert load({"engine": name, "engine_url": ["http://far:1"]}).engine_url == ("http://far:1",)
+    table = load(write(tmp_path, f'[[models]]\nname = "a"\nengine = "{name}"\n'))
+    assert table.named_models()[0].engine_url == (url,)
+    sources = read_sources({}, {"SEGUE_ENGINE": name})
+    assert sources.origin("engine_url") == "SEGUE_ENGINE"
+
+
+def test_hosted_api_needs_its_url() -> None:
+    assert load({"engine": "openai"}).engine_url == ()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from segue.settings.help import FLAGS, REPEATED
 from segue.settings.validation import Misfit, SettingPath, nearest
+from segue.settings.values import NAMES, REPEATED, RETIRED
 
 # Read from the working folder where no other file is named.
 FILE_NAME = "segue.toml"
@@ -29,6 +29,13 @@ OTHER_VARIABLES = re.compile(
 REMOVED = {
     "repairs": "no longer supported and ignored: prompts are sent as the client wrote them. Remove it: the next "
     "version refuses it.",
+}
+# What people call an engine -> its name here, and the URL that its server has as a rule.
+SERVERS = {
+    "ollama": "http://127.0.0.1:11434",
+    "lmstudio": "http://127.0.0.1:1234",
+    "litellm": "http://127.0.0.1:4000",
+    "openai": "",
 }
 HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?\Z")
 KEY = re.compile(r"""\s*([\w.\-"']+)\s*=""")
@@ -85,22 +92,37 @@ class SettingSources:
     def located(self, message: str) -> str:
         """The message "SETTING: …" of a later error, with the place where the setting was set."""
         name, _, rest = message.partition(": ")
-        tables = self.values.get("models")
-        is_table = isinstance(tables, list) and any(name in table for table in tables)
+        is_table = any(name in table for table in _tables(self.values))
         if name not in self.values or is_table:
             return message
         return str(self.problem(Misfit((name,), rest)))
 
     def warnings(self) -> list[Problem]:
         """What is odd, but no reason to refuse a start."""
-        names = list(map(variable_of, FLAGS))
+        names = list(map(variable_of, NAMES))
         ignored = "the environment variable is not a setting and is ignored."
         unknown = [
             Problem("", ignored + nearest(variable, names), variable, level="warning")
             for variable in self.unknown
         ]
         removed = (Misfit((name,), REMOVED[name]) for name in self.removed)
-        return [*unknown, *(self._in_file(misfit, "warning") for misfit in removed)]
+        tables = [self._in_file(misfit, "warning") for misfit in removed]
+        return [*unknown, *tables, *self._retired()]
+
+    def _retired(self) -> Iterator[Problem]:
+        """Settings that the next version refuses."""
+        for name, rule in RETIRED.items():
+            sentence = f"no longer needed: {rule}. Remove it: the next version refuses it."
+            for path in self._paths_of(name):
+                yield structs.replace(self.problem(Misfit(path, sentence)), level="warning")
+
+    def _paths_of(self, name: str) -> Iterator[SettingPath]:
+        """Where a setting is set: at the top, and in the tables of models."""
+        if name in self.values:
+            yield (name,)
+        for index, table in enumerate(_tables(self.values)):
+            if name in table:
+                yield ("models", index, name)
 
     def _in_file(self, misfit: Misfit, level: Literal["error", "warning"]) -> Problem:
         line = line_of(self.text, misfit.path)
@@ -133,7 +155,7 @@ def read_sources(
     if file:
         values["config"] = str(file)
     origins: dict[str, str] = {}
-    for name in FLAGS:
+    for name in NAMES:
         written = environment.get(variable_of(name))
         # Kubernetes sets SEGUE_PORT=tcp://… where a service is called segue.
         if written is not None and not (name == "port" and written.startswith("tcp://")):
@@ -143,10 +165,34 @@ def read_sources(
             values[name] = flags[name]
             origins[name] = flag_of(name)
     values |= {name: "" for name in ("access_log", "audit_log") if values.get(name) == "off"}
+    if _translate_server(values) and "engine" in origins:
+        origins["engine_url"] = origins["engine"]
+    for table in _tables(values):
+        _translate_server(table, has_url="engine_url" in values)
     others = {name for name in environment if name.startswith("SEGUE_")}
-    others -= set(map(variable_of, FLAGS))
+    others -= set(map(variable_of, NAMES))
     unknown = sorted(name for name in others if not OTHER_VARIABLES.match(name))
     return SettingSources(values, origins, file, text, broken, tuple(unknown), removed)
+
+
+def _tables(values: Mapping[str, object]) -> list[dict[str, object]]:
+    """The [[models]] of the file."""
+    tables = values.get("models")
+    return (
+        [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
+    )
+
+
+def _translate_server(values: dict[str, object], *, has_url: bool = False) -> bool:
+    """Where the engine is a server that speaks chat completions: `chat`, and True if its usual URL was put in."""
+    name = values.get("engine")
+    if not isinstance(name, str) or name not in SERVERS:
+        return False
+    values["engine"] = "chat"
+    if has_url or values.get("engine_url") or not SERVERS[name]:
+        return False
+    values["engine_url"] = [SERVERS[name]]
+    return True
 
 
 def _listed(text: str) -> list[str]:

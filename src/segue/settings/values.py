@@ -1,13 +1,13 @@
 """Which settings are there, of which type, and what holds where the operator has set nothing?
 
-One struct, with the fields of a model as defaults of all models. `help.py` says what each setting means; a setting
-without a sentence there exists in the file only. A type checks what it can: `checks.py` has the rules beyond that.
+One struct, with the fields of a model as defaults of all models. What each setting means is said where flags are made
+(`segue_cli/commands/settings_help.py`). A type checks what it can: `checks.py` has the rules beyond that.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -281,6 +281,27 @@ def _table_of(name: str) -> Table:
     return {"name": Path(name).stem, "weights": name} if name.endswith(".gguf") else {"name": name}
 
 
+# These exist only in the file: the tables, what only a table of a model has, and the name of the file itself.
+IN_FILES_ONLY = frozenset(
+    ("config", "models", "mcp", "guard_rules", "guard_owners", "template_values", "name", "aliases", "weights")
+)  # fmt: skip
 FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+# What may be a flag, an environment variable or a key of the file.
+NAMES = tuple(name for name in FIELDS if name not in IN_FILES_ONLY)
+# Settings that may be given several times; in the environment their values are separated by commas.
+REPEATED = frozenset(name for name in NAMES if get_origin(FIELDS[name].type) is tuple)
+# Settings that a rule has replaced. They hold in this version, with a warning; the next one refuses them.
+RETIRED = {
+    "piece_cache": "token ids of text fragments are always cached",
+    "kubernetes_account": "Kubernetes puts the service account into the same folder of every pod",
+    "outbox_bytes_max": "a response is paused at 512 KiB that its client has not read",
+    "write_s_max": "a client that reads nothing for 30 s is disconnected",
+    "handshake_s_max": "the headers of a request may take 10 s to arrive",
+    "frames_burst_max": "10,000 WebSocket frames may arrive at once; frames_per_s limits the rest",
+    "connection_state_bytes_max": "memory_bytes_max limits all histories; one connection may keep 256 MiB",
+    "connections_state_bytes_max": "memory_bytes_max limits all histories; connections may keep 2 GiB",
+    "process_state_bytes_max": "memory_bytes_max limits all histories; stored responses may keep 512 MiB",
+    "guard_window_chars": "output is checked in windows of 400 characters",
+}
 # Settings that are never shown.
 SECRETS = frozenset({"engine_key", "guard_key", "search_header", "otel_headers", "search_url"})

@@ -12,33 +12,23 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
-import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from rich.console import Console
 from rich.markdown import Markdown
-from websockets.exceptions import InvalidStatus, WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
 from segue.printable import printable
+from segue_cli.client.conversation import AGAIN, ENDS, Talk, TalkEvent, figures_of
 from segue_cli.client.talk import (
     RunningServer,
     add_model,
     add_server,
     find_endpoint,
-    message_of,
     server_of,
 )
 
-# The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
-SILENCE_S_MAX = 60.0
-OPEN_S_MAX = 10.0
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-# Error codes after which the whole conversation is sent on a new socket.
-NEW_SOCKET = {"previous_response_not_found", "websocket_connection_limit_reached"}
 HELP = """\
 /new          start a new conversation
 /models       list the models of this server
@@ -48,134 +38,6 @@ HELP = """\
 Ctrl-C stops an answer; the question and its answer are then not part of the conversation."""
 # Between these marks readline counts no columns.
 PROMPT = "\001\033[1;36m\002> \001\033[0m\002"
-
-# Our own event, never on the wire: the answer starts again on another socket.
-AGAIN = "again"
-
-_Item = dict[str, object]
-
-
-class _Problem(Struct):
-    code: str | None = None
-    message: str = ""
-
-
-class _Usage(Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-
-class _Reason(Struct):
-    reason: str = ""
-
-
-class _Response(Struct):
-    id: str
-    output: list[_Item] = []
-    usage: _Usage | None = None
-    error: _Problem | None = None
-    incomplete_details: _Reason | None = None
-
-
-class _Event(Struct):
-    type: str
-    delta: str | msgspec.UnsetType = UNSET
-    response: _Response | None = None
-    error: _Problem | None = None
-
-
-class ConnectionLost(Exception):
-    """The socket, or the state that the server kept for it, is gone; a new socket may work."""
-
-
-class Talk:
-    """One conversation: on a socket while it is open, and whole in memory."""
-
-    def __init__(
-        self, base_url: str, model: str, instructions: str | None, key: str | None
-    ) -> None:
-        self._url = base_url.replace("http", "ws", 1) + "/responses"
-        self.model = model
-        self._instructions = instructions
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._items: list[_Item] = []
-        self._parent: str | None = None
-        self._socket: ClientConnection | None = None
-        self._closing = ExitStack()
-
-    def ask(self, text: str) -> Iterator[_Event]:
-        """The events of an answer, to its end. A completed answer becomes part of the conversation."""
-        question: _Item = {"role": "user", "content": text}
-        try:
-            yield from self._turn(question)
-        except ConnectionLost:
-            self.drop()
-            yield _Event(AGAIN)
-            try:
-                yield from self._turn(question)
-            except ConnectionLost as error:
-                raise Misconfigured(f"url: connection to {self._url} lost: {error}") from None
-
-    def _turn(self, question: _Item) -> Iterator[_Event]:
-        fields: dict[str, object] = {"input": [*self._items, question]}
-        if self._parent is not None and self._socket is not None:
-            fields = {"input": [question], "previous_response_id": self._parent}
-        if self._instructions:
-            fields["instructions"] = self._instructions
-        create = {"type": "response.create", "model": self.model, "store": False, **fields}
-        has_begun = False
-        for event in self._events(create):
-            if event.error is not None and event.error.code in NEW_SOCKET and not has_begun:
-                raise ConnectionLost(event.error.message)
-            has_begun = has_begun or event.delta is not UNSET
-            if event.type == "response.completed" and event.response is not None:
-                self._parent = event.response.id
-                self._items += [question, *event.response.output]
-            yield event
-
-    def _events(self, create: dict[str, object]) -> Iterator[_Event]:
-        try:
-            if self._socket is None:
-                self._socket = self._open()
-            self._socket.send(msgspec.json.encode(create).decode())
-            while True:
-                event = msgspec.json.decode(self._socket.recv(SILENCE_S_MAX), type=_Event)
-                yield event
-                if event.type in ENDS:
-                    return
-        except (WebSocketException, OSError) as error:
-            raise ConnectionLost(str(error) or type(error).__name__) from None
-
-    def _open(self) -> ClientConnection:
-        url, headers, size = self._url, self._headers, MESSAGE_BYTES_MAX
-        try:
-            # It connects when it is called, not when it is entered.
-            return self._closing.enter_context(
-                connect(url, additional_headers=headers, open_timeout=OPEN_S_MAX, max_size=size)
-            )
-        except InvalidStatus as error:
-            status = error.response.status_code
-            if status == 401:
-                raise Misconfigured(
-                    f"key: {url} refused the API key: it is wrong, expired or revoked."
-                ) from None
-            why = message_of(bytes(error.response.body or b""))
-            refused = f"url: {url} refused the WebSocket with status {status}. {why}".rstrip()
-            raise Misconfigured(refused) from None
-
-    def drop(self) -> None:
-        """Close the socket; the server then cancels a running answer."""
-        self._socket = self._parent = None
-        with suppress(WebSocketException, OSError):
-            self._closing.close()
-
-    def forget(self) -> None:
-        """Start a new conversation."""
-        self._items.clear()
-        self._parent = None
-
-
-ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,14 +160,11 @@ def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = Fals
         )
 
 
-def _close(event: _Event, first_s: float, console: Console) -> None:
+def _close(event: TalkEvent, first_s: float, console: Console) -> None:
     """The line after an answer: token counts and time, or the error."""
     response = event.response
     problem = event.error or (response and response.error)
     if problem:
         _say(console, f"{problem.code}: {problem.message}", style="red")
     elif response:
-        usage, cut = response.usage or _Usage(), response.incomplete_details
-        figures = f"{usage.input_tokens} tokens in, {usage.output_tokens} out, first token {first_s * 1000:.0f} ms"
-        figures += f", incomplete: {cut.reason}" if cut else ""
-        _say(console, figures, style="dim")
+        _say(console, figures_of(response, first_s), style="dim")

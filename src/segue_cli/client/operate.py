@@ -129,13 +129,17 @@ def _lines(status: ServerStatus) -> Iterator[str]:
         sum(getattr(one, name) for one in status.workers) / 1e6
         for name in ("memory_bytes", "memory_bytes_max", "resident_bytes")
     )
-    yield f"  memory       {all_of_it:,.0f} MB; histories and caches {held:,.0f} of {may:,.0f} MB"
+    yield f"  memory       {all_of_it:,.0f} MB; histories and caches hold {held:,.0f} MB of at most {may:,.0f}"
 
 
 def _when(at: float) -> str:
     minutes = int(time.time() - at) // 60
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{clock} ({minutes // 60} h {minutes % 60} min)"
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [f"{count} {unit}" for count, unit in ((days, "d"), (hours, "h"), (minutes, "min"))]
+    age = " ".join(part for part in parts if part[0] != "0") or "less than a minute"
+    return f"{clock} ({age})"
 
 
 def _status_from_afar(options: argparse.Namespace, server: RunningServer) -> int:
@@ -151,7 +155,7 @@ def _status_from_afar(options: argparse.Namespace, server: RunningServer) -> int
         found = {"is_running": is_running, "is_ready": is_ready, "url": server.url}
         say(msgspec.json.encode(found).decode())
     elif not is_running:
-        say(f"Not running: {problem.removeprefix('url: ')}")
+        say(f"Not running: {problem}")
     else:
         state = "is running" if is_ready else f"is running, not ready ({problem})"
         say(f"A server {state} at {server.base_url}.\n  {NOT_OURS}")

@@ -152,6 +152,8 @@ def _serving(options: argparse.Namespace) -> Iterator[RunningServer]:
         yield server
         return
     # A fixed engine was asked for, or no server answers: the server is this agent's alone.
+    if options.config:
+        given.append(f"--config={options.config}")
     if options.model:
         given.append(f"--model={options.model}")
     with _started(given) as url:

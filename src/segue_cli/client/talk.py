@@ -182,7 +182,7 @@ class RunningServer:
 
     def _silent(self, reason: object) -> NotReachable:
         return NotReachable(
-            f"url: no answer from a server at {self.url}: {reason}. "
+            f"no answer from a server at {self.url}: {reason}. "
             "Start one with `segue serve`, or name another with --url."
         )
 
@@ -201,8 +201,11 @@ def client_variable(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def add_server(parser: argparse.ArgumentParser) -> None:
+def add_server(parser: argparse.ArgumentParser, *, has_config: bool = True) -> None:
     """The flags that say which running server, and with which key."""
+    if has_config:
+        about = "settings file of the server, for its host and port"
+        parser.add_argument("--config", metavar="FILE", help=about)
     url = f"URL of the server (default: SEGUE_URL, else host and port of the settings, else {URL})"
     parser.add_argument("--url", help=url)
     keys = parser.add_mutually_exclusive_group()
@@ -212,7 +215,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def server_of(options: argparse.Namespace) -> RunningServer:
     """The server that the flags of `add_server` name."""
-    base_url = base_url_of(options.url or _url_of_settings())
+    base_url = base_url_of(options.url or _url_of_settings(options.config))
     if options.key:
         return RunningServer(base_url, options.key)
     if options.key_env:
@@ -257,11 +260,11 @@ def base_url_of(url: str) -> str:
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
-def _url_of_settings() -> str:
-    """What SEGUE_URL names, or where a server with the settings of this folder and environment listens."""
-    if url := client_variable("SEGUE_URL"):
+def _url_of_settings(config: str | None) -> str:
+    """What SEGUE_URL names, or where a server with these settings, else those of this folder, listens."""
+    if config is None and (url := client_variable("SEGUE_URL")):
         return url
-    settings = load_settings({})
+    settings = load_settings({"config": config})
     scheme = "https" if settings.tls_cert else "http"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"

@@ -12,11 +12,11 @@ from segue.printable import say, without_password
 from segue.server.aliases import alias_problems
 from segue.server.served import served_models
 from segue.settings.checks import problems_of, settings_of
-from segue.settings.help import FLAGS
 from segue.settings.sources import SettingSources, read_sources
 from segue.settings.validation import Misfit
 from segue.settings.values import FIELDS, SECRETS, Settings
 from segue_cli.commands.flags import add_settings
+from segue_cli.commands.settings_help import FLAGS
 
 HIDDEN = "(hidden)"
 # Tables of which every value may be a secret.
@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in (check, show):
         add_settings(action, is_listed=False)
         action.add_argument("--json", action="store_true", help="print JSON")
+    about = "print only what is set: by a flag, in the environment or in the file"
+    show.add_argument("--changed", action="store_true", help=about)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             read_sources(flags | {"config": options.file or options.config}), options.json
         )
     sources = read_sources(flags)
-    return _show(sources, settings_of(sources), options.json)
+    return _show(sources, settings_of(sources), options.json, is_changed=options.changed)
 
 
 # --- check -------------------------------------------------------------------------------------------
@@ -92,16 +94,17 @@ def _missing(settings: Settings) -> Iterator[Misfit]:
 # --- show --------------------------------------------------------------------------------------------
 
 
-def _show(sources: SettingSources, settings: Settings, is_json: bool) -> int:
+def _show(sources: SettingSources, settings: Settings, is_json: bool, *, is_changed: bool) -> int:
     tables = [name for name in FIELDS if name in sources.values and name not in (*FLAGS, "config")]
+    names = [name for name in FLAGS if name in sources.values or not is_changed]
     shown = {
         name: {"value": hidden(name, getattr(settings, name)), "from": sources.origin(name)}
-        for name in (*FLAGS, *tables)
+        for name in (*names, *tables)
     }
     if is_json:
         say(msgspec.json.encode(shown).decode())
         return 0
-    width = max(map(len, shown)) + 2
+    width = max(map(len, shown), default=0) + 2
     say(f"settings file: {settings.config or 'none'}")
     for name, row in shown.items():
         is_unset = row["value"] in (None, "", [])

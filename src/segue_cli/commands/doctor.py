@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue doctor`: those of `segue serve`."""
     traffic = "ask a running server what its last hour cost and what to do (docs/cache.md)"
     parser.add_argument("--traffic", action="store_true", help=traffic)
-    add_server(parser)
+    add_server(parser, has_config=False)
     add_settings(parser, is_listed=False)
     parser.add_argument("--json", action="store_true", help="print JSON")
 

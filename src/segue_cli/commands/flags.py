@@ -9,10 +9,11 @@ from typing import get_args
 import msgspec
 
 from segue.errors import Misconfigured
-from segue.settings.help import HELP, REPEATED
 from segue.settings.sources import FILE_NAME, flag_of
 from segue.settings.validation import choices_of
-from segue.settings.values import FIELDS, Settings
+from segue.settings.values import FIELDS, REPEATED, RETIRED, Settings
+from segue_cli.commands.settings_help import COMMON, FLAGS, HELP
+from segue_cli.terminal import WideHelp
 
 # What may stand after a flag, by the setting or by the last word of its name; other texts: that word, other numbers: N.
 PLACEHOLDERS = {
@@ -56,8 +57,12 @@ def add_settings(parser: argparse.ArgumentParser, *, is_listed: bool = True) -> 
         "none: read no file"
     )
     parser.add_argument("--config", metavar="FILE", help=about)
-    if not is_listed:
-        parser.epilog = "All flags of `segue serve` may be given too: see `segue serve --help`."
+    if is_listed:
+        parser.formatter_class = CommonHelp
+        every = f"show all {len(FLAGS)} settings; {len(COMMON)} are shown here"
+        parser.add_argument("--help-all", action=HelpAll, nargs=0, help=every)
+    else:
+        parser.epilog = "All flags of `segue serve` may be given too: see `segue serve --help-all`."
     for title, texts in HELP.items():
         group = parser.add_argument_group(title)
         for name, text in texts.items():
@@ -75,6 +80,28 @@ def add_settings(parser: argparse.ArgumentParser, *, is_listed: bool = True) -> 
                     metavar=placeholder(field),
                     help=about,
                 )
+
+    for name in RETIRED:
+        parser.add_argument(flag_of(name), help=argparse.SUPPRESS, nargs="?", const="true")
+
+
+class CommonHelp(WideHelp):
+    """Without the settings that few servers need."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave those out."""
+        if action.dest not in FLAGS or action.dest in COMMON:
+            super().add_argument(action)
+
+
+class HelpAll(argparse.Action):
+    """`--help-all`: the help with every setting."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print it, and end."""
+        parser.formatter_class = WideHelp
+        parser.print_help()
+        parser.exit()
 
 
 def _names(text: str) -> list[str]:

@@ -5,11 +5,9 @@ Flag, environment variable and key of the file have the same name, so that one s
 
 from __future__ import annotations
 
-from typing import get_origin
+from segue.settings.values import CHAT_FORMATS
 
-from segue.settings.values import CHAT_FORMATS, FIELDS
-
-# In the groups of `--help`. A setting that is not named here exists only in the file, as a table or in a model's own.
+# In the groups of `--help`.
 HELP = {
     "server": {
         "host": "address to listen on; other than loopback requires API keys",
@@ -23,19 +21,18 @@ HELP = {
         "log_level": "lowest level of log lines written",
     },
     "model and engine": {
-        "engine": "inference engine; all but embedded and scripted are servers at engine_url",
+        "engine": "inference engine; all but embedded and scripted are servers at engine_url. "
+        "ollama, lmstudio, litellm and openai mean chat",
         "engine_url": "base URL of an engine server; repeatable, for several replicas",
         "engine_key": "API key sent to the engine server",
         "engine_parallel": "parallel requests per replica, more wait; 0: what the engine says (embedded: 1, else 256)",
         "engine_drained": "URL of a replica that gets no requests; repeatable. See also `segue engines drain`",
         "engine_discovery": "find replicas by the name in engine_url: off, dns (addresses), kubernetes (ready pods)",
         "engine_discovery_s": "seconds between two lookups of the replicas",
-        "kubernetes_account": "folder with token, ca.crt and namespace of the service account, for kubernetes",
         "context_tokens": "context window in tokens; 0: what the engine says (embedded: at most 8192)",
         "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
         "template": "chat template (Jinja file) instead of the model's own",
-        "piece_cache": "cache token ids of text fragments",
         "fast_tokenizer": "tokenize with fastokens where it gives the same ids; about 180 MB of memory a process",
         "embedded_state_bytes_max": "bytes of disk for the encrypted state of an embedded model, so that stored "
         "responses continue quickly after a restart; 0: off",
@@ -76,13 +73,9 @@ HELP = {
         "heartbeat_s": "seconds of silence in a running stream until a heartbeat is sent",
         "hang_s": "seconds until a worker process that hangs (blocked event loop) is replaced; 0: never",
         "body_bytes_max": "largest request body or WebSocket message in bytes",
-        "outbox_bytes_max": "unsent bytes for a slow client until its response is paused",
-        "write_s_max": "seconds until a client that reads nothing is disconnected",
-        "handshake_s_max": "seconds that the headers of a request may take to arrive",
         "body_s_max": "seconds that a request body or WebSocket message may take to arrive",
         "connections_max": "open connections per process; more are refused with 503",
         "frames_per_s": "WebSocket frames per second on one connection; 0: no limit",
-        "frames_burst_max": "WebSocket frames on one connection that may arrive at once",
         "append_s_max": "seconds that a response waits for tool outputs (response.append)",
         "background_s_max": "seconds that a background response may run, its time in the queue not counted",
         "threads": "keep turns of Messages threads in memory for an hour; false: refuse `thread`",
@@ -90,9 +83,6 @@ HELP = {
     },
     "memory": {
         "memory_bytes_max": "bytes of memory for histories, caches and requests; 0: half of the machine or container",
-        "connection_state_bytes_max": "memory for the history of one WebSocket connection in bytes",
-        "connections_state_bytes_max": "memory for the history of all WebSocket connections and threads in bytes",
-        "process_state_bytes_max": "memory cache of stored responses in bytes",
         "render_cache_bytes_max": "memory cache of prompts in bytes, for clients that resend all; 0: off",
         "reuse_bytes_max": "memory for cache reports and the prompts that they compare, in bytes; 0: off",
         "check_rendering": "debug: render every prompt without caches too and compare (slow)",
@@ -100,7 +90,6 @@ HELP = {
     "guards": {
         "guard_sides": "what guards check",
         "cache_salt": "keep owners apart in an engine's prefix cache; auto: where there are keys of several owners",
-        "guard_window_chars": "characters of output held back and checked together",
         "guard_url": "base URL of a moderation API, without /v1/moderations",
         "guard_key": "API key of the moderation API",
         "guard_model": "model name sent to the moderation API",
@@ -144,5 +133,16 @@ HELP = {
     },
 }
 FLAGS = tuple(name for group in HELP.values() for name in group)
-# Settings that may be given several times; in the environment their values are separated by commas.
-REPEATED = frozenset(name for name in FLAGS if get_origin(FIELDS[name].type) is tuple)
+# What most servers need: `segue serve --help` shows these, and docs/settings.md begins with them.
+COMMON = frozenset(
+    {
+        *("host", "port", "workers", "model", "apis", "log_level"),
+        *("engine", "engine_url", "engine_key", "engine_parallel", "context_tokens", "dialect"),
+        *("tokenizer", "script", "tps", "temperature", "output_tokens_max", "reasoning", "guard"),
+        *("store", "retention_s", "files_dir", "files_url"),
+        *("auth", "allowed_hosts", "cors_origins", "tls_cert", "tls_key"),
+        *("grace_s", "memory_bytes_max"),
+        *("environment", "environment_domains", "fetch", "search_url"),
+        *("log_format", "access_log", "otel_endpoint"),
+    }
+)
