@@ -44,36 +44,39 @@ from bench.gpu.report import report, results
 from bench.gpu.servers import ENGINES, GATEWAYS, Servers
 
 RESULTS = "results.jsonl"
+MODELS = ("written", "small", "real")
 
 
-def make_models(folder: Path) -> None:
+def make_models(folder: Path, kinds: Sequence[str] = MODELS) -> None:
     """All at once: they take a quarter of a minute."""
-    extra = {"written": [], "small": [], "real": [str(folder / "smollm2.gguf")]}
+    extra = {"real": [str(folder / "smollm2.gguf")]}
     # The machine's own transformers, and the reader of GGUF files that came with vLLM's packages.
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'own'}:{folder / 'vllm'}"}
     making = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "bench.gpu.models", kind),
-                *(str(folder / "models" / kind), str(folder / "tokenizer"), *more),
+                *(str(folder / "models" / kind), str(folder / "tokenizer"), *extra.get(kind, ())),
             ],
             env=environment,
         )
-        for kind, more in extra.items()
+        for kind in kinds
         if not (folder / "models" / kind / "model.safetensors").exists()
     ]
     if sum(process.wait() for process in making):
         raise SystemExit("bench: a model could not be made")
 
 
-def start(servers: Servers, engines: Sequence[str]) -> list[str]:
+def start(
+    servers: Servers, engines: Sequence[str], gateways: Sequence[str] = tuple(GATEWAYS)
+) -> list[str]:
     """Those of these engines that answer, with their gateways."""
     began = time.monotonic()
     servers.start([name for name in engines if not servers.is_up(name)])
     ready = servers.await_engines(engines)
     for name in ready:
-        if not servers.is_up(f"{name}-{next(iter(GATEWAYS))}"):
-            servers.start_gateways(name)
+        if not servers.is_up(f"{name}-{gateways[0]}"):
+            servers.start_gateways(name, gateways)
     print(f"up after {time.monotonic() - began:.0f} s: {', '.join(ready)}", flush=True)
     return ready
 
@@ -108,7 +111,7 @@ def chosen(options: argparse.Namespace) -> Choice | None:
     """What the flags ask for; None means every case."""
     asked = {
         name: value
-        for name in ("ways", "contexts", "conversations", "turns", "rounds")
+        for name in ("ways", "pairs", "contexts", "conversations", "turns", "rounds")
         if (value := getattr(options, name)) is not None
     }
     return Choice(**asked) if asked.keys() - {"contexts"} else None
@@ -129,7 +132,7 @@ def dry(options: argparse.Namespace, until: float) -> bool:
     engines = options.engines or ["plain"]
     with hollow_servers(options.flags.split()) as servers:
         try:
-            ready = start(servers, engines)
+            ready = start(servers, engines, options.gateways)
             whole = run(servers, cases_of(options, ready), until) and ready == engines
         finally:
             servers.stop(engines)
@@ -155,6 +158,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3_600, metavar="S", help=seconds)
     parser.add_argument("--flags", default="", help="more flags for vLLM; they win over its others")
     parser.add_argument("--ways", nargs="+", choices=WAYS, metavar="WAY", help=", ".join(WAYS))
+    pairs = "engine and way, in place of --ways: only these, in turn within a round"
+    parser.add_argument("--pairs", nargs="+", type=_pair, metavar="ENGINE:WAY", help=pairs)
+    parser.add_argument(
+        "--models", nargs="+", choices=(*MODELS, "big"), default=MODELS, help="which to make"
+    )
+    parser.add_argument(
+        "--gateways", nargs="+", choices=GATEWAYS, default=tuple(GATEWAYS), help="which to start"
+    )
     counts = {
         "contexts": "tokens of history (with the flags below: 20000)",
         "conversations": "at the same time, such as 8 32 (default: 1)",
@@ -174,6 +185,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _pair(text: str) -> tuple[str, str]:
+    engine, _, way = text.partition(":")
+    if engine not in ENGINES or way not in WAYS:
+        raise argparse.ArgumentTypeError(f"{text} is not an engine and a way, such as plain:ids")
+    return engine, way
+
+
 def _count(text: str) -> int:
     if (count := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
@@ -190,9 +208,10 @@ def main(arguments: Sequence[str]) -> int:
     named = options.engines or list(ENGINES)
     match options.command:
         case "models":
-            make_models(options.folder)
+            make_models(options.folder, options.models)
         case "start":
-            return 0 if start(servers, options.engines) == options.engines else 1
+            ready = start(servers, options.engines, options.gateways)
+            return 0 if ready == options.engines else 1
         case "measure":
             ready = [name for name in named if servers.is_up(name)]
             if not ready:

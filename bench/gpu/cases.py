@@ -9,15 +9,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from threading import BrokenBarrierError
 from typing import Any
+from urllib.request import urlopen
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench.gpu.agents import AGENT_WAYS
 from bench.gpu.servers import Servers
@@ -55,6 +58,8 @@ SHAPE = WorkloadShape(
 BYTES_PER_TOKEN = 3.8
 HEAD_TOKENS = 5_000
 CASE_S_MAX = 240.0
+# vLLM counts a request just after its last event.
+METRICS_S = 0.3
 # Where the flags say what is measured.
 CHOSEN_WAYS = ("ids", "ws")
 WAITED_IN_VAIN = "another conversation failed"
@@ -88,6 +93,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     opening_s: float = 0.0
     # A turn: gateway, front (vLLM's API processes), core (vLLM's engine).
     cpu_ms: dict[str, float] = {}
+    # A request, by vLLM's own counters: queued, prefill, decode; means, and how many there were.
+    engine_ms: dict[str, float] = {}
 
 
 class Stage(Struct, frozen=True):
@@ -126,21 +133,27 @@ class Choice(Struct, frozen=True):
     """What the flags ask for instead of everything."""
 
     ways: Sequence[str] = CHOSEN_WAYS
+    # Engine and way, where not every way is played on every engine.
+    pairs: Sequence[tuple[str, str]] = ()
     contexts: Sequence[int] = (20_000,)
     conversations: Sequence[int] = (1,)
     turns: int = 10
     rounds: int = 3
 
     def cases(self, engines: Sequence[str]) -> list[Case]:
-        """Round by round, so that all cases have as many where the time ends; ways take turns within each."""
+        """Round by round, so that all cases have as many where the time ends; they take turns within each."""
         return [
             Case(engine, way, context, conversations, self.turns, number)
             for number in range(self.rounds)
-            for engine in engines
             for context in self.contexts
             for conversations in self.conversations
-            for way in rotated(list(self.ways), number)
+            for engine, way in self._pairs(engines, number)
         ]
+
+    def _pairs(self, engines: Sequence[str], number: int) -> list[tuple[str, str]]:
+        if self.pairs:
+            return [pair for pair in rotated(list(self.pairs), number) if pair[0] in engines]
+        return [(engine, way) for engine in engines for way in rotated(list(self.ways), number)]
 
 
 def stages() -> list[Stage]:
@@ -201,10 +214,13 @@ def measure(case: Case, servers: Servers, seconds: float = CASE_S_MAX) -> Figure
         clients.append((process, ours))
     try:
         barrier.wait(_left(until))
+        counted = _counters(servers.port(case.engine))
         before = servers.cpu_s(case.engine, gateway)
         barrier.wait(_left(until))
         told = [ours.recv() if ours.poll(_left(until)) else "too slow" for _, ours in clients]
         after = servers.cpu_s(case.engine, gateway)
+        time.sleep(METRICS_S)
+        engine_ms = _between(counted, _counters(servers.port(case.engine)))
     except BrokenBarrierError:  # By a client that failed, which says why, or by the time.
         said = [ours.recv() for _, ours in clients if ours.poll(0.1)]
         told = [words for words in said if words != WAITED_IN_VAIN] or ["too slow"]
@@ -217,7 +233,38 @@ def measure(case: Case, servers: Servers, seconds: float = CASE_S_MAX) -> Figure
         return Figures(case=case, failed=wrong[0] if wrong else "no answer")
     turns = case.turns * case.conversations
     cpu_ms = {name: round((after[name] - before[name]) * 1e3 / turns, 2) for name in after}
-    return _summed(case, loops, cpu_ms)
+    return replace(_summed(case, loops, cpu_ms), engine_ms=engine_ms)
+
+
+_COUNTER = re.compile(
+    r"^vllm:request_(queue|prefill|decode)_time_seconds_(sum|count)(?:{[^}]*})? (\S+)", re.MULTILINE
+)
+
+
+def _counters(port: int) -> dict[tuple[str, str], float]:
+    """What vLLM has counted so far, over all its engines."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    sums: dict[tuple[str, str], float] = {}
+    for name, kind, value in _COUNTER.findall(text):
+        sums[name, kind] = sums.get((name, kind), 0.0) + float(value)
+    return sums
+
+
+def _between(
+    before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]
+) -> dict[str, float]:
+    """Means of the requests between, in ms; nothing where none was counted."""
+    means: dict[str, float] = {}
+    for name in {name for name, _ in after}:
+        count = after[name, "count"] - before.get((name, "count"), 0.0)
+        if count:
+            spent = after[name, "sum"] - before.get((name, "sum"), 0.0)
+            means |= {name: round(spent * 1e3 / count, 2), "requests": count}
+    return means
 
 
 def _left(until: float) -> float:

@@ -1,12 +1,13 @@
 """Which models does the GPU serve? Folders that vLLM loads, made on the spot from what is small enough to carry.
 
-    python -m bench.gpu.models written|small FOLDER TOKENIZER_FOLDER
+    python -m bench.gpu.models written|small|big FOLDER TOKENIZER_FOLDER
     python -m bench.gpu.models real FOLDER TOKENIZER_FOLDER FILE.gguf
 
 `written` has the dimensions of Qwen3-0.6B and Qwen3's vocabulary. Its weights are random, but for two tables: whatever
 was read last, the likeliest next token is the next one of `ANSWER`, round and round. So every way gets the same answer,
 the answer is text that encodes back to the same ids, and n-gram speculation guesses right nearly always.
-`small` is the same with fewer layers and fewer keys, for speed.
+`small` is the same with fewer layers and fewer keys, for speed. `big` has the dimensions of Qwen3-8B: 16 GB, which a
+folder in memory takes and gives fastest.
 `real` is SmolLM2-135M from its GGUF, with positions stretched to the same context, which it was not trained for. The
 rows of the special tokens in its head are zero, so that no turn ends before its limit.
 """
@@ -32,11 +33,20 @@ ANSWER = (
 # Small, so that what the layers add does not hide which token was read.
 WEIGHT_DEVIATION = 0.004
 SPECIAL_TOKENS = 17
-# Layers, and heads of keys and values.
-SIZES = {"written": (28, 8), "small": (12, 2)}
+# What differs from Qwen3-0.6B.
+SIZES: dict[str, dict[str, int]] = {
+    "written": {},
+    "small": {"num_hidden_layers": 12, "num_key_value_heads": 2},
+    "big": {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+    },
+}
 
 
-def written(folder: Path, tokenizer_folder: Path, layers: int, key_heads: int) -> None:
+def written(folder: Path, tokenizer_folder: Path, size: dict[str, int]) -> None:
     """The model that writes `ANSWER`."""
     from tokenizers import Tokenizer
 
@@ -47,9 +57,11 @@ def written(folder: Path, tokenizer_folder: Path, layers: int, key_heads: int) -
     torch.manual_seed(1)
 
     def table(rows: int, columns: int, deviation: float = WEIGHT_DEVIATION) -> torch.Tensor:
-        return torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * deviation
+        made = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * deviation
+        # The card may be full of engines meanwhile.
+        return made.cpu()
 
-    config = _shape(tokenizer.get_vocab_size(), layers, key_heads)
+    config = _shape(tokenizer.get_vocab_size()) | size
     hidden = config["hidden_size"]
     # All tokens have something in common, which is what the head takes for "begin"; those of the answer do not.
     common = table(1, hidden, 1.0)
@@ -60,7 +72,7 @@ def written(folder: Path, tokenizer_folder: Path, layers: int, key_heads: int) -
     head[answer[0]] = embedding[answer[-1]] + common[0]
     weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
     weights["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    for layer in range(layers):
+    for layer in range(config["num_hidden_layers"]):
         for name, size in _layer(config).items():
             ones = len(size) == 1
             made = torch.ones(*size, dtype=torch.bfloat16) if ones else table(*size)
@@ -68,7 +80,8 @@ def written(folder: Path, tokenizer_folder: Path, layers: int, key_heads: int) -
     _save(folder, tokenizer_folder, config, weights)
 
 
-def _shape(vocabulary: int, layers: int, key_heads: int) -> dict[str, Any]:
+def _shape(vocabulary: int) -> dict[str, Any]:
+    """Qwen3-0.6B's."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -81,8 +94,8 @@ def _shape(vocabulary: int, layers: int, key_heads: int) -> dict[str, Any]:
         "intermediate_size": 3072,
         "max_position_embeddings": CONTEXT_TOKENS,
         "num_attention_heads": 16,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": key_heads,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000,
         "tie_word_embeddings": False,
@@ -157,14 +170,14 @@ def _save(
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer_folder / name, folder / name)
-    save_file({k: v.cpu() for k, v in weights.items()}, folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def main() -> None:
     """Make one."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.models", description=__doc__)
-    parser.add_argument("kind", choices=("written", "small", "real"))
+    parser.add_argument("kind", choices=(*SIZES, "real"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("tokenizer_folder", type=Path)
     parser.add_argument("gguf", type=Path, nargs="?")
@@ -172,8 +185,7 @@ def main() -> None:
     if options.kind == "real":
         real(options.folder, options.tokenizer_folder, options.gguf)
     else:
-        layers, key_heads = SIZES[options.kind]
-        written(options.folder, options.tokenizer_folder, layers, key_heads)
+        written(options.folder, options.tokenizer_folder, SIZES[options.kind])
 
 
 if __name__ == "__main__":

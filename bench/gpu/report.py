@@ -15,54 +15,66 @@ from msgspec.structs import replace
 
 from bench.gpu.agents import KINDS
 from bench.gpu.cases import PLAIN_WAYS, Case, Figures
+from bench.gpu.servers import BLOCKS, FAMILIES, FORMS, engine_name
 from segue_bench.charts import WIDTH, bar, picture, text
 from segue_bench.figures import percentile, tokens_words
 
-# In the order of the tables: engine's form and way, words, and the colour of another chart.
-ROWS = {
-    ("", "ids"): ("vLLM, ids (the floor)", "client"),
-    ("", "chat"): ("vLLM chat", "http-new"),
-    ("", "responses"): ("vLLM Responses", "http-full, bare"),
-    ("tuned", "chat"): ("vLLM chat, tuned", "http-full, cache off"),
-    ("tuned", "responses"): ("vLLM Responses, tuned", "http-full, cache off"),
-    ("rust", "chat"): ("vLLM chat, Rust", "http-full, cache on"),
-    ("", "agentic"): ("agentic-api, socket", "rollout"),
-    ("", "http-off"): ("Segue HTTP, cache off", "ws-stored"),
-    ("", "http"): ("Segue HTTP", "http-chained"),
-    ("", "ws"): ("Segue socket", "ws"),
-    ("", "ws-stored"): ("Segue socket, stored", "ws"),
-    ("rust", "ids"): ("vLLM, ids, Rust", "client"),
-    ("rust", "ws"): ("Segue socket, Rust", "ws"),
-    ("tuned", "ws"): ("Segue socket, tuned", "ws"),
-    ("rust", "http"): ("Segue HTTP, Rust", "http-chained"),
-    ("tuned", "http"): ("Segue HTTP, tuned", "http-chained"),
-    ("tuned", "ids"): ("vLLM, ids, tuned", "client"),
+# In the order of the tables: the way, in words, and the colour of another chart.
+WAY_WORDS = {
+    "ids": ("vLLM, ids", "client"),
+    "chat": ("vLLM chat", "http-new"),
+    "responses": ("vLLM Responses", "http-full, bare"),
+    "agentic": ("agentic-api, socket", "rollout"),
+    "http-off": ("Segue HTTP, cache off", "ws-stored"),
+    "http": ("Segue HTTP", "http-chained"),
+    "ws": ("Segue socket", "ws"),
+    "ws-stored": ("Segue socket, stored", "ws"),
 }
 # Claude Code's loop has a table for each kind of it.
-AGENT_ROWS = {
+AGENT_WORDS = {
     "cc-messages": ("vLLM Messages", "http-new"),
     "cc-chat": ("vLLM chat", "http-full, bare"),
     "cc-segue-messages": ("Segue Messages", "ws"),
     "cc-segue-chat": ("Segue chat", "http-chained"),
 }
-FORMS = ("", "tuned", "rust")
-ROWS |= {
-    (form, f"{way}-{kind}"): (f"{name}, {kind}" + (f", {form.title()}" if form else ""), colour)
+WAY_WORDS |= {
+    f"{way}-{kind}": (f"{name}, {kind}", colour)
     for kind in KINDS
-    for way, (name, colour) in AGENT_ROWS.items()
-    for form in FORMS
+    for way, (name, colour) in AGENT_WORDS.items()
 }
-# Form of the engine by its name, and what is served.
+# Forms of an engine, in the order of the tables.
+FORM_WORDS = {"": "", "tuned": "tuned", "rust": "Rust", "one": "step one", "two": "step two"}
+BLOCKS_WORDS = "blocks of 128"
+# Model and form of the engine, by its name.
 GROUPS = {
-    "plain": ("written", ""),
-    "rust": ("written", "rust"),
     "tuned": ("written", "tuned"),
-    "fast": ("small, speculation", ""),
-    "fast-rust": ("small, speculation", "rust"),
     "real": ("real", ""),
     "real-rust": ("real", "rust"),
     "real-tuned": ("real", "tuned"),
 }
+MODELS = {"plain": "written", "fast": "small, speculation", "big": "Qwen3-8B's shape"}
+GROUPS |= {
+    engine_name(family, form, blocks): (MODELS[family], f"{form}{' 128' if blocks else ''}")
+    for family, *_ in FAMILIES
+    for form in FORMS
+    for blocks in ((), BLOCKS)
+}
+# Of another chart, where the same way has another form.
+COLOURS = {("tuned", "chat"): "http-full, cache off", ("rust", "chat"): "http-full, cache on"}
+
+
+def name_of(engine: str, way: str) -> str:
+    """A row in words, such as `Segue socket, Rust, blocks of 128`."""
+    form, _, blocks = GROUPS[engine][1].partition(" ")
+    if (form, blocks, way) == ("", "", "ids"):
+        return "vLLM, ids (the floor)"
+    words = (WAY_WORDS[way][0], FORM_WORDS[form], BLOCKS_WORDS if blocks else "")
+    return ", ".join(filter(None, words))
+
+
+def _order(row: Row) -> tuple[int, int, bool]:
+    form, _, blocks = GROUPS[row.engine][1].partition(" ")
+    return list(FORM_WORDS).index(form), list(WAY_WORDS).index(row.way), bool(blocks)
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -90,6 +102,8 @@ class Row(Struct, frozen=True, kw_only=True):
     cpu_ms: dict[str, float]
     # Which share of the median turn is more than the same ids take, sent straight to the same vLLM.
     beyond_ids: float | None = None
+    # vLLM's own mean time for the new part of a prompt; None where it counts none.
+    prefill_ms: float | None = None
     # How much longer each loop was than that of the ids in the same round: 0.02 is 2 % longer.
     loop_beyond_ids: list[float] = []
 
@@ -113,8 +127,7 @@ def rows_of(machine: int, figures: Sequence[Figures]) -> list[Row]:
         _beyond(_row(machine, case, rounds), rounds, merged.get(replace(case, way="ids"), []))
         for case, rounds in merged.items()
     ]
-    order = [name for name, _ in ROWS.values()]
-    rows.sort(key=lambda row: (*_place(row), order.index(row.name)))
+    rows.sort(key=lambda row: (*_place(row), *_order(row)))
     return rows
 
 
@@ -146,8 +159,8 @@ def _kind(row: Row) -> str:
 
 
 def _row(machine: int, case: Case, rounds: Sequence[Figures]) -> Row:
-    model, form = GROUPS[case.engine]
     ttft = [ms for one in rounds for ms in one.ttft_ms]
+    prefill = [one.engine_ms["prefill"] for one in rounds if "prefill" in one.engine_ms]
     computed = [one.computed_per_turn for one in rounds if one.computed_per_turn is not None]
 
     def mean(values: Sequence[float]) -> float:
@@ -155,8 +168,8 @@ def _row(machine: int, case: Case, rounds: Sequence[Figures]) -> Row:
 
     return Row(
         machine=machine,
-        model=model,
-        name=ROWS[form, case.way][0],
+        model=GROUPS[case.engine][0],
+        name=name_of(case.engine, case.way),
         engine=case.engine,
         way=case.way,
         context=case.context,
@@ -171,6 +184,7 @@ def _row(machine: int, case: Case, rounds: Sequence[Figures]) -> Row:
         prompt_first=rounds[0].prompt_first,
         prompt_last=rounds[0].prompt_last,
         computed_per_turn=mean(computed) if computed else None,
+        prefill_ms=mean(prefill) if prefill else None,
         sent_per_turn=mean([one.sent_per_turn for one in rounds]),
         cpu_ms={name: mean([one.cpu_ms[name] for one in rounds]) for name in rounds[0].cpu_ms},
     )
@@ -235,6 +249,77 @@ def _line(row: Row, some: Sequence[Row]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+# --- round by round -------------------------------------------------------------------------------
+
+PAIR_HEADINGS = (
+    "way",
+    "TTFT p50",
+    "less vLLM's prefill",
+    "TTFT against the ids, each round",
+    "against the ids on Rust",
+    "loop against the ids, each round",
+    "against the ids on Rust",
+)
+
+
+def pairs_table(machines: Sequence[Sequence[Figures]]) -> str:
+    """Each way beside the ids of the same round, straight and on the Rust front end; where these were measured."""
+    lines: list[str] = []
+    for number, figures in enumerate(machines, 1):
+        good = {one.case: one for one in figures if not one.failed}
+        rows = {(_place(row), row.name): row for row in rows_of(number, figures)}
+        places = dict.fromkeys(place for place, _ in rows)
+        for place in places:
+            some = [row for (at, _), row in rows.items() if at == place]
+            if not any(_form(row.engine) in ("one", "two") for row in some):
+                continue
+            model, conversations, context, _ = place
+            lines += [
+                f"\nMachine {number}, *{model}*, {tokens_words(context)}, {conversations} at once\n",
+                f"| {' | '.join(PAIR_HEADINGS)} |",
+                "|" + "---|" * len(PAIR_HEADINGS),
+                *(_pair_line(row, good) for row in some),
+            ]
+    return "\n".join(lines)
+
+
+def _form(engine: str) -> str:
+    return GROUPS[engine][1].partition(" ")[0]
+
+
+def _pair_line(row: Row, good: dict[Case, Figures]) -> str:
+    family = row.engine.partition("-")[0]
+    family = family if family in MODELS else "plain"
+    rounds = [
+        one
+        for case, one in good.items()
+        if (case.engine, case.way, case.context) == (row.engine, row.way, row.context)
+        and case.conversations == row.conversations
+    ]
+    shares: list[str] = []
+    for value in (_ttft, _loop):
+        for form in ("", "rust"):
+            base = engine_name(family, form, ())
+            same = [
+                (one, good.get(replace(one.case, engine=base, way="ids")))
+                for one in sorted(rounds, key=lambda one: one.case.round)
+            ]
+            shares.append(
+                " ".join(f"{value(one) / value(ids):.2f}" for one, ids in same if ids is not None)
+            )
+    less = "–" if row.prefill_ms is None else f"{row.ttft_ms_p50 - row.prefill_ms:.0f} ms"
+    cells = (row.name, f"{row.ttft_ms_p50:.0f} ms", less, *shares)
+    return f"| {' | '.join(cells)} |"
+
+
+def _ttft(one: Figures) -> float:
+    return statistics.median(one.ttft_ms)
+
+
+def _loop(one: Figures) -> float:
+    return one.loop_s
+
+
 # --- chart ----------------------------------------------------------------------------------------
 
 LABEL = 166.0
@@ -271,9 +356,12 @@ def chart(rows: Sequence[Row]) -> str:
     return picture(bottom + 42, "A turn in front of a real vLLM on an H200, by each way", parts)
 
 
+def _colour(row: Row) -> str:
+    return COLOURS.get((GROUPS[row.engine][1], row.way), WAY_WORDS[row.way][1])
+
+
 def _panel(rows: Sequence[Row], left: float, top: float, words: str) -> list[str]:
     scale = (WIDTH / 2 - LABEL - 70) / max(row.turn_ms_p50 for row in rows)
-    colours = dict(ROWS.values())
     parts = [text(left + 8, top + 20, words, "title")]
     for number, row in enumerate(rows):
         x, y = left + LABEL, top + 34 + 24 * number
@@ -281,7 +369,7 @@ def _panel(rows: Sequence[Row], left: float, top: float, words: str) -> list[str
         told = f"{row.name}: {row.turn_ms_p50:.0f} ms, first token after {row.ttft_ms_p50:.0f} ms"
         parts += [
             text(x - 8, y + 13, row.name, "", "end"),
-            bar(x, y, first, 16, colours[row.name], told),
+            bar(x, y, first, 16, _colour(row), told),
             bar(x + first, y, scale * row.turn_ms_p50 - first, 16, "sample", told),
             text(x + scale * row.turn_ms_p50 + 8, y + 13, f"{row.turn_ms_p50:.0f}"),
         ]
@@ -292,11 +380,15 @@ def report(machines: Sequence[Path], json_path: Path | None, svg_path: Path | No
     """Print the tables of the results of each machine; write the files that are asked for."""
     rows: list[Row] = []
     failed: list[tuple[Case, str]] = []
+    figures_of: list[list[Figures]] = []
     for number, path in enumerate(machines, 1):
         figures = results(path)
         rows += rows_of(number, figures)
+        figures_of.append(figures)
         failed += [(one.case, one.failed) for one in figures if one.failed]
     print(tables(rows))
+    if paired := pairs_table(figures_of):
+        print(paired)
     for case, why in failed:
         print(f"\nfailed: {case}: {why}")
     if json_path is not None:
@@ -319,4 +411,6 @@ NOTES = {
     "real": "SmolLM2-135M, temperature 0.7",
     "tuned": "--api-server-count 4 and VLLM_USE_FASTOKENS=1",
     "rust": "VLLM_USE_RUST_FRONTEND=1",
+    "step one, step two": "segue_vllm in the vLLM; with its scheduler",
+    "Qwen3-8B's shape": "made weights, temperature 0",
 }

@@ -35,6 +35,11 @@ SPECULATION = json.dumps(
 RUST = {"VLLM_USE_RUST_FRONTEND": "1"}
 TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 TUNED = ("--api-server-count", "4")
+# Larger blocks: less to hash and to look up of a long history.
+BLOCKS = ("--block-size", "128")
+# Segue's package inside vLLM keeps the ids of conversations (step one), with this scheduler also their blocks (step two).
+STEP_ONE = {"VLLM_PLUGINS": "segue"}
+STEP_TWO = ("--scheduler-cls", "segue_vllm.scheduler.KeepAsyncScheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,34 @@ ENGINES = {
     "real-rust": Engine("real", 8160, 23, (), RUST),
     "real-tuned": Engine("real", 8170, 23, TUNED, {"VLLM_USE_FASTOKENS": "1"}),
 }
+# Of some models: what keeps conversations, and larger blocks; by the form, its flags and its environment.
+FORMS: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
+    "": ((), {}),
+    "rust": ((), RUST),
+    "one": ((), STEP_ONE),
+    "two": (STEP_TWO, STEP_ONE),
+}
+# Begin of the name, model, first port, room for one conversation at 100k tokens, and flags.
+FAMILIES: tuple[tuple[str, str, int, int, Sequence[str]], ...] = (
+    ("plain", "written", 8200, 13, ()),
+    ("fast", "small", 8300, 4, ("--speculative-config", SPECULATION)),
+    ("big", "big", 8400, 16, ()),
+)
+
+
+def engine_name(family: str, form: str, blocks: Sequence[str]) -> str:
+    """`plain`, `one`, `rust-128`; `big-two-128` where the family is another one."""
+    parts = [family if family != "plain" or not form else "", form, "128" if blocks else ""]
+    return "-".join(filter(None, parts))
+
+
+for _family, _model, _port, _cache_gb, _flags in FAMILIES:
+    for _place, (_form, _blocks) in enumerate((f, b) for b in ((), BLOCKS) for f in FORMS):
+        _more, _variables = FORMS[_form]
+        ENGINES.setdefault(
+            engine_name(_family, _form, _blocks),
+            Engine(_model, _port + 10 * _place, _cache_gb, (*_flags, *_more, *_blocks), _variables),
+        )
 # Name, and how far its port is from the engine's.
 GATEWAYS = {"segue": 1, "segue-off": 2, "agentic": 3}
 
@@ -120,8 +153,8 @@ class Servers:
             print(f"{name} did not answer: {self._tail(name)}", flush=True)
         return ready
 
-    def start_gateways(self, engine: str) -> None:
-        """Segue with its render cache on and off, and agentic-api, in front of this vLLM."""
+    def start_gateways(self, engine: str, wanted: Sequence[str] = tuple(GATEWAYS)) -> None:
+        """These of Segue, with its render cache on and off, and agentic-api, in front of this vLLM."""
         base = f"http://127.0.0.1:{self.port(engine)}"
         segue = [
             *(sys.executable, "-m", "segue_cli.cli", "serve", "--engine", "vllm"),
@@ -140,7 +173,8 @@ class Servers:
                 *("--max-request-body-size-bytes", str(1 << 26)),
             ],
         }
-        for gateway, command in commands.items():
+        for gateway in wanted:
+            command = commands[gateway]
             name = f"{engine}-{gateway}"
             if gateway != "agentic":
                 command = [*command, "--port", str(self.port(engine, gateway))]
@@ -151,7 +185,7 @@ class Servers:
             else:
                 print(f"no agentic-api: there is no {command[0]}", flush=True)
         until = time.monotonic() + 60
-        for gateway in ("segue", "segue-off"):
+        for gateway in set(wanted) - {"agentic"}:
             while not _is_healthy(self.port(engine, gateway)):
                 if time.monotonic() > until or not _is_running(self.pid(f"{engine}-{gateway}")):
                     raise SystemExit(f"{gateway}: {self._tail(f'{engine}-{gateway}')}")

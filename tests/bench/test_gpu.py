@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from bench.gpu import report, talk
 from bench.gpu.__main__ import cases_of, parse, run
 from bench.gpu.agents import AGENT_WAYS
-from bench.gpu.cases import Case, Choice, Figures, agent_cases, stages
+from bench.gpu.cases import WAYS, Case, Choice, Figures, agent_cases, stages
 from bench.gpu.servers import ENGINES, Servers
 from bench.peer import server
 from segue_bench.client import ClientConnection
@@ -80,7 +81,8 @@ def test_without_such_flags_every_case_of_the_engines_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", ["measure nosuch", "measure --rounds 0", "measure --ways carrier"]
+    "flags",
+    ["measure nosuch", "measure --pairs plain", "measure --rounds 0", "measure --ways carrier"],
 )
 def test_flags_that_mean_nothing_are_refused(
     flags: str, capsys: pytest.CaptureFixture[str]
@@ -119,17 +121,41 @@ def test_every_case_has_an_engine_that_runs_and_a_name_in_the_tables() -> None:
         for case in stage.cases:
             assert case.engine in stage.engines
             assert case.engine in ENGINES
-            assert (report.GROUPS[case.engine][1], case.way) in report.ROWS
+            assert report.name_of(case.engine, case.way)
 
 
-def test_every_way_and_form_of_an_engine_has_a_row() -> None:
+def test_every_way_of_every_engine_has_a_row_of_its_own() -> None:
     """Whatever is measured by flags can be reported."""
-    cases = [Case(engine, way, 100_000) for engine in ("plain", "rust") for way in AGENT_WAYS]
-    cases += [Case("rust", "http", 100_000), Case("tuned", "http", 100_000)]
+    cases = [Case(engine, way, 100_000) for engine in ENGINES for way in WAYS]
     rows = report.rows_of(1, [figures(case, 100.0) for case in cases])
-    assert len(rows) == len(cases)
+    assert len({(row.model, row.name) for row in rows}) == len(cases)
     assert "Claude Code's loop, reminder" in report.tables(rows)
     assert {case.way for case in agent_cases()} == set(AGENT_WAYS)
+    ElementTree.fromstring(report.chart(rows))
+
+
+def test_steps_are_compared_with_the_ids_of_the_same_round_straight_and_on_rust() -> None:
+    told = {("big", "ids"): 100.0, ("big-rust", "ids"): 80.0, ("big-two-128", "ws"): 60.0}
+    loops = [
+        replace(figures(Case(engine, way, 100_000, round=n), ms + n), engine_ms={"prefill": 20.0})
+        for (engine, way), ms in told.items()
+        for n in (0, 100)
+    ]
+    table = report.pairs_table([loops])
+    row = next(line for line in table.splitlines() if "step two" in line)
+    assert row == (
+        "| Segue socket, step two, blocks of 128 | 55 ms | 35 ms"
+        " | 0.60 0.80 | 0.75 0.89 | 0.60 0.80 | 0.75 0.89 |"
+    )
+
+
+def test_pairs_of_engine_and_way_take_turns_within_a_round() -> None:
+    flags = "measure plain two --pairs plain:ids two:ws --rounds 2 --contexts 100000"
+    cases = cases_of(parse(flags.split()), ["plain", "two"])
+    played = [(case.engine, case.way, case.round) for case in cases]
+    assert played == [
+        *(("plain", "ids", 0), ("two", "ws", 0), ("two", "ws", 1), ("plain", "ids", 1))
+    ]
 
 
 @pytest.fixture(scope="module")
