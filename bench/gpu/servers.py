@@ -37,7 +37,7 @@ TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 TUNED = ("--api-server-count", "4")
 # Larger blocks: less to hash and to look up of a long history.
 BLOCKS = ("--block-size", "128")
-# Segue's package inside vLLM keeps the ids of conversations (step one), with this scheduler also their blocks (step two).
+# Segue's package inside vLLM keeps the ids of conversations (step one); with this scheduler, their blocks (step two).
 STEP_ONE = {"VLLM_PLUGINS": "segue"}
 STEP_TWO = ("--scheduler-cls", "segue_vllm.scheduler.KeepAsyncScheduler")
 

@@ -84,6 +84,9 @@ class HollowExecutor(Executor):
         """Nothing is there that could be called."""
         return [None]
 
+    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        """No worker has a cache; before 0.27 each says how long it has compiled."""
+
     def compile_or_warm_up_model(self) -> None:
         pass
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -55,15 +56,24 @@ class EchoShell:
         """Print each command, word by word, while the client reads."""
         outputs: list[ShellOutput] = []
         for index, command in enumerate(msgspec.json.decode(call.arguments)["commands"]):
+            make, said = partial(_printing, call, tuple(outputs)), ""
             for word in command.split():
                 delta = Raw(encode({"stdout": f"{word} "}))
                 await call.emit(ShellOutputDelta, command_index=index, delta=delta)
+                said += f"{word} "
+                call.show(said, make)
             if command.startswith("wait "):
                 await until(Path(command.removeprefix("wait ")).exists)
             outputs.append(ShellOutput(f"{command} ", "", ShellExit(0)))
             done = [Raw(encode(outputs[-1]))]
             await call.emit(ShellOutputDone, command_index=index, output=done)
         return ToolResult("", as_item(_output(call.item_id, call.name, outputs, "completed")))
+
+
+def _printing(call: HostedCall, outputs: tuple[ShellOutput, ...], said: str) -> ToolResult:
+    """The result if the command that runs had ended with this."""
+    shown = [*outputs, ShellOutput(said, "", ShellExit(0))]
+    return ToolResult("", as_item(_output(call.item_id, call.name, shown, "completed")))
 
 
 def _output(item_id: str, call_id: str, output: list[ShellOutput], status: str) -> ShellCallOutput:

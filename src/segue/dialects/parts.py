@@ -314,7 +314,8 @@ def _printed(output: items.ShellOutput) -> dict[str, object]:
         if isinstance(outcome, items.ShellExit)
         else {"timed_out": True}
     )
-    return {**ended, "stdout": output.stdout, "stderr": output.stderr}
+    # As it comes: so what is there of an output begins the whole of it.
+    return {"stdout": output.stdout, "stderr": output.stderr, **ended}
 
 
 def _updated(value: items.ConfigurationUpdate) -> str:

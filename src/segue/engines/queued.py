@@ -172,6 +172,8 @@ class QueuedEngine:
         # Whether the client has a piece of the answer, so that it cannot begin again.
         has_pieces = False
         owner = job.owner
+        if job.is_ahead and not self._has_room:
+            return
         if len(self._owners) < SEVERAL:
             self._owners.add(owner)
         while True:
@@ -239,6 +241,12 @@ class QueuedEngine:
             await self.engine.is_ready()
 
     # --- slots ---
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a job that nobody waits for may be sent: another one finds a slot all the same, or none is there."""
+        running = self.queue.running + self.others.running
+        return self.is_open and not self.failures and (running == 0 or running + 1 < self.slots)
 
     def set_slots(self, slots: int) -> None:
         """So many jobs at once from now on; 0: as the server says."""

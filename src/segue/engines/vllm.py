@@ -295,15 +295,21 @@ def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | No
 
 
 async def _facts(upstream: Upstream, model: str) -> EngineFacts:
-    """The list of models does not say who sees: a server whose model sees counts the tokens of an image. Nor does it
-    say how the model samples, which a rendered prompt shows."""
+    """The list of models does not say how the model samples, which a rendered prompt shows."""
     facts = await listed_facts(upstream, model)
+    offer = await _offer(upstream)
+    sees = offer.takes_images and await _sees(upstream, model)
+    own = msgspec.convert(offer.own, Sampling)
+    return structs.replace(facts, sees_images=sees, sampling=own, ids_alone=offer.has_generate)
+
+
+async def _sees(upstream: Upstream, model: str) -> bool:
+    """A server whose model sees counts the tokens of an image. One that takes no images beside ids is not asked: the
+    Rust front end would call it an error of its own, and log it."""
     image = {"type": "image_url", "image_url": {"url": SMALL_IMAGE}}
     asked = {"model": model, "messages": [{"role": "user", "content": [image]}]}
     status, _ = await upstream.call("POST", TOKENIZE, msgspec.json.encode(asked))
-    offer = await _offer(upstream)
-    sees, own = status == 200 and offer.takes_images, msgspec.convert(offer.own, Sampling)
-    return structs.replace(facts, sees_images=sees, sampling=own, ids_alone=offer.has_generate)
+    return status == 200
 
 
 GRAMMARS = frozenset({"lark", "regex", "structural_tag"})

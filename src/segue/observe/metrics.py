@@ -42,6 +42,8 @@ COUNTED = {
     "tokens_reused": "Prompt tokens reused from earlier turns",
     "prompts_differing": "Prompts unlike the model's own template (with check_rendering)",
     "tool_calls": "Calls of server-side tools",
+    "tokens_ahead": "Prompt tokens that the engine read before a tool had ended",
+    "tokens_ahead_lost": "Those of them that the tool did not go on from",
     "guard_chars_checked": "Input characters checked by guards",
     "guard_chars_watched": "Output characters checked by guards",
     "media_told": "Images and audio described to a text-only model",

@@ -466,26 +466,25 @@ class ContainerShell:
         outputs: list[ShellOutput] = []
         for index, command in enumerate(asked.commands[:COMMANDS_MAX]):
             left_s = max(0.0, until - time.monotonic())
-            outputs.append(await self._run(call, asked, index, command, left_s))
+            whole = partial(_result, call, asked, tuple(outputs))
+            outputs.append(await self._run(call, asked, index, command, left_s, whole))
             done = [Raw(encode(outputs[-1]))]
             await call.emit(ShellOutputDone, command_index=index, output=done)
         if not asked.commands:
             outputs.append(_error("The call has no command."))
-        output = ShellCallOutput(
-            id=call.item_id,
-            call_id=call.name,
-            output=outputs,
-            max_output_length=_unless_none(asked.max_output_length),
-            status="completed",
-        )
-        return ToolResult(
-            "", as_item(output), await files_of(self._client, call.owner, asked.container_id)
-        )
+        sources = await files_of(self._client, call.owner, asked.container_id)
+        return structs.replace(_result(call, asked, tuple(outputs)), sources=sources)
 
     async def _run(
-        self, call: HostedCall, asked: _Asked, index: int, command: str, s_max: float
+        self,
+        call: HostedCall,
+        asked: _Asked,
+        index: int,
+        command: str,
+        s_max: float,
+        whole: Callable[[str], ToolResult],
     ) -> ShellOutput:
-        """One command, to its end or to its time."""
+        """One command, to its end or to its time. `whole`: all results, if this one has printed so much."""
         said = {"stdout": "", "stderr": ""}
 
         async def show(printed: Printed | CommandEnd) -> None:
@@ -494,6 +493,7 @@ class ContainerShell:
                     said[stream] += text
                     delta = Raw(encode({stream: text}))
                     await call.emit(ShellOutputDelta, command_index=index, delta=delta)
+            call.show(said["stdout"], whole)
 
         began = time.monotonic()
         request = RunCommand(
@@ -516,6 +516,21 @@ class ContainerShell:
         )
         outcome = ShellTimeout() if end.exit_code is None else ShellExit(end.exit_code)
         return ShellOutput(said["stdout"], said["stderr"], outcome)
+
+
+def _result(
+    call: HostedCall, asked: _Asked, outputs: tuple[ShellOutput, ...], printed: str | None = None
+) -> ToolResult:
+    """These outputs; `printed`: and that of a command that has not ended yet."""
+    running = () if printed is None else (ShellOutput(printed, "", ShellExit(0)),)
+    output = ShellCallOutput(
+        id=call.item_id,
+        call_id=call.name,
+        output=[*outputs, *running],
+        max_output_length=_unless_none(asked.max_output_length),
+        status="completed",
+    )
+    return ToolResult("", as_item(output))
 
 
 async def files_of(client: KeeperClient, owner: Owner, container_id: str) -> tuple[Source, ...]:

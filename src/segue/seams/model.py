@@ -160,6 +160,8 @@ class Job(Struct, frozen=True):
     model_turns: int = 0
     # Prompts with another one share nothing in the engine's prefix cache.
     cache_salt: str | None = None
+    # Nobody waits for it: an engine without room leaves it out.
+    is_ahead: bool = False
     # Takes a piece where it arrives, so that no task wakes for it. An engine yields the pieces that it does not take.
     take: Callable[[Written], bool] | None = None
 

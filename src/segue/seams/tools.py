@@ -41,6 +41,17 @@ class Emit(Protocol):
     def __call__(self, event: type[Inside], /, **fields: object) -> Awaitable[None]: ...
 
 
+class Show(Protocol):
+    """Takes what there is of a result while its tool works, so that the engine can read it: all of the text so far, and
+    a maker of the result by such a text."""
+
+    def __call__(self, text: str, make: Callable[[str], ToolResult], /) -> None: ...
+
+
+def unseen(text: str, make: Callable[[str], ToolResult], /) -> None:
+    """Nobody reads ahead."""
+
+
 async def unheard(event: type[Inside], /, **fields: object) -> None:
     """Nobody follows the call."""
 
@@ -62,6 +73,8 @@ class HostedCall(Struct, frozen=True):
     # What the model saw when it made the call; None for a call that is made before the model speaks.
     scene: Scene | None = None
     emit: Emit = unheard
+    # Text that was shown is never taken back: a result that is not continued as shown is only read in vain.
+    show: Show = unseen
 
 
 class Source(Struct, frozen=True):

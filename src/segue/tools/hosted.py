@@ -29,16 +29,19 @@ from segue.seams.tools import (
     Emit,
     HostedCall,
     HostedTool,
+    Show,
     Source,
     Task,
     ToolResult,
     TurnAhead,
     TurnStart,
+    unseen,
 )
+from segue.tools.ahead import ReadAhead, reads_ahead
 from segue.tools.inputs import ReadFile, ReadPdf, ReadUrl, attach, attach_files, read_pdfs
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import tools_of
-from segue.turn.resources import Gate
+from segue.turn.resources import Gate, NextRound
 from segue.turn.running import Interrupted, Running
 from segue.wire.codec import as_item, encode, raw_tools
 from segue.wire.drafts import Streamed
@@ -347,20 +350,36 @@ class TurnToolCalls:
     # --- after a round ---
 
     async def answer(
-        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
+        self,
+        wrote: Sequence[Item],
+        scene: Scene,
+        *,
+        may_run: bool,
+        following: NextRound | None = None,
     ) -> tuple[Item, ...]:
         new_id = self._running.assembler.item_id
         found = (self._hosted.work_for(item, scene, new_id) for item in wrote)
         work = self._within_limits([one for one in found if one is not None])
+        ahead: ReadAhead | None = None
         if work and may_run:
-            await self._run(work)
+            # What the guards have not seen is not read either.
+            if following is not None and self._gate is None and reads_ahead(following):
+                ahead = ReadAhead(self._plan, following)
+            try:
+                await self._run(work, ahead)
+            finally:
+                if ahead is not None:
+                    await ahead.stop()
         else:
             self._running.publish(self._running.assembler.abandon())
-        return tuple(
+        answers = tuple(
             self._answer_of(one)
             for one in work
             if one.item_id in self._answers or not one.tool.is_inside
         )
+        if ahead is not None:
+            ahead.settle(answers)
+        return answers
 
     def _within_limits(self, work: Sequence[_Work]) -> list[_Work]:
         """Without the calls of tools of which the model asks for too many: they have no answer."""
@@ -386,7 +405,7 @@ class TurnToolCalls:
 
     # --- running ---
 
-    async def _run(self, work: Sequence[_Work]) -> None:
+    async def _run(self, work: Sequence[_Work], ahead: ReadAhead | None = None) -> None:
         """All of these, side by side where the request allows it; what a notice stops is left undone. A steer waits,
         whether it came before they began or after (docs/protocol.md 6.10)."""
         running, began = self._running, perf_counter()
@@ -394,11 +413,13 @@ class TurnToolCalls:
             async with running.interruptible(heeds_steers=False):
                 if self._plan.resolved.head.parallel_tool_calls:
                     async with asyncio.TaskGroup() as group:
-                        for one in work:
-                            group.create_task(self._run_one(one))
+                        for index, one in enumerate(work):
+                            group.create_task(
+                                self._run_one(one, self._show(work[:index], one, ahead))
+                            )
                 else:
-                    for one in work:
-                        await self._run_one(one)
+                    for index, one in enumerate(work):
+                        await self._run_one(one, self._show(work[:index], one, ahead))
         except Interrupted:
             pass
         finally:
@@ -406,7 +427,22 @@ class TurnToolCalls:
                 self._plan.tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
 
-    async def _run_one(self, work: _Work) -> None:
+    def _show(self, before: Sequence[_Work], work: _Work, ahead: ReadAhead | None) -> Show:
+        """Takes what a call shows of its result; it can be read ahead once all calls before it are answered."""
+        if ahead is None:
+            return unseen
+
+        def answers(make: Callable[[str], ToolResult], text: str) -> tuple[Item, ...]:
+            known = [self._answers[one.item_id] for one in before]
+            return (*known, _answer(work, self._public(make(text), work)))
+
+        def show(text: str, make: Callable[[str], ToolResult]) -> None:
+            if all(one.item_id in self._answers for one in before):
+                ahead.show(text, partial(answers, make))
+
+        return show
+
+    async def _run_one(self, work: _Work, show: Show) -> None:
         """One call, from its start to its answer."""
         tool, running = work.tool, self._running
         async with self._locks[tool.name] if tool.is_serial else nullcontext():
@@ -416,10 +452,10 @@ class TurnToolCalls:
             held: list[tuple[type[Inside], dict[str, object]]] = []
             if not work.kind.is_call or self._may_call():
                 self._plan.tally.tool_calls += work.kind.is_call and not tool.is_inside
-                result = self._public(await self._call(work, held), work)
+                result = self._public(await self._call(work, held, show), work)
             else:
                 result = _failed(work, TOO_MANY, REFUSED)
-            answer = result.item if work.has_own_item else _output_item(work.call, result.text)
+            answer = _answer(work, result)
             if self._gate is not None and not tool.is_inside:
                 is_read = work.kind.is_call and not work.has_own_item
                 if not await self._gate.admit((result.item, answer) if is_read else (result.item,)):
@@ -451,7 +487,7 @@ class TurnToolCalls:
         return is_allowed
 
     async def _call(
-        self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]]
+        self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]], show: Show
     ) -> ToolResult:
         """The tool at work, within its time."""
         tool, kind = work.tool, work.kind
@@ -470,6 +506,7 @@ class TurnToolCalls:
             sources_before=len(self._sources[tool.name]),
             scene=work.scene,
             emit=self._emit(work, held),
+            show=show,
         )
         deadline = asyncio.timeout(limit)
         try:
@@ -536,6 +573,11 @@ def _readable(tool: HostedTool, definitions: Iterable[ToolDefinition]) -> list[T
     if tool.with_secrets is None:
         return own
     return [tool.with_secrets(Raw(encode(definition))) for definition in own]
+
+
+def _answer(work: _Work, result: ToolResult) -> Item:
+    """What the model reads."""
+    return result.item if work.has_own_item else _output_item(work.call, result.text)
 
 
 def _output_item(call: ItemValue, text: str) -> Item:

@@ -42,7 +42,7 @@ from segue.turn.decide import Again, Await, End, decide
 from segue.turn.filters import StopStrings, Summary
 from segue.turn.plan import Composed, FirstPrompt, Plan, Span
 from segue.turn.resolve import pair_calls
-from segue.turn.resources import Filter, Gate, HostedCalls, Resources
+from segue.turn.resources import Filter, Gate, HostedCalls, NextRound, Resources
 from segue.turn.running import ID_BYTES, Interrupted, Running
 from segue.turn.sampling import ModelCall
 from segue.wire.effects import apply_effects
@@ -284,15 +284,18 @@ class TurnLoop:
 
     def _go_on(self, items: tuple[Item, ...], *, is_answered: bool) -> None:
         """The next round sees this one as its past, warm. `is_answered`: a tool of ours has answered it."""
-        scene = self.scene
         is_answered = is_answered or any(isinstance(one.value, HostedOutput) for one in items)
-        head = _unforced(scene.head) if is_answered else scene.head
-        effects = apply_effects(scene.effects, items)
-        self.scene = scene.after(self.rounds[-1], self._warm(), head, items, effects)
+        self.scene = self._scene_after(items, is_answered=is_answered)
         self.running.hold(items)
         self.given = items
         self.is_fresh = False
         self.items_before = len(self.assembler.items)
+
+    def _scene_after(self, items: tuple[Item, ...], *, is_answered: bool = True) -> Scene:
+        scene = self.scene
+        head = _unforced(scene.head) if is_answered else scene.head
+        effects = apply_effects(scene.effects, items)
+        return scene.after(self.rounds[-1], self._warm(), head, items, effects)
 
     def _warm(self) -> Warm | None:
         """What the last prompt makes fast; one that was truncated would begin elsewhere with nothing warm."""
@@ -442,8 +445,13 @@ class TurnLoop:
         """The outputs of the hosted calls of this round; the calls are then finished items."""
         assert self.hosted is not None
         last, since = self.rounds[-1], self.items_before
-        may_run = self.finish is not None and self.finish.reason == "stop"
-        answers = await self.hosted.answer(last.wrote, self.scene, may_run=may_run)
+        finish, following = self.finish, None
+        may_run = finish is not None and finish.reason == "stop"
+        if may_run and finish is not None and self.composed is not None:
+            following = NextRound(self._scene_after, self._job(self.composed, None), finish)
+        answers = await self.hosted.answer(
+            last.wrote, self.scene, may_run=may_run, following=following
+        )
         if answers:
             wrote = self.assembler.items[since : since + len(last.wrote)]
             self.rounds[-1] = structs.replace(last, wrote=tuple(wrote))

@@ -215,6 +215,9 @@ class Tally:
     guard_chars_watched: int = 0
     # Calls that our own tools have answered.
     tool_calls: int = 0
+    # Tokens that the engine has read before a tool had ended; those whose text the tool then took back.
+    tokens_ahead: int = 0
+    tokens_ahead_lost: int = 0
     # Whether the store has written the usage row together with the turn.
     is_recorded: bool = False
     # Images and audio that were described in words.

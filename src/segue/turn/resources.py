@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from segue.seams.access import Seals
 from segue.seams.history import Owner, Past, Resent, Round, Warm
 from segue.seams.lineage import NO_LINEAGE, Lineage
-from segue.seams.model import Parsed, Scene
+from segue.seams.model import Finish, Job, Parsed, Scene
 from segue.seams.store import Turns
 from segue.seams.tools import LateOffers, Offers
 from segue.turn.plan import Composed, FirstPrompt, Guards, Models, Plan
@@ -83,6 +83,16 @@ class PromptCache(Protocol):
         with what is warm after it. `wrote`: the rounds of a turn that is complete."""
 
 
+class NextRound(NamedTuple):
+    """What follows the calls of a round, so that it can be read ahead."""
+
+    # What the dialect will see, by the answers to the calls.
+    scene: Callable[[tuple[Item, ...]], Scene]
+    # The job of the round that made the calls, and how it ended.
+    job: Job
+    finish: Finish
+
+
 class HostedCalls(Protocol):
     """The calls of one turn that tools of this server answer."""
 
@@ -95,7 +105,12 @@ class HostedCalls(Protocol):
         calls may be made that an item allows."""
 
     async def answer(
-        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
+        self,
+        wrote: Sequence[Item],
+        scene: Scene,
+        *,
+        may_run: bool,
+        following: NextRound | None = None,
     ) -> tuple[Item, ...]:
         """The outputs of the calls among these items. `may_run`: the model has stopped by itself."""
 
