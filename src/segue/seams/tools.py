@@ -41,14 +41,12 @@ class Emit(Protocol):
     def __call__(self, event: type[Inside], /, **fields: object) -> Awaitable[None]: ...
 
 
-class Show(Protocol):
-    """Takes what there is of a result while its tool works, so that the engine can read it: all of the text so far, and
-    a maker of the result by such a text."""
-
-    def __call__(self, text: str, make: Callable[[str], ToolResult], /) -> None: ...
+# Takes what there is of a result while its tool works, so that the engine can read it: all of the text so far, and a
+# maker of the result by such a text.
+ShowProgress = Callable[[str, Callable[[str], "ToolResult"]], None]
 
 
-def unseen(text: str, make: Callable[[str], ToolResult], /) -> None:
+def unseen(text: str, make: Callable[[str], ToolResult]) -> None:
     """Nobody reads ahead."""
 
 
@@ -74,7 +72,7 @@ class HostedCall(Struct, frozen=True):
     scene: Scene | None = None
     emit: Emit = unheard
     # Text that was shown is never taken back: a result that is not continued as shown is only read in vain.
-    show: Show = unseen
+    show: ShowProgress = unseen
 
 
 class Source(Struct, frozen=True):

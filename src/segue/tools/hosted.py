@@ -29,7 +29,7 @@ from segue.seams.tools import (
     Emit,
     HostedCall,
     HostedTool,
-    Show,
+    ShowProgress,
     Source,
     Task,
     ToolResult,
@@ -427,7 +427,7 @@ class TurnToolCalls:
                 self._plan.tally.spans.append(Span("tools", began, perf_counter()))
             running.publish(running.assembler.abandon())
 
-    def _show(self, before: Sequence[_Work], work: _Work, ahead: ReadAhead | None) -> Show:
+    def _show(self, before: Sequence[_Work], work: _Work, ahead: ReadAhead | None) -> ShowProgress:
         """Takes what a call shows of its result; it can be read ahead once all calls before it are answered."""
         if ahead is None:
             return unseen
@@ -442,7 +442,7 @@ class TurnToolCalls:
 
         return show
 
-    async def _run_one(self, work: _Work, show: Show) -> None:
+    async def _run_one(self, work: _Work, show: ShowProgress) -> None:
         """One call, from its start to its answer."""
         tool, running = work.tool, self._running
         async with self._locks[tool.name] if tool.is_serial else nullcontext():
@@ -487,7 +487,7 @@ class TurnToolCalls:
         return is_allowed
 
     async def _call(
-        self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]], show: Show
+        self, work: _Work, held: list[tuple[type[Inside], dict[str, object]]], show: ShowProgress
     ) -> ToolResult:
         """The tool at work, within its time."""
         tool, kind = work.tool, work.kind
