@@ -194,15 +194,78 @@ async def _x_api_key(target: Target) -> None:
     )
 
 
-async def _no_thread(target: Target) -> None:
-    answer = await target.post(
-        "/messages", body(target, thread={"type": "continue", "message_id": "msg_unknown"}), HEADERS
+def begun(answer: Json) -> Json:
+    """What continues the thread of an answer."""
+    return {"type": "continue", "previous_message_id": answer["id"]}
+
+
+async def _thread(target: Target) -> None:
+    first = await sent(target, "My number is 7421.", thread={"type": "create"})
+    second = await sent(target, script(ECHO), thread=begun(first))
+    expect("7421" in text_of(second), "the model was not sent the first turn of the thread")
+
+
+async def _thread_fork(target: Target) -> None:
+    first = await sent(target, "My number is 7421.", thread={"type": "create"})
+    await sent(target, "Left.", thread=begun(first))
+    right = text_of(await sent(target, script(ECHO), thread=begun(first)))
+    expect("7421" in right, "the second turn from one message does not know the first")
+    expect("Left." not in right, "a turn reads what belongs to another one")
+
+
+async def _thread_call(target: Target) -> None:
+    first = await sent(
+        target,
+        script(CALL, ECHO),
+        tools=[TOOL],
+        system="Be a poet.",
+        thread={"type": "create"},
     )
+    use: Json = next((block for block in first["content"] if block["type"] == "tool_use"), {})
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "sunny"}
+    second = await sent(target, [{"role": "user", "content": [result]}], thread=begun(first))
+    read = text_of(second)
+    for what, words in (("tools", "get_weather"), ("system", "Be a poet."), ("result", "sunny")):
+        expect(words in read, f"the model was not sent the {what}")
+
+
+async def _no_thread(target: Target) -> None:
+    asked = body(target, thread=begun({"id": "msg_unknown"}))
+    answer = await target.post("/messages", asked, HEADERS)
     expect(answer.status != 200, "an unknown thread was ignored: the answer has no history")
-    check_error(answer, 400, 404, 409)
+    details = check_error(answer, 400, 404).get("details") or {}
+    equal(
+        details.get("error_code") if isinstance(details, dict) else details,
+        "thread_not_found" if answer.status == 404 else "thread_unsupported_request",
+        "details.error_code, on which clients send everything again",
+    )
+
+
+async def _parallel(target: Target) -> None:
+    two = {"calls": [{"name": "get_weather", "arguments": {"city": c}} for c in ("Paris", "Rome")]}
+    text = script(two, {"text": "Both."})
+    first = await sent(target, text, tools=[TOOL])
+    uses = [block for block in first["content"] if block["type"] == "tool_use"]
+    equal(len({use["id"] for use in uses}), 2, "the number of calls with ids of their own")
+    results = [
+        {"type": "tool_result", "tool_use_id": use["id"], "content": "sunny"} for use in uses
+    ]
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": results},
+    ]
+    equal(text_of(await sent(target, messages, tools=[TOOL])), "Both.", "the answer")
+
+
+async def _stream_fails(target: Target) -> None:
+    asked = body(target, script({"text": "One two three four", "cut": True}), stream=True)
+    stream = await target.stream("/messages", asked, HEADERS)
+    equal(stream.types[-1:], ["error"], "the last event of a stream that broke off")
 
 
 TYPES = "anthropic SDK types"
+THREADS = "anthropic SDK: tool_runner, thread"
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -312,10 +375,50 @@ CASES: tuple[Case, ...] = (
         Need.KEY,
     ),
     Case(
-        "messages.threads.unknown",
-        "an unknown thread is refused, never ignored",
+        "messages.tools.parallel",
+        "two calls of one answer get their results",
+        "must",
+        f"{TYPES}: ToolUseBlock",
+        _parallel,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.stream.failure",
+        "an engine that breaks off is an error event at the end",
+        "must",
+        "anthropic SDK: Stream",
+        _stream_fails,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.threads.continue",
+        "a thread is continued with the new messages alone",
         "should",
-        "Claude Code: thread",
+        THREADS,
+        _thread,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.threads.call",
+        "the result of a call continues a thread; its tools and system prompt stay",
+        "should",
+        THREADS,
+        _thread_call,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.threads.fork",
+        "two turns from one message do not see each other",
+        "ours",
+        "Segue: docs/apis/messages.md, Threads",
+        _thread_fork,
+        Need.SCRIPT,
+    ),
+    Case(
+        "messages.threads.unknown",
+        "an unknown thread is refused in the words of the SDKs, never ignored",
+        "must",
+        THREADS,
         _no_thread,
     ),
 )

@@ -318,22 +318,53 @@ async def _warm_empty(target: Target) -> None:
         )
 
 
+SLOWLY: Json = {"text": "word " * 60, "pieces": 60, "gap_s": 0.05}
+STEERED = {"role": "user", "content": "Stop here."}
+
+
+async def _written(socket: Socket, step: Json) -> str:
+    """The id of a response that is being written."""
+    await socket.create(script(step, {"echo": True}))
+    response_id = str((await socket.event())["response"]["id"])
+    while (await socket.event())["type"] != "response.output_text.delta":
+        pass
+    return response_id
+
+
+async def _steered(socket: Socket, response_id: str) -> Json:
+    """The answer to words for this response."""
+    await socket.send(
+        {"type": "response.steer", "previous_response_id": response_id, "input": [STEERED]}
+    )
+    while not (event := await socket.event())["type"].startswith("response.steer."):
+        if event["type"] == "error":
+            raise Absent(f"response.steer is answered with {shown(event)}")
+    return event
+
+
 async def _steer(target: Target) -> None:
     async with target.socket() as socket:
-        slow = {"text": "word " * 60, "pieces": 60, "gap_s": 0.05}
-        await socket.create(script(slow))
-        first = await socket.event()
-        response_id = first["response"]["id"]
-        while (await socket.event())["type"] != "response.output_text.delta":
-            pass
-        items = [{"role": "user", "content": "Stop here."}]
-        await socket.send(
-            {"type": "response.steer", "previous_response_id": response_id, "input": items}
-        )
-        while not (event := await socket.event())["type"].startswith("response.steer."):
-            if event["type"] == "error":
-                raise Absent(f"response.steer is answered with {shown(event)}")
+        event = await _steered(socket, await _written(socket, SLOWLY))
         equal(event["type"], "response.steer.accepted", "the answer to response.steer")
+
+
+async def _steer_successor(target: Target) -> None:
+    async with target.socket() as socket:
+        response_id = await _written(socket, SLOWLY)
+        await _steered(socket, response_id)
+        first, second = [event["response"] for event in await ends(socket, 2) if is_end(event)]
+    equal(first["id"], response_id, "the response that ends first")
+    expect(first["status"] in ("incomplete", "completed"), f"it is {shown(first['status'])}")
+    equal(second.get("previous_response_id"), response_id, "the parent of the successor")
+    knows(second, "Stop here.")
+
+
+async def _steer_nothing(target: Target) -> None:
+    async with target.socket() as socket:
+        await socket.turn()
+        event = await _steered(socket, NOWHERE)
+        equal(event["type"], "response.steer.failed", "the answer to response.steer")
+        await socket.turn()
 
 
 async def _until(target: Target, is_met: Callable[[int], bool], words: str) -> None:
@@ -587,6 +618,21 @@ CASES: tuple[Case, ...] = (
         f"{GUIDE}: Mid-turn steering",
         _steer,
         Need.SCRIPT,
+    ),
+    Case(
+        "responses.steer.successor",
+        "a steered response ends, and its successor reads the words",
+        "should",
+        f"{GUIDE}: Mid-turn steering",
+        _steer_successor,
+        Need.SCRIPT,
+    ),
+    Case(
+        "responses.steer.failed",
+        "words for an unknown response are refused, and the connection goes on",
+        "should",
+        f"{GUIDE}: Mid-turn steering",
+        _steer_nothing,
     ),
     Case(
         "responses.socket.close",

@@ -110,6 +110,22 @@ def without_signature(body: Json) -> None:
         block.pop("signature", None)
 
 
+def one_use_id(body: Json) -> None:
+    for block in body.get("content", []):
+        if block["type"] == "tool_use":
+            block["id"] = "toolu_of_both"
+
+
+def new_head(body: Json) -> None:
+    """A thread that goes on begins with another system prompt."""
+    if body.get("thread", {}).get("type") == "continue":
+        body["system"] = "Be brief."
+
+
+def steered_to(words: str) -> Callable[[Json], None]:
+    return lambda body: body.update(input=[{"role": "user", "content": words}])
+
+
 def chat_arguments(body: Json) -> None:
     for choice in body.get("choices", []):
         for call in choice["message"].get("tool_calls") or []:
@@ -268,6 +284,12 @@ MUTANTS: dict[str, Mutant] = {
     "responses.steer.accepted": Mutant(
         event=renamed("response.steer.accepted", "response.steer.failed")
     ),
+    "responses.steer.successor": Mutant(
+        request=when(lambda body: body.get("type") == "response.steer", steered_to("Go on."))
+    ),
+    "responses.steer.failed": Mutant(
+        event=renamed("response.steer.failed", "response.steer.accepted")
+    ),
     "messages.create.whole": Mutant(answer=put(stop_reason="stop")),
     "messages.create.system": Mutant(request=put(system=None)),
     "messages.create.length": Mutant(answer=put(stop_reason="end_turn")),
@@ -281,6 +303,16 @@ MUTANTS: dict[str, Mutant] = {
     "messages.errors.model": ACCEPTS,
     "messages.errors.engine": CLIENTS_FAULT,
     "messages.errors.key": Mutant(adds_key=True),
+    "messages.tools.parallel": Mutant(answer=one_use_id),
+    "messages.stream.failure": Mutant(drops="error"),
+    "messages.threads.continue": Mutant(request=put(thread=None)),
+    "messages.threads.call": Mutant(request=new_head),
+    "messages.threads.fork": Mutant(
+        request=when(
+            lambda body: "conform-script" in str(body["messages"]),
+            lambda body: body["messages"].insert(0, {"role": "user", "content": "Left."}),
+        )
+    ),
     "messages.threads.unknown": Mutant(request=put(thread=None)),
     "chat.create.whole": Mutant(answer=put(usage__total_tokens=1)),
     "chat.create.roles": Mutant(request=items(lambda item: item["role"] != "system", "messages")),
