@@ -56,7 +56,8 @@ BENCHMARKS = {
     "peers": Benchmark(
         ("--rounds", "4"),
         re.compile(
-            r"^(?P<name>[\w-]+) +\d+ +(?:[\d.]+ +){3}(?:[-\d.]+ x +){2}(?P<figure>[\d.]+) ", re.M
+            r"^(?P<name>[\w-]+ +(?:all 30|late)) +(?:[\d.]+ +){3}(?:[-\d.]+ x +){2}(?P<figure>[\d.]+) ",
+            re.M,
         ),
         "CPU ms a turn",
     ),

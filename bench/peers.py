@@ -3,9 +3,10 @@
     python -m bench peers [--unpinned] [--ways ws,http-full]
 
 Segue with its *chat* engine beside `agentic-api`, a gateway in Rust, which is fetched from the package index once. An
-agent loop of 30 turns by each way: 19 KB of tools resent each turn, 2 KB of tool output. Wall is that of turn 30, from
-the first byte sent to the last event, the request being ready before; CPU is that of the gateway over the last ten
-turns. The servers take turns, loop by loop, each on the first core, client and upstream on the second; `--unpinned`
+agent loop of 30 turns by each way: 19 KB of tools resent each turn, 2 KB of tool output. It is counted twice: *all 30*
+is the mean over the whole loop, which is what a user waits and pays for; *late* is turn 30 alone, and the CPU of the
+last ten. Wall is from the first byte sent to the last event, the request being ready before; CPU is that of the
+gateway. The servers take turns, loop by loop, each on the first core, client and upstream on the second; `--unpinned`
 leaves the cores to the system. "alone" is the same client with the same requests straight to the upstream, which costs
 next to nothing: what it takes is in the walls of both.
 """
@@ -34,7 +35,7 @@ from segue_bench.server import ServerProcess, spawn
 from segue_bench.ways import HttpWay, SocketWay, Way, WayTarget
 from segue_bench.workload import Workload, user_message
 
-TURNS, COUNTED = 30, 10
+TURNS, LATE = 30, 10
 OWN, RIVAL, ALONE = "segue", "agentic-api", "alone"
 
 # Each with what Segue's wall and CPU may be of the rival's.
@@ -49,11 +50,12 @@ WAYS: dict[str, tuple[Callable[[WayTarget], Way], float | None]] = {
 
 
 class LoopCost(NamedTuple):
-    """The last turn of a loop, the processor time of one of its last turns, and its events."""
+    """What a turn of a loop takes, by both ways of counting."""
 
-    wall_s: float
-    cpu_s: float
-    events: int
+    all_wall_s: float
+    all_cpu_s: float
+    late_wall_s: float
+    late_cpu_s: float
 
 
 class PeerRow(NamedTuple):
@@ -62,33 +64,25 @@ class PeerRow(NamedTuple):
     way: str
     costs: dict[str, LoopCost]
 
-    def against(self, less_s: float = 0.0) -> float:
-        """Segue's wall as a share of the rival's, both less what is not theirs."""
-        return (self.costs[OWN].wall_s - less_s) / (self.costs[RIVAL].wall_s - less_s)
-
-    @property
-    def cpu(self) -> float:
-        """Segue's processor time as a share of the rival's."""
-        return self.costs[OWN].cpu_s / self.costs[RIVAL].cpu_s
-
-    @property
-    def alone_s(self) -> float:
-        return self.costs[ALONE].wall_s
-
 
 def loop(process: ServerProcess, make: Callable[[WayTarget], Way]) -> LoopCost:
     """One conversation of thirty turns."""
     workload = Workload(json.dumps(agent_tools()).encode(), (user_message("Find it."),), ())
+    began = cpu_s(process)
     way = make(WayTarget(local(process.port), "scripted", workload))
     way.open()
-    for _ in range(TURNS - COUNTED):
-        way.turn(OUTPUT)
+    timings = [way.turn(OUTPUT) for _ in range(TURNS - LATE)]
     before = cpu_s(process)
-    timings = [way.turn(OUTPUT) for _ in range(COUNTED)]
-    cpu = (cpu_s(process) - before) / COUNTED
+    timings += [way.turn(OUTPUT) for _ in range(LATE)]
+    ended = cpu_s(process)
     way.close()
-    last = timings[-1]
-    return LoopCost(last.turn_s - last.client_s, cpu, last.events)
+    walls = [timing.turn_s - timing.client_s for timing in timings]
+    return LoopCost(
+        statistics.mean(walls),
+        (ended - began) / TURNS,
+        walls[-1],
+        (ended - before) / LATE,
+    )
 
 
 def measure(ways: Sequence[str], rounds: int, *, is_pinned: bool = True) -> list[PeerRow]:
@@ -122,26 +116,29 @@ def measure(ways: Sequence[str], rounds: int, *, is_pinned: bool = True) -> list
 
 def middle(costs: Sequence[LoopCost]) -> LoopCost:
     """The medians of several loops."""
-    wall, cpu = (statistics.median(cost[field] for cost in costs) for field in (0, 1))
-    return LoopCost(wall, cpu, costs[-1].events)
+    return LoopCost(*(statistics.median(values) for values in zip(*costs, strict=True)))
 
 
 COLUMNS = (
-    "way {}|events {}|wall ms p50: segue {:.2f}|agentic-api {:.2f}|alone {:.2f}|ratio {:.2f} x|less alone {:.2f} x"
+    "way {}|counted {}|wall ms: segue {:.2f}|agentic-api {:.2f}|alone {:.2f}|ratio {:.2f} x|less alone {:.2f} x"
     "|CPU ms: segue {:.2f}|agentic-api {:.2f}|ratio {:.2f} x|bar {}"
 )
 
 
 def print_rows(rows: Sequence[PeerRow]) -> None:
-    """One line a way."""
+    """Two lines a way, one for each way of counting."""
     lines = []
     for row in rows:
-        own, rival = row.costs[OWN], row.costs[RIVAL]
         bar = WAYS[row.way][1]
-        walls = own.wall_s * 1e3, rival.wall_s * 1e3, row.alone_s * 1e3
-        ratios = row.against(), row.against(row.alone_s)
-        cpus = own.cpu_s * 1e3, rival.cpu_s * 1e3, row.cpu
-        lines.append((row.way, own.events, *walls, *ratios, *cpus, f"{bar} x" if bar else "-"))
+        for counted, at in (("all 30", 0), ("late", 2)):
+            walls = [row.costs[name][at] * 1e3 for name in (OWN, RIVAL, ALONE)]
+            own, rival, alone = walls
+            cpus = [row.costs[name][at + 1] * 1e3 for name in (OWN, RIVAL)]
+            ratios = own / rival, (own - alone) / (rival - alone)
+            cpu = cpus[0] / cpus[1]
+            lines.append(
+                (row.way, counted, *walls, *ratios, *cpus, cpu, f"{bar} x" if bar else "-")
+            )
     print_table(COLUMNS, lines)
 
 

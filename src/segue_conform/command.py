@@ -17,7 +17,7 @@ from aiohttp import web
 from segue_conform.case import Case, Result
 from segue_conform.report import Report, as_badge, as_json, as_page, as_text
 from segue_conform.suite import CASES, run_suite
-from segue_conform.target import Target
+from segue_conform.target import ANSWER_S, Target
 from segue_conform.upstream import Upstream
 
 EXAMPLES = """\
@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="cases whose name begins so, such as responses.lanes; may be repeated",
+    )
+    add(
+        "--answer-s",
+        type=float,
+        default=ANSWER_S,
+        metavar="S",
+        help=f"how long one answer may take (default {ANSWER_S:g}); more for a real model on a slow machine",
     )
     add("--all", action="store_true", help="print what passed, too")
     add("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
@@ -118,6 +125,7 @@ async def report_on(options: argparse.Namespace, cases: Sequence[Case]) -> Repor
         timeout=aiohttp.ClientTimeout(total=None, connect=10)
     ) as session:
         target = Target(session, base, options.model or "", options.key, upstream)
+        target.answer_s = options.answer_s
         listed = await first_model(target)
         target.model = target.model or listed
         began = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -8,7 +8,7 @@ from typing import cast
 
 from segue_conform.case import Absent, Case, Json, Need, Wrong, equal, expect, shown
 from segue_conform.rules import calls_of, check_error, check_response, check_usage, text_of
-from segue_conform.target import ANSWER_S_MAX, Answer, Target, script
+from segue_conform.target import Answer, Target, script
 
 WEATHER: Json = {
     "type": "function",
@@ -422,7 +422,7 @@ async def _conversation_and_parent(target: Target) -> None:
 
 async def poll(target: Target, path: str) -> Json:
     """A background response when it has ended."""
-    async with asyncio.timeout(ANSWER_S_MAX):
+    async with asyncio.timeout(target.answer_s):
         while True:
             response = (await target.get(path)).ok()
             if response["status"] not in ("queued", "in_progress"):

@@ -24,7 +24,8 @@ CASES: tuple[Case, ...] = (
     *messages.CASES,
     *completions.CASES,
 )
-CASE_S_MAX = 60.0
+# How many answers a case may wait for, each for the longest time.
+ANSWERS_MAX = 2
 # A server with one slot answers them one after the other.
 BESIDE = 4
 
@@ -51,7 +52,7 @@ async def run_case(case: Case, target: Target) -> Result:
     began = time.monotonic()
     verdict: Verdict = "failed"
     try:
-        async with asyncio.timeout(CASE_S_MAX):
+        async with asyncio.timeout(ANSWERS_MAX * target.answer_s):
             await case.run(target)
         verdict, why = "passed", ""
     except Wrong as wrong:

@@ -19,7 +19,7 @@ from segue_conform.case import Absent, Json, Wrong, expect, shown
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 # How long a server may take for one answer, or be silent on a stream: the suite's turns are short.
-ANSWER_S_MAX = 30.0
+ANSWER_S = 30.0
 # How much of an answer is read.
 BODY_BYTES_MAX = 16 * 1024 * 1024
 # What a script is put between in the text of a user message; the scripted upstream looks for it.
@@ -78,6 +78,7 @@ class Target:
     key: str | None = None
     upstream: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    answer_s: float = ANSWER_S
 
     def create(self, content: object = "Say hello.", **fields: object) -> Json:
         """The body of a request for a response; None leaves a field out."""
@@ -97,7 +98,7 @@ class Target:
         if data is not None:
             sent.setdefault("Content-Type", "application/json")
         async with (
-            asyncio.timeout(ANSWER_S_MAX),
+            asyncio.timeout(self.answer_s),
             self.session.request(method, self.base + path, data=data, headers=sent) as answer,
         ):
             read = await answer.content.read(BODY_BYTES_MAX)
@@ -124,7 +125,7 @@ class Target:
         method = "GET" if body is None else "POST"
         sent = {"Accept": "text/event-stream", **self._headers(headers)}
         async with (
-            asyncio.timeout(ANSWER_S_MAX),
+            asyncio.timeout(self.answer_s),
             self.session.request(method, self.base + path, json=body, headers=sent) as answer,
         ):
             content_type = answer.headers.get("Content-Type", "")
@@ -179,8 +180,9 @@ class Socket:
         wanted = {"store": False, **fields}
         await self.send({"type": "response.create", **self.target.create(content, **wanted)})
 
-    async def event(self, wait_s: float = ANSWER_S_MAX) -> Json:
+    async def event(self) -> Json:
         """The next event."""
+        wait_s = self.target.answer_s
         try:
             message = await self.connection.receive(wait_s)
         except TimeoutError:

@@ -110,11 +110,15 @@ class Upstream:
         )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body = cast(Json, await request.json())
-        return await self._answer(request, body, step_for(body.get("messages", [])), _chat)
+        body = await _body(request)
+        if not are_messages(body.get("messages")):
+            return _bad("messages must be a list of messages")
+        return await self._answer(request, body, step_for(body["messages"]), _chat)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        body = cast(Json, await request.json())
+        body = await _body(request)
+        if not (isinstance(body.get("input"), str) or are_messages(body.get("input"))):
+            return _bad("input must be a text or a list of items")
         return await self._answer(request, body, step_for(messages_of(body)), _response)
 
     async def _answer(
@@ -156,6 +160,24 @@ class Upstream:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+async def _body(request: web.Request) -> Json:
+    """The body of a request; an empty one where it is no JSON object."""
+    try:
+        body = await request.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def are_messages(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
+
+
+def _bad(words: str) -> web.Response:
+    error = {"message": words, "type": "invalid_request_error", "param": None, "code": None}
+    return web.json_response({"error": error}, status=400)
 
 
 # A request, a step and a number: the whole answer, and the same as a stream.

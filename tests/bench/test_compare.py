@@ -43,11 +43,14 @@ def test_figures_are_read_from_a_table_that_we_print(capsys: pytest.CaptureFixtu
 
 
 def test_figures_are_read_from_the_table_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
-    costs = {"segue": LoopCost(0.002, 0.001, 34), "agentic-api": LoopCost(0.004, 0.002, 34)}
-    row = PeerRow("http-full", {**costs, "alone": LoopCost(0.001, 0.0, 34)})
-    assert (row.against(), row.against(row.alone_s), row.cpu) == (0.5, pytest.approx(1 / 3), 0.5)
-    print_rows([row])
-    assert read_figures("peers", capsys.readouterr().out) == {"http-full": 1.0}
+    own, rival = LoopCost(0.002, 0.001, 0.004, 0.003), LoopCost(0.004, 0.002, 0.005, 0.004)
+    costs = {"segue": own, "agentic-api": rival, "alone": LoopCost(0.001, 0.0, 0.001, 0.0)}
+    print_rows([PeerRow("http-full", costs)])
+    figures = read_figures("peers", capsys.readouterr().out)
+    assert {" ".join(name.split()): figure for name, figure in figures.items()} == {
+        "http-full all 30": 1.0,
+        "http-full late": 3.0,
+    }
 
 
 def test_output_without_a_figure_is_an_error() -> None:
