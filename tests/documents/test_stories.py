@@ -64,7 +64,7 @@ STORIES = {
 }
 LONG_STORIES = {
     "agent developer with SDKs": Story(
-        sections("clients/codex.md", "Configure", "Run")
+        sections("clients/codex.md", "Configure", "Run", "A task that changes a file")
         + sections("clients/openai-python.md", "Install and configure")
         + sections("clients/agents-python.md", "Install and configure")
         + sections("clients/curl.md", "curl")
