@@ -4,7 +4,7 @@
       CallerError       the caller must change something
         InvalidRequest Unauthenticated Forbidden NotFound Conflict Refused
       TryLater          the same request may succeed later (wait_s)
-        TooMany Unavailable
+        TooMany OverBudget Unavailable
       ServerFault       we must change something
         EngineFailed StoreFailed Outdated Fenced
 
@@ -66,8 +66,8 @@ class Unauthenticated(CallerError):
     status = 401
     code = "invalid_api_key"
 
-    def __init__(self, message: str, *, is_wrong: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, code: str | None = None, is_wrong: bool = False) -> None:
+        super().__init__(message, code=code)
         # A wrong key is named as such, a missing one is not (RFC 6750, 3.1).
         self.challenge = 'Bearer realm="segue"' + ', error="invalid_token"' * is_wrong
 
@@ -128,6 +128,13 @@ class TooMany(TryLater):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class OverBudget(TooMany):
+    """The caller has used up what it may use of a day or a month."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class Unavailable(TryLater):

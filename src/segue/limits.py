@@ -6,7 +6,9 @@ all processes together: the store keeps the level and who holds what, each proce
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -33,6 +35,48 @@ class KeyLimits(Struct, frozen=True):
     state_bytes_max: int = 0
     # Requests that start no turn: GET, DELETE, lists, cancel, conversations. Here 0 is `OTHER_REQUESTS_PER_MIN`.
     other_requests_per_min: int = 0
+    # Budgets: tokens of a day and of a month (of UTC), input and output together; of the key, and of all keys of its
+    # owner.
+    budget_tokens_day: int = 0
+    budget_tokens_month: int = 0
+    owner_budget_tokens_day: int = 0
+    owner_budget_tokens_month: int = 0
+    # The models that it may use, by names and patterns such as `gpt-*`; none: all.
+    models: tuple[str, ...] = ()
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the tokens of a day or a month are bounded."""
+        return bool(
+            self.budget_tokens_day
+            or self.budget_tokens_month
+            or self.owner_budget_tokens_day
+            or self.owner_budget_tokens_month
+        )
+
+
+class Rate(Struct, frozen=True):
+    """What is left of a minute's requests or tokens, and how long until all of it is there again."""
+
+    of: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+def rate_of(of: Literal["requests", "tokens"], limit: int, left: float) -> Rate:
+    """A limit of which so much is left; in debt if negative."""
+    reset_s = max(0.0, limit - left) * MINUTE_S / max(1, limit)
+    return Rate(of, limit, max(0, int(left + CRUMB)), reset_s)
+
+
+class Spent(Struct, frozen=True):
+    """Tokens that are written in the ledger: of a key and of its owner, of this day and this month (of UTC)."""
+
+    day: int = 0
+    month: int = 0
+    owner_day: int = 0
+    owner_month: int = 0
 
 
 class Key(Struct, frozen=True):
@@ -104,6 +148,8 @@ class Grant(Struct, frozen=True):
     held: HeldPlaces = HeldPlaces()
     # What the other processes hold.
     others: HeldPlaces = HeldPlaces()
+    # Requests that nobody has drawn.
+    requests_left: float = 0.0
 
 
 def share_out(
@@ -120,7 +166,7 @@ def share_out(
     wait_s = max(0.0, missing) if is_short else 0.0
     connections = _places(draw.held.connections, others.connections, limits.connections_max)
     lanes = _places(draw.held.lanes, others.lanes, limits.lanes_max)
-    grant = Grant(given, wait_s, tokens, HeldPlaces(connections, lanes), others)
+    grant = Grant(given, wait_s, tokens, HeldPlaces(connections, lanes), others, requests)
     return Level(requests, tokens, left.at), grant
 
 
@@ -140,3 +186,61 @@ def _filled(limits: KeyLimits, level: Level | None, now: float) -> Level:
 
 def _places(wanted: int, taken: int, most: int) -> int:
     return min(wanted, max(0, most - taken)) if most else wanted
+
+
+# --- names of models ---------------------------------------------------------------------------------
+
+STAR = "*"
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a name is meant: by itself, or by a pattern with one star."""
+    start, star, end = pattern.partition(STAR)
+    if not star:
+        return pattern == name
+    return len(name) >= len(pattern) - 1 and name.startswith(start) and name.endswith(end)
+
+
+def odd_pattern(patterns: Sequence[str]) -> str | None:
+    """The first of these that cannot be the name of a model, or a pattern with one star."""
+    odd = (
+        name
+        for name in patterns
+        if not name.isprintable() or name != name.strip() or not name or name.count(STAR) > 1
+    )
+    return next(odd, None)
+
+
+class NamedModel(Protocol):
+    """A model with the name that it is served under, whatever aliases it has."""
+
+    @property
+    def name(self) -> str: ...
+
+
+ModelT = TypeVar("ModelT", bound=NamedModel)
+
+
+@dataclass(frozen=True, slots=True)
+class PermittedModels(Mapping[str, ModelT], Generic[ModelT]):
+    """Those of the models that a key may use: the name that is asked for, or the model's own, is on its list."""
+
+    models: Mapping[str, ModelT]
+    allowed: Sequence[str]
+
+    def __getitem__(self, name: str) -> ModelT:
+        model = self.models[name]
+        if not any(fits(pattern, name) or fits(pattern, model.name) for pattern in self.allowed):
+            raise KeyError(name)
+        return model
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.models if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def permitted(models: Mapping[str, ModelT], allowed: Sequence[str]) -> Mapping[str, ModelT]:
+    """The models that a key with this list may use; without one, all."""
+    return PermittedModels(models, allowed) if allowed else models

@@ -15,6 +15,14 @@ const LIMITS = [
   ["state_bytes_max", "Bytes of history in memory", "bytes"],
   ["other_requests_per_min", "Other requests per minute (GET, DELETE, lists)", "other req/min"],
 ];
+const BUDGETS = [
+  ["budget_tokens_day", "Budget: tokens a day (UTC)"],
+  ["budget_tokens_month", "Budget: tokens a month (UTC)"],
+  ["owner_budget_tokens_day", "Budget of the owner: tokens a day, of all its keys"],
+  ["owner_budget_tokens_month", "Budget of the owner: tokens a month, of all its keys"],
+];
+// From here on a budget is shown as nearly used.
+const WARNED_SHARE = 0.8;
 const EXPIRIES = [
   ["never", 0],
   ["in 7 days", 7],
@@ -32,8 +40,10 @@ let useKey = () => {};
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
 const stateOf = (key) =>
   key.revoked_at ? "revoked" : key.expires_at && key.expires_at * 1000 <= Date.now() ? "expired" : "valid";
-const limitsOf = (key) =>
-  LIMITS.filter(([name]) => key.limits[name]).map(([name, , unit]) => `${count(key.limits[name])} ${unit}`);
+const limitsOf = (key) => [
+  ...(key.limits.models.length ? [`models ${key.limits.models.join(", ")}`] : []),
+  ...LIMITS.filter(([name]) => key.limits[name]).map(([name, , unit]) => `${count(key.limits[name])} ${unit}`),
+];
 
 const change = (path, method, body) =>
   askJson(path, {
@@ -69,7 +79,8 @@ const row = (key) => {
     cell("last used", key.used_at ? `${age(Date.now() - key.used_at * 1000)} ago` : "–"),
     cell("expires", state === "valid" ? (key.expires_at ? day(key.expires_at) : "never") : h("span", { class: "bad" }, state)),
     cell("today", `${count(used.turns)} turns`, h("small", {}, `${count(used.input)} in · ${count(used.output)} out`),
-      shares ? h("small", {}, "all keys of this owner") : null),
+      shares ? h("small", {}, "all keys of this owner") : null,
+      ...(known.budgets[key.id] ?? []).map(budgetBar)),
     h(
       "td",
       { class: "actions" },
@@ -80,6 +91,17 @@ const row = (key) => {
             h("button", { type: "button", class: "quiet bad", onclick: () => openRevoke(key) }, "Revoke"),
           ],
     ),
+  );
+};
+
+// What is used of a budget, as a bar.
+const budgetBar = (one) => {
+  const share = Math.min(1, one.used / one.tokens_max);
+  const words = `${count(one.used)} of ${count(one.tokens_max)} tokens this ${one.period}${one.of === "owner" ? ", all keys of the owner" : ""}`;
+  const state = share >= 1 ? "full" : share >= WARNED_SHARE ? "near" : "";
+  return h("div", { class: `budget ${state}` },
+    h("progress", { max: one.tokens_max, value: Math.min(one.used, one.tokens_max), "aria-label": words }),
+    h("small", {}, words),
   );
 };
 
@@ -150,7 +172,13 @@ const limitFields = (limits) =>
     "fieldset",
     {},
     h("legend", {}, "Limits (empty: none)"),
-    LIMITS.map(([name, words]) =>
+    h("label", {}, "Models, by names or patterns such as gpt-*, separated by commas", h("input", {
+      name: "models",
+      autocomplete: "off",
+      value: (limits.models ?? []).join(", ") || null,
+      placeholder: "all",
+    })),
+    [...LIMITS, ...BUDGETS].map(([name, words]) =>
       h(
         "label",
         {},
@@ -168,8 +196,10 @@ const limitFields = (limits) =>
     ),
   );
 
-const readLimits = (form) =>
-  Object.fromEntries(LIMITS.map(([name]) => [name, Number(form.elements[name].value || 0)]));
+const readLimits = (form) => ({
+  ...Object.fromEntries([...LIMITS, ...BUDGETS].map(([name]) => [name, Number(form.elements[name].value || 0)])),
+  models: form.elements.models.value.split(",").map((name) => name.trim()).filter(Boolean),
+});
 
 const openCreate = () => {
   const isFirst = !known.are_required;

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, TypeVar
 
@@ -18,8 +18,9 @@ from msgspec import Meta, Struct
 
 from segue.accounts.account import LOCAL
 from segue.accounts.scopes import API_SCOPES, SCOPES
-from segue.errors import Forbidden, InvalidRequest, NotFound
-from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.budgets.budget import BudgetLine, budget_lines, day_of
+from segue.errors import NAME_CHARS_MAX, Forbidden, InvalidRequest, NotFound
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, odd_pattern
 from segue.listener.api import Route
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
@@ -63,10 +64,12 @@ class CreatedKey(Struct, frozen=True):
 
 
 class KeyList(Struct, frozen=True):
-    """All keys, what their owners have used today, and what a new key may be."""
+    """All keys, what their owners have used today, what is used of their budgets, and what a new key may be."""
 
     keys: Sequence[Key]
     usage: Sequence[UsageTotal]
+    # By the id of the key.
+    budgets: Mapping[str, Sequence[BudgetLine]]
     are_required: bool
     # The caller's own.
     key_id: str
@@ -123,9 +126,17 @@ class KeyRoutes:
 
     async def _list(self, exchange: Exchange) -> None:
         self._check_origin(exchange)
+        keys, now = await self._sources.keys.given_out(), time.time()
+        spent = self._sources.ledger.spent
+        budgets = {
+            key.id: [*budget_lines(key.limits, await spent(key.owner, key.id, *day_of(now)), now)]
+            for key in keys
+            if key.limits.has_budget and key.state(now) == "valid"
+        }
         listed = KeyList(
-            await self._sources.keys.given_out(),
+            keys,
             await self._sources.ledger.report(None, int(time.time()) // DAY_S * DAY_S),
+            budgets,
             self._services.accounts.is_required,
             exchange.account.key_id,
             exchange.owner,
@@ -201,8 +212,11 @@ async def _read(exchange: Exchange, kind: type[T]) -> T:
 
 def _checked(limits: NewLimits) -> KeyLimits:
     values = msgspec.structs.asdict(limits)
+    if (odd := odd_pattern(limits.models)) is not None:
+        message = f"'{odd[:NAME_CHARS_MAX]}' is no name of a model, and no pattern with one *."
+        raise InvalidRequest(message, param="limits.models")
     for name, value in values.items():
-        if not 0 <= value <= LIMIT_MAX:
+        if name != "models" and not 0 <= value <= LIMIT_MAX:
             message = f"{name} must be 0 (no limit) to {LIMIT_MAX:,}."
             raise InvalidRequest(message, param=f"limits.{name}")
     return KeyLimits(**values)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from segue.errors import Misconfigured
@@ -54,14 +55,8 @@ def test_owner_scopes_and_limits_are_kept(store: str, capsys: pytest.CaptureFixt
     _, out, _ = run(capsys, "list", "--json", "--store", store)
     assert json.loads(out) == [made]
     assert (made["owner"], made["scopes"]) == ("team", ["responses", "metrics"])
-    assert made["limits"] == {
-        "requests_per_min": 60,
-        "tokens_per_min": 0,
-        "connections_max": 0,
-        "lanes_max": 4,
-        "state_bytes_max": 0,
-        "other_requests_per_min": 0,
-    }
+    given = KeyLimits(requests_per_min=60, lanes_max=4)
+    assert msgspec.convert(made["limits"], KeyLimits) == given
 
 
 def test_list_cuts_nothing_and_says_what_a_person_wants_to_know(
@@ -187,3 +182,68 @@ def test_ring_that_is_not_the_stores_is_said(
     status, out, err = run(capsys, *words)
     assert (status, out) == (2, "")
     assert "seal_keys" in err
+
+
+def test_first_key_of_a_store_is_an_operators_and_later_ones_are_not(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, err = run(capsys, "create", "--name", "me", "--json", "--store", store)
+    assert json.loads(out)["scopes"] == ["responses", "models", "metrics", "dashboard", "operator"]
+    assert "first key of this store, so it opens the dashboard" in err
+    run(capsys, "revoke", "me", "--store", store)
+    _, out, err = run(capsys, "create", "--name", "app", "--json", "--store", store)
+    assert json.loads(out)["scopes"] == ["responses", "models"]
+    assert "first key" not in err
+
+
+def test_first_key_with_named_scopes_has_these(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--scopes", "responses", "--json", "--store", store)
+    _, out, err = run(capsys, "create", "--name", "me", *words)
+    assert json.loads(out)["scopes"] == ["responses"]
+    assert "first key" not in err
+
+
+def test_models_and_budgets_are_given_edited_and_removed(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgets = ("--budget-tokens-day", "1000", "--budget-tokens-month", "20000")
+    words = ("--models", "qwen3", "gpt-*,claude-*", *budgets, "--json", "--store", store)
+    _, out, _ = run(capsys, "create", "--name", "ci", *words)
+    expected = KeyLimits(
+        budget_tokens_day=1_000,
+        budget_tokens_month=20_000,
+        models=("qwen3", "gpt-*", "claude-*"),
+    )
+    assert msgspec.convert(json.loads(out)["limits"], KeyLimits) == expected
+    _, out, _ = run(capsys, "list", "--store", store)
+    assert "models qwen3 gpt-* claude-*" in out
+    assert "tokens a month (UTC) 20,000" in out
+    words = ("edit", "ci", "--models", "*", "--budget-tokens-day", "0", "--limit-lanes", "3")
+    status, out, _ = run(capsys, *words, "--store", store)
+    assert status == 0
+    assert "responses that run at once 3, tokens a month (UTC) 20,000" in out
+    assert "models" not in out
+    assert run(capsys, "edit", "ci", "--store", store)[0] == 2
+    assert run(capsys, "edit", "ci", "--models", "a*b*", "--store", store)[0] == 2
+
+
+def test_budget_of_an_owner_is_that_of_all_its_keys(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_owner = ("--owner", "team", "--store", store)
+    run(capsys, "create", "--name", "a", *of_owner)
+    run(capsys, "create", "--name", "other", "--store", store)
+    run(capsys, "create", "--name", "b", "--owner-budget-tokens-day", "500", *of_owner)
+    run(capsys, "create", "--name", "c", *of_owner)
+
+    def budgets() -> dict[str, int]:
+        _, out, _ = run(capsys, "list", "--json", "--store", store)
+        return {key["name"]: key["limits"]["owner_budget_tokens_day"] for key in json.loads(out)}
+
+    assert budgets() == {"a": 500, "other": 0, "b": 500, "c": 500}
+    status, out, _ = run(capsys, "edit", "b", "--owner-budget-tokens-day", "0", "--store", store)
+    assert status == 0
+    assert len(out.splitlines()) == 3
+    assert budgets() == {"a": 0, "other": 0, "b": 0, "c": 0}

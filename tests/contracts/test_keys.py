@@ -107,3 +107,22 @@ async def test_other_processes_see_keys_come_and_go(
         assert await there.keys.find(["d0"]) == {"d0": key()}
         assert await there.keys.revoke("key_0")
         assert await here.keys.find(["d0"]) == {}
+
+
+async def test_digest_of_an_expired_key_says_since_when(stores: Stores) -> None:
+    now = int(stores.now())
+    old = structs.replace(key(1), expires_at=now - 60)
+    await stores.keys.add(key(0), "digest")
+    await stores.keys.add(old, "old")
+    gone = structs.replace(old, id="key_gone")
+    await stores.keys.add(gone, "gone")
+    await stores.keys.revoke("key_gone")
+    assert await stores.keys.expired(["digest", "unknown", "gone"]) is None
+    assert await stores.keys.expired(["unknown", "old"]) == now - 60
+
+
+async def test_limits_of_every_kind_are_kept(stores: Stores) -> None:
+    await stores.keys.add(key(), "digest")
+    limits = KeyLimits(1, 2, 3, 4, 5, 6, 2**40, 8, 9, 10, ("gpt-*", "ü"))
+    assert await stores.keys.limit("key_0", limits)
+    assert (await stores.keys.find(["digest"]))["digest"].limits == limits

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from segue.limits import Spent
 from segue.seams.history import CONTAINERS, UsageEntry
 from segue.seams.store import UsageTotal
 from tests.contracts.stores import Stores, open_stores
@@ -99,3 +101,52 @@ async def test_use_of_containers_is_a_row_that_its_successor_replaces(books: Sto
     # A turn is still told once.
     await books.ledger.settle([msgspec.structs.replace(ENTRY, container_s=9.0)])
     assert (await books.ledger.report(OWNER, ENTRY.ended_at))[1] == turns
+
+
+async def test_tokens_of_keys_and_owners_add_up_by_day_and_month(books: Stores) -> None:
+    day = 19_675
+    first = day - 10
+
+    def entry(name: str, owner: str, key_id: str, at_day: int, tokens: int) -> UsageEntry:
+        return UsageEntry(
+            name, owner, "tiny", "completed", tokens, 9, 1, at_day * 86_400 + 5, key_id=key_id
+        )
+
+    entries = [
+        entry("a", OWNER, "key_a", day, 10),
+        entry("b", OWNER, "key_a", first, 100),
+        entry("c", OWNER, "key_b", day, 1_000),
+        entry("d", OWNER, "", day - 1, 10_000),
+        entry("e", OWNER, "key_a", first - 1, 2**40),
+        entry("f", "eve", "key_e", day, 2**33),
+    ]
+    await asyncio.gather(*[books.ledger.settle([one]) for one in entries])
+    await books.ledger.settle(entries)
+    assert await books.ledger.spent(OWNER, "key_a", day, first) == Spent(11, 112, 1_012, 11_114)
+    assert await books.ledger.spent(OWNER, "key_b", day, first) == Spent(
+        1_001, 1_001, 1_012, 11_114
+    )
+    assert await books.ledger.spent("eve", "key_e", day, first) == Spent(*[2**33 + 1] * 4)
+    assert await books.ledger.spent("nobody", "key", day, first) == Spent()
+
+
+async def test_saved_turn_is_spent_once(books: Stores) -> None:
+    turn = replace(make_turn("t"), usage=msgspec.structs.replace(ENTRY, key_id="key_a"))
+    await books.turns.save(turn)
+    await books.turns.save(turn)
+    day = ENTRY.ended_at // 86_400
+    assert await books.ledger.spent(OWNER, "key_a", day, day) == Spent(12, 12, 12, 12)
+
+
+async def test_report_tells_keys_apart_and_ends_where_it_is_asked_to(books: Stores) -> None:
+    day = 19_675 * 86_400
+    rows = [
+        UsageEntry(name, OWNER, "tiny", "completed", 1, 0, 2, day + at, key_id=key)
+        for name, key, at in (("a", "key_a", 0), ("b", "key_b", 0), ("c", "key_b", 86_400))
+    ]
+    await books.ledger.settle(rows)
+    first = [
+        UsageTotal("2023-11-14", OWNER, "tiny", 1, 1, 0, 2, key_id=key)
+        for key in ("key_a", "key_b")
+    ]
+    assert await books.ledger.report(OWNER, day, day + 86_400) == first

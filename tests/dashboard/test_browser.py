@@ -627,7 +627,9 @@ async def test_operator_makes_the_first_key_and_manages_keys_in_the_page(browser
         assert (await fetch(served, "GET", "/v1/models")).status == 401
         await page.click("#key-form [type=submit]")
 
-        await create_key(page, "laptop", requests_per_min="1")
+        await create_key(
+            page, "laptop", requests_per_min="1", budget_tokens_day="50", models=f"{MODEL}, x-*"
+        )
         secret = await page.text("#key-secret")
         await page.click(".secret .copy")
         await page.until("document.querySelector('.secret .copy').innerText === 'Copied'")
@@ -647,7 +649,11 @@ async def test_operator_makes_the_first_key_and_manages_keys_in_the_page(browser
         await page.read("document.querySelector('#key-form [name=requests_per_min]').value = ''")
         await page.click("#key-form [type=submit]")
         await page.until("!document.querySelector('#keys-rows').innerText.includes('1 req/min')")
-        assert "1 turns" in await page.text("#keys-rows")
+        shown = await page.text("#keys-rows")
+        assert "1 turns" in shown
+        assert f"models {MODEL}, x-*" in shown
+        assert "of 50 tokens this day" in shown
+        assert await page.read("document.querySelectorAll('.budget progress').length") == 1
 
         await page.click(f"{laptop} .actions .bad")
         await page.until("document.querySelector('#key-title').innerText.startsWith('Revoke')")

@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 3: which turns run here; how much may be held; who is asking?
     "memory": INNER,
     "process": INNER | {"turn", "memory"},
-    "accounts": INNER,
+    "budgets": INNER,
+    "accounts": INNER | {"budgets"},
     "resent": INNER | {"turn", "memory"},
     # 4a: the model's side
     "vocabularies": INNER,
@@ -62,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
     "stores": INNER | {"turn"},
+    "archives": INNER | {"stores"},
     "cluster": INNER | {"turn"},
     # 4c: what the server does for the model
     "documents": INNER,
@@ -75,12 +77,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": INNER | {"turn", "documents"},
     # 4d: bytes in and out
     "openapi": INNER,
-    "listener": INNER | {"turn", "process", "memory", "accounts", "resent"},
+    "listener": INNER | {"turn", "process", "memory", "accounts", "budgets", "resent"},
     "files": INNER | {"listener"},
     "containers": INNER | {"listener", "files", "sandbox", "egress", "isolation"},
     "skills": INNER | {"listener", "files", "bundles"},
     "responses": INNER | {"listener", "session", "turn", "process", "memory", "accounts"},
-    "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
+    "messages": INNER | {"listener", "turn", "process", "memory", "accounts", "budgets", "resent"},
     "completions": INNER | {"listener", "turn", "process", "memory", "accounts", "resent"},
     "passthrough": INNER | {"listener", "turn", "process", "memory", "accounts", "completions"},
     # 5: who is wired to whom?
@@ -90,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
+    | {"archives", "budgets"}
     | {"containers", "egress", "isolation", "sandbox", "skills", "interpreter"}
     | {
         "guards",
@@ -224,10 +227,10 @@ BESIDE: dict[str, set[str]] = {
     "segue_conform": set(),
     "segue_embedded": INNER | {"engines", "schemas", "vocabularies"},
     "segue_dashboard": INNER
-    | {"turn", "process", "accounts", "listener", "observe", "cluster", "server"},
+    | {"turn", "process", "accounts", "budgets", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
     | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
-    | {"stores", "vocabularies", "workers", "segue_embedded"},
+    | {"archives", "stores", "vocabularies", "workers", "segue_embedded"},
 }
 # What a server may load if it is installed: in the room that wires it, where a function needs it.
 OPTIONAL = {"segue_embedded", "segue_dashboard"}

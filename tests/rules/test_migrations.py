@@ -16,6 +16,9 @@ from segue.stores.sql_files import load_migrations
 
 # The last scripts before the rule.
 FIRST = {"sqlite": 9, "postgres": 11}
+# Scripts with a trigger, which runs for what an older version writes: it only adds up what was written, in a table that
+# no older version knows (tests/scenarios/test_side_by_side.py plays both versions).
+COUNTING = {("sqlite", 13), ("postgres", 15)}
 # What an older version does not notice.
 ADDS = re.compile(
     r"CREATE (UNLOGGED )?TABLE \w+ \(.*\)"
@@ -43,7 +46,7 @@ def test_scripts_only_add_or_refuse_older_versions(backend: str) -> None:
     found = [
         complaint
         for number, script in load_migrations(backend)
-        if number > FIRST[backend]
+        if number > FIRST[backend] and (backend, number) not in COUNTING
         for complaint in complaints(number, script)
     ]
     assert found == []

@@ -15,7 +15,6 @@ import pytest
 import websockets
 
 from segue.accounts.quota import AHEAD
-from segue.limits import KeyLimits
 from segue.process.idempotency import CLAIMS_MAX
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
@@ -46,9 +45,7 @@ class Fleet:
 
     async def key(self, **limits: int) -> tuple[str, str]:
         """A fresh key: its id and its secret."""
-        key, secret = await create_key(
-            self.settings, "test", "ada", ["responses"], KeyLimits(**limits)
-        )
+        key, secret = await create_key(self.settings, "test", "ada", ["responses"], limits)
         return key.id, secret
 
     async def fetch(self, verb: str, path: str, body: Any = None, secret: str = "") -> Answer:
@@ -107,7 +104,7 @@ def fleet(
             store = asyncio.run(server.make_database())
             stack.callback(lambda: asyncio.run(server.drop_database(store)))
         settings = load_settings({"store": store}, environment={})
-        _, secret = asyncio.run(create_key(settings, "test", "ada", ["responses"], KeyLimits()))
+        _, secret = asyncio.run(create_key(settings, "test", "ada", ["responses"], {}))
         words = ["--workers", "2", "--store", store, "--script", str(script), "--tps", "100"]
         served = stack.enter_context(served_process(*words, cwd=folder))
         yield Fleet(served, settings, secret)

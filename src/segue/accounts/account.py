@@ -68,7 +68,8 @@ class Account:
         scopes = frozenset(SCOPES if key is None else key.scopes)
         self.is_operator = OPERATOR in scopes
         self.scopes = scopes | OPERATOR_SCOPES if self.is_operator else scopes
-        self.quota = KeyQuota(KeyLimits(), self.key_id, meter)
+        self.expires_at = None if key is None else key.expires_at
+        self.quota = KeyQuota(KeyLimits(), self.key_id, meter, owner=self.owner)
         # Whether its turns are counted, and where.
         self.limits, self.is_limited = KeyLimits(), False
         self.turn_quota: Quota | None = None
@@ -84,7 +85,8 @@ class Account:
     def limit(self, limits: KeyLimits) -> None:
         """From now on its key has these limits."""
         self.limits = limits
-        self.is_limited = structs.replace(limits, other_requests_per_min=0) != KeyLimits()
+        uncounted = structs.replace(limits, other_requests_per_min=0, models=())
+        self.is_limited = uncounted != KeyLimits()
         self.turn_quota = self.quota if self.is_limited else None
         others = limits.other_requests_per_min or OTHER_REQUESTS_PER_MIN
         self.quota.limit(structs.replace(limits, other_requests_per_min=others))
@@ -164,11 +166,13 @@ class Accounts:
             return account
         assert secret is not None, "`known` has refused a missing secret"
         async with self._lookups:
-            keys = await self._keys.find(self._digests(secret))
+            digests = self._digests(secret)
+            keys = await self._keys.find(digests)
+            expired_at = None if keys else await self._keys.expired(digests)
         for digest, key in keys.items():
             await self._count_owners(key.owner)
             return self._enter(digest, key)
-        raise _refused(secret)
+        raise _refused(secret, expired_at)
 
     async def find_digest(self, digest: str) -> Account:
         """The account of a key by its digest; a refusal if the key is gone. Nothing: the account without a key."""
@@ -184,7 +188,9 @@ class Accounts:
     def check(self, account: Account) -> None:
         """Refuse an account that was admitted earlier and has lost its key since."""
         if not self.may_stay(account):
-            raise _refused("" if account.key_id else None)
+            expired_at = account.expires_at or 0
+            has_expired = 0 < expired_at <= time.time()
+            raise _refused("" if account.key_id else None, expired_at if has_expired else None)
         if account.key_id and not _is_trusted(account):
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
         account.used_at = time.monotonic()
@@ -289,8 +295,15 @@ def _is_trusted(account: Account) -> bool:
     return not account.is_revoked and time.monotonic() - account.confirmed_at < TRUST_S
 
 
-def _refused(secret: str | None) -> Unauthenticated:
-    """A wrong, a revoked and a made-up secret get the same answer; a missing secret gets another."""
+def _refused(secret: str | None, expired_at: int | None = None) -> Unauthenticated:
+    """A wrong, a revoked and a made-up secret get the same answer; a missing secret gets another, and so does one whose
+    key has expired."""
+    if expired_at is not None:
+        at = time.strftime("%Y-%m-%d %H:%M", time.gmtime(expired_at))
+        message = (
+            f"This API key expired on {at} UTC. Ask the operator of this server for a new one."
+        )
+        return Unauthenticated(message, code="api_key_expired", is_wrong=True)
     if secret is None:
         return Unauthenticated(
             "You did not provide an API key. Provide it in an Authorization header: "

@@ -18,13 +18,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakValueDictionary
 
 from segue.aio import in_background
 from segue.errors import ApiError, TooMany
-from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits
+from segue.limits import CRUMB, MINUTE_S, Draw, Grant, HeldPlaces, KeyLimits, Rate, rate_of
 from segue.seams.access import SharedLimits
 from segue.seams.bus import OtherProcesses
+from segue.seams.history import Owner
+
+if TYPE_CHECKING:
+    from segue.budgets.budget import BudgetSources, KeyBudget
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +91,10 @@ class KeyQuota:
         key_id: str = "",
         meter: Meter | None = None,
         clock: _Clock = time.monotonic,
+        owner: Owner = "",
     ) -> None:
         self.key_id = key_id
+        self.owner = owner
         self.connections = 0
         self.in_flight = 0
         self._meter = meter
@@ -113,7 +120,11 @@ class KeyQuota:
     def limit(self, limits: KeyLimits) -> None:
         """From now on these are the limits; what other processes have used comes with the next draw."""
         self.limits = limits
+        # None for a key without one.
+        self.budget = self._meter.budget(self) if limits.has_budget and self._meter else None
         self._tokens = Bucket(limits.tokens_per_min, self._clock)
+        # Requests that no process has drawn.
+        self._undrawn = Bucket(limits.requests_per_min, self._clock)
         self._other_requests = Bucket(limits.other_requests_per_min, self._clock)
 
     # --- what is used ---
@@ -121,6 +132,8 @@ class KeyQuota:
     async def count_request(self) -> None:
         """Count a request for a turn, or refuse it."""
         limits = self.limits
+        if self.budget is not None:
+            await self.budget.check()
         if limits.tokens_per_min or limits.state_bytes_max:
             # Other processes may have used some of it; the next report brings their use, beside this turn.
             self._is_report_due = True
@@ -155,9 +168,21 @@ class KeyQuota:
     def release(self, tokens: int = 0) -> None:
         """A turn is over, and has used this many tokens."""
         self.in_flight -= 1
+        if self.budget is not None:
+            self.budget.add(tokens)
         if self.limits.tokens_per_min:
             self._tokens.level -= tokens
             self._used_tokens += tokens
+
+    @property
+    def rates(self) -> list[Rate]:
+        """What is left of a minute's requests and tokens, as this process knows it."""
+        limits, requests = self.limits, self._undrawn.level + self._requests
+        rates = (
+            rate_of("requests", limits.requests_per_min, requests),
+            rate_of("tokens", limits.tokens_per_min, self._tokens.level),
+        )
+        return [rate for rate in rates if rate.limit]
 
     @property
     def can_connect(self) -> bool:
@@ -304,6 +329,7 @@ class KeyQuota:
         self._drawn_at = self._clock()
         self._requests += max(0, grant.requests)
         self._tokens.level = grant.tokens - self._used_tokens
+        self._undrawn.level = grant.requests_left
         self._held, self._others = grant.held, grant.others
         return grant
 
@@ -337,8 +363,27 @@ class Meter:
         # Called with the id of a key whose part of the limits may have changed.
         self._on_report = on_report
         self._quotas: dict[str, KeyQuota] = {}
+        # What budgets are compared with.
+        self.budget_sources: BudgetSources | None = None
+        self._budgets: WeakValueDictionary[str, KeyBudget] = WeakValueDictionary()
         if others is not None:
             others.on_message("short", self._give_back)
+
+    def budget(self, quota: KeyQuota) -> KeyBudget | None:
+        """The budget of a key that has one."""
+        if self.budget_sources is None:
+            return None
+        # Imported here: few keys have one.
+        from segue.budgets.budget import KeyBudget
+
+        budget = KeyBudget(quota.limits, quota.owner, quota.key_id, self.budget_sources)
+        self._budgets[quota.key_id] = budget
+        return budget
+
+    def settled(self, key_id: str) -> None:
+        """The usage of a turn of this key is in the ledger."""
+        if (budget := self._budgets.get(key_id)) is not None:
+            budget.settled()
 
     def register(self, quota: KeyQuota) -> None:
         """Look at this quota regularly from now on."""

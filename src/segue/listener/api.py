@@ -13,6 +13,7 @@ from typing import Protocol
 
 from segue.accounts.account import Account
 from segue.aio import off_loop
+from segue.budgets.headers import RateHeaders, openai_headers
 from segue.errors import ApiError
 from segue.listener.access_line import AccessLine
 from segue.listener.exchange import ErrorAnswer, Exchange, ReadHeader
@@ -139,6 +140,8 @@ class Api:
     # What its transports are called in metrics and logs: "messages_" makes "messages_sse" of "sse".
     label: str
     upgrade: Upgrade | None = None
+    # What of a key's minute is left, as its clients read it.
+    rate_headers: RateHeaders = openai_headers
 
     def spellings(self, path: str) -> list[str]:
         """All spellings of one of its paths."""

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
 from segue.accounts.account import Account
+from segue.budgets.headers import RateHeaders, openai_headers
 from segue.errors import (
     ApiError,
     InvalidRequest,
+    OverBudget,
     Refused,
     ServerFault,
     Unauthenticated,
@@ -111,6 +113,7 @@ class Exchange:
     # Of the API that the request is for: how it says errors, and what its transports are called in metrics.
     error_answer: Callable[[ApiError, str], ErrorAnswer] = plain_error
     label: str = ""
+    rate_headers: RateHeaders = openai_headers
     # For the access log: the response that it made or names, and why it did not go well.
     response_id: str = ""
     reason: str = ""
@@ -311,6 +314,9 @@ def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
         headers.append(text_header(b"www-authenticate", error.challenge))
     if error.wait_s is not None:
         headers.append(text_header(b"retry-after", str(math.ceil(error.wait_s))))
+    if isinstance(error, OverBudget):
+        # The SDKs of both vendors read it: to try again soon is in vain.
+        headers.append((b"x-should-retry", b"false"))
     return headers
 
 

@@ -82,6 +82,7 @@ class HttpApp:
         if api is not None:
             exchange.label = api.label
             exchange.error_answer = api.error_answer
+            exchange.rate_headers = api.rate_headers
         if route.scope is not None:
             find_secret = bearer_key if api is None else api.find_secret
             secret = find_secret(exchange.header)

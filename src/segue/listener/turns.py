@@ -33,8 +33,7 @@ async def receive(
     """What this exchange asks for, by whom, and how it was received. It counts against the limits of its key, and a
     large body is decoded beside the event loop."""
     account = exchange.account
-    if account.is_limited:
-        await account.quota.count_request()
+    await count_turn(exchange)
     body = await exchange.text(services.limits.body_bytes_max)
     create = await off_loop(len(body) > LARGE_BYTES, decode, body)
     caller = Caller(
@@ -43,6 +42,8 @@ async def receive(
         may=account.scopes,
         quota=account.turn_quota,
         key=account.digest,
+        key_id=account.key_id,
+        models=account.limits.models,
     )
     receipt = Receipt(
         exchange.label + "http",
@@ -52,6 +53,23 @@ async def receive(
         bytes_received=exchange.body_bytes,
     )
     return Arrival(create, caller, receipt)
+
+
+async def count_turn(exchange: Exchange) -> None:
+    """Count it against the limits of its key, or refuse it; the headers of the answer say what is left."""
+    account = exchange.account
+    if not account.is_limited:
+        return
+    quota = account.quota
+    try:
+        await quota.count_request()
+        warnings = () if quota.budget is None else quota.budget.warnings
+    finally:
+        headers = exchange.rate_headers(quota.rates)
+        exchange.more_headers = (*exchange.more_headers, *headers)
+    if warnings:
+        told = text_header(WARNINGS, " ".join(warnings))
+        exchange.more_headers = (*exchange.more_headers, told)
 
 
 async def run_to_end(exchange: Exchange, services: Services, arrival: Arrival) -> Running:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from segue.budgets.headers import anthropic_headers
 from segue.listener.api import Api, Route, late
 from segue.listener.auth import bearer_key
 from segue.listener.exchange import ReadHeader
@@ -53,4 +54,5 @@ MESSAGES = Api(
     error_answer=error_answer,
     find_secret=find_secret,
     label="messages_",
+    rate_headers=anthropic_headers,
 )

@@ -9,6 +9,7 @@ from typing import cast
 
 from segue.aio import off_loop
 from segue.errors import ApiError, InvalidRequest, NotFound, cut_name
+from segue.limits import permitted
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
 from segue.listener.subscribers import LastSubscriber
@@ -101,7 +102,13 @@ class MessageRoutes:
         reading = self._reading(exchange, counts=True)
         body = await exchange.text(self._services.limits.body_bytes_max)
         create = await off_loop(len(body) > LARGE_BYTES, reading.decode, body)
-        caller = Caller(exchange.owner, self._services.turns, may=exchange.account.scopes)
+        account = exchange.account
+        caller = Caller(
+            exchange.owner,
+            self._services.turns,
+            may=account.scopes,
+            models=account.limits.models,
+        )
         receipt = Receipt(exchange.label + "http", bytes_received=exchange.body_bytes)
         arrival = Arrival(create, caller, receipt)
         if reading.body.thread is not None:
@@ -112,11 +119,13 @@ class MessageRoutes:
 
     async def list_models(self, exchange: Exchange) -> None:
         with _answering(exchange):
-            await exchange.answer(200, encode_page(self._runner.models, exchange.query))
+            models = permitted(self._runner.models, exchange.account.limits.models)
+            await exchange.answer(200, encode_page(models, exchange.query))
 
     async def model(self, exchange: Exchange) -> None:
         name = exchange.arguments["id"]
-        model = self._runner.models.get(name)
+        models = permitted(self._runner.models, exchange.account.limits.models)
+        model = models.get(name)
         if model is None:
             raise _not_served(name)
         with _answering(exchange):

@@ -104,6 +104,8 @@ class Metrics:
         about = "HTTP requests, and upgrades to WebSocket, by route and status"
         labels = ("method", "route", "status")
         self._requests = cache(self._counter("http_requests", about, labels).labels)
+        about = "API keys that have used most of a budget (warning), and turns that were refused for one"
+        self._budgets = self._counter("budget_events", about, ("event", "period"))
         self._used = {
             name: cache(self._counter(name, text, ("model",)).labels) for name, text in USED.items()
         }
@@ -215,6 +217,10 @@ class Metrics:
         """Count an HTTP request; `route` is empty for a path that we do not know."""
         method = method if method in METHODS else "other"
         self._requests(method, route or "other", status).inc()
+
+    def note_budget(self, event: str, period: str) -> None:
+        """A key has used most of its budget of a period, or was refused for it."""
+        self._budgets.labels(event, period).inc()
 
     def note_engines(self, engines: Sequence[EngineStatus]) -> None:
         """Whether each replica answers, and how many jobs run there and wait for it. Models may share one."""

@@ -15,10 +15,12 @@ from typing import Protocol
 
 from segue.aio import off_loop
 from segue.errors import Forbidden, model_not_found
+from segue.limits import permitted
 from segue.listener.auth import client_name
 from segue.listener.exchange import Exchange, listening
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS
+from segue.listener.turns import count_turn
 from segue.passthrough.body import PassedUsage, StreamedAnswer, WholeAnswer, decode_passed
 from segue.process.afterwards import EndedTurn
 from segue.process.beginnings import shutting_down
@@ -56,12 +58,10 @@ class Forward(Protocol):
 
 async def pass_on(exchange: Exchange, services: Services, forward: Forward) -> None:
     """Send the request to the engine of its model, and its answer to the client."""
-    account = exchange.account
-    if account.is_limited:
-        await account.quota.count_request()
+    await count_turn(exchange)
     body = await exchange.text(services.limits.body_bytes_max)
     passed = await off_loop(len(body) > LARGE_BYTES, decode_passed, body)
-    model = _model(services, exchange.owner, passed.model)
+    model = _model(services, exchange, passed.model)
     path, request = exchange.route, passed.request
     # Only an answer of text has a length.
     tokens_max = model.output_tokens_max if path == "/v1/completions" else None
@@ -79,14 +79,15 @@ async def pass_on(exchange: Exchange, services: Services, forward: Forward) -> N
         await _copy(exchange, services, answer, reader)
 
 
-def _model(services: Services, owner: Owner, name: str) -> Model:
+def _model(services: Services, exchange: Exchange, name: str) -> Model:
     runner = services.runner
     if runner.is_draining:
         raise shutting_down()
-    model = runner.models.get(name)
+    models = permitted(runner.models, exchange.account.limits.models)
+    model = models.get(name)
     if model is None:
-        raise model_not_found(name, runner.models)
-    guards = runner.resources.guards.get(owner, model.guards)
+        raise model_not_found(name, models)
+    guards = runner.resources.guards.get(exchange.owner, model.guards)
     if guards.inputs or guards.outputs:
         raise Forbidden(
             f"The model '{model.name}' has guards, which do not see requests that are passed on to its engine. "
@@ -139,6 +140,7 @@ async def _counted(
             cached_tokens=cached,
             output_tokens=completion,
             ended_at=int(time.time()),
+            key_id=exchange.account.key_id,
         )
         receipt = Receipt(
             exchange.label + "http",

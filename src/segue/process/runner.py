@@ -538,7 +538,8 @@ def _ended(plan: Plan, running: Running, sent_at: float) -> EndedTurn:
     entry = running.turn.usage if running.turn is not None else None
     if entry is None or entry.status != response.status:
         is_hosted, model = plan.resolved.is_hosted, plan.model.name
-        entry = entry_of(plan.owner, response, model, is_hosted=is_hosted)
+        key_id = plan.arrival.caller.key_id
+        entry = entry_of(plan.owner, response, model, is_hosted=is_hosted, key_id=key_id)
     assert entry is not None, "a turn is settled once it has ended"
     error = running.error
     # A turn that failed is not always saved, but continues its parent's chain.

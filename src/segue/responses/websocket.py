@@ -392,6 +392,8 @@ class SocketSession:
                 f"{id(self)}/{lane or ''}",
                 may=account.scopes,
                 quota=account.turn_quota,
+                key_id=account.key_id,
+                models=account.limits.models,
             )
             subscribe = LaneSubscriber if self._line is None else LoggedSubscriber
             subscriber = subscribe(self, ticket)

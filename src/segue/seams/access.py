@@ -27,6 +27,9 @@ class Keys(Protocol):
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         """The keys among these digests that are neither revoked nor expired, in one query."""
 
+    async def expired(self, digests: Sequence[str]) -> int | None:
+        """When the key with one of these digests has expired; None if there is no such key, or it was revoked."""
+
     async def given_out(self) -> Sequence[Key]:
         """Every key that was ever given out, the oldest first."""
 

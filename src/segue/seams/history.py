@@ -211,3 +211,5 @@ class UsageEntry(Struct, frozen=True):
     container_s: float = 0.0
     cpu_s: float = 0.0
     egress_bytes: int = 0
+    # The API key that it was asked with; nothing without one, and in rows of older versions.
+    key_id: str = ""

@@ -7,9 +7,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from segue.limits import Spent
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.wire.events import Event
 from segue.wire.items import Item
+
+# Later than every usage row.
+SECONDS_MAX = 2**53
 
 
 class Retention(Struct, frozen=True):
@@ -20,7 +24,7 @@ class Retention(Struct, frozen=True):
 
 
 class UsageTotal(Struct, frozen=True):
-    """What one owner used of one model on one day (of UTC): how many turns, how many tokens. Containers belong to no
+    """What one key used of one model on one day (of UTC): how many turns, how many tokens. Containers belong to no
     model: they are in a row of their own, whose model is empty."""
 
     day: str
@@ -34,6 +38,8 @@ class UsageTotal(Struct, frozen=True):
     container_s: float = 0.0
     cpu_s: float = 0.0
     egress_bytes: int = 0
+    # Nothing where no key was needed.
+    key_id: str = ""
 
 
 class Claim(Struct, frozen=True):
@@ -93,8 +99,14 @@ class Ledger(Protocol):
         """Record these turns, each at most once however often it is given. A row of containers replaces the one that
         has its id."""
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        """What was used since then, by day, owner and model; of everybody if no owner is named."""
+    async def report(
+        self, owner: Owner | None, since: int, until: int = SECONDS_MAX
+    ) -> Sequence[UsageTotal]:
+        """What was used from then to before then, by day, owner, model and key; of everybody if no owner is named."""
+
+    async def spent(self, owner: Owner, key_id: str, day: int, month: int) -> Spent:
+        """The tokens of an owner and of one of its keys: of this day, and of all days from the first of the month on;
+        days are counted from 1970 (of UTC)."""
 
 
 class EventLog(Protocol):

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+from segue.limits import STAR, fits
 from segue.settings.values import ModelSettings
 from segue.turn.plan import Model
-
-STAR = "*"
 
 
 class NamedModels(Mapping[str, Model]):
@@ -34,8 +33,7 @@ class NamedModels(Mapping[str, Model]):
         if name in self._exact:
             return self._exact[name]
         for pattern, model in self._patterns.items():
-            start, _, end = pattern.partition(STAR)
-            if len(name) >= len(pattern) - 1 and name.startswith(start) and name.endswith(end):
+            if fits(pattern, name):
                 return model
         raise KeyError(name)
 

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from segue.accounts.account import Account
 from segue.aio import GiveUp, in_background
+from segue.budgets.budget import BudgetSources
 from segue.engines.forwarded import forwarded
 from segue.files.api import files_api
 from segue.listener.api import Api
@@ -139,6 +140,10 @@ async def _open_server(
         build_runner(served, state, hosted, observers) as runner,
     ):
         observers.metrics.note_replaced(place.replaced)
+        state.meter.budget_sources = BudgetSources(
+            store.ledger.spent, observers.afterwards.drained, observers.metrics.note_budget
+        )
+        observers.turns.append(lambda turn: state.meter.settled(turn.entry.key_id))
         if hosted.environment is not None and observers.audit is not None:
             hosted.environment.note_command = observers.audit.note_command
         eraser = Eraser(state, runner)

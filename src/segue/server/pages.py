@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from msgspec import UNSET
 
 from segue.errors import ApiError, model_not_found
+from segue.limits import permitted
 from segue.listener.api import Route
 from segue.listener.auth import authenticate, bearer_key
 from segue.listener.exchange import Exchange
@@ -94,13 +95,13 @@ class ServerPages:
         await exchange.answer(200, await self._write_metrics(), [METRICS_TYPE])
 
     async def _models(self, exchange: Exchange) -> None:
-        models = self._services.runner.models.items()
-        cards = [_model_card(name, model) for name, model in models]
+        models = permitted(self._services.runner.models, exchange.account.limits.models)
+        cards = [_model_card(name, model) for name, model in models.items()]
         await exchange.answer(200, encode(ModelList(data=cards)))
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.arguments["id"]
-        models = self._services.runner.models
+        models = permitted(self._services.runner.models, exchange.account.limits.models)
         model = models.get(name)
         if model is None:
             raise model_not_found(name, models)

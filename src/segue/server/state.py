@@ -72,7 +72,13 @@ class State:
         """Who asked for a turn that outlived its process: its owner, with the key of this digest."""
         account = await self.accounts.find_digest(key)
         return Caller(
-            owner, self.store.turns, may=account.scopes, quota=account.turn_quota, key=key
+            owner,
+            self.store.turns,
+            may=account.scopes,
+            quota=account.turn_quota,
+            key=key,
+            key_id=account.key_id,
+            models=account.limits.models,
         )
 
     def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:

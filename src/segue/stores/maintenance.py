@@ -32,6 +32,8 @@ PAUSE_S = 0.05
 CLAIM_S = 86_400
 # Longer than any turn runs: no save comes later than this.
 ERASED_S = 86_400
+# What was used on a day counts until the end of its month.
+SPENDING_S = 40 * 86_400
 # Erasures are read again for this long: a transaction may become visible later than it began.
 OVERLAP_S = 15
 

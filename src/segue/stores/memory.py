@@ -7,7 +7,7 @@ are also the cache of a connection and of a process, are in `memory_turns`.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
@@ -15,10 +15,11 @@ from typing import Any
 
 from msgspec import structs
 
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, Spent, share_out
 from segue.seams.history import CONTAINERS, Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
+    SECONDS_MAX,
     Claim,
     Conversation,
     ConversationItem,
@@ -94,6 +95,8 @@ class MemoryLedger:
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
+        # Tokens of each key and owner on each day; counted on after their rows are gone.
+        self._spent: Counter[tuple[str, str, int]] = Counter()
 
     @property
     def entries(self) -> list[UsageEntry]:
@@ -104,21 +107,36 @@ class MemoryLedger:
         for entry in entries:
             self.record(entry)
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        totals: dict[tuple[str, Owner, str], tuple[Any, ...]] = {}
+    async def report(
+        self, owner: Owner | None, since: int, until: int = SECONDS_MAX
+    ) -> Sequence[UsageTotal]:
+        totals: dict[tuple[str, Owner, str, str], tuple[Any, ...]] = {}
         for entry in self._entries.values():
-            if entry.ended_at >= since and owner in (None, entry.owner):
+            if since <= entry.ended_at < until and owner in (None, entry.owner):
                 day = time.strftime("%Y-%m-%d", time.gmtime(entry.ended_at))
-                key = (day, entry.owner, entry.model)
+                key = (day, entry.owner, entry.model, entry.key_id)
                 counts = structs.astuple(entry)
-                used = (entry.status != CONTAINERS, *counts[4:7], *counts[8:])
+                used = (entry.status != CONTAINERS, *counts[4:7], *counts[8:12])
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        return [UsageTotal(*key, *totals[key]) for key in sorted(totals)]
+        return [UsageTotal(*key[:3], *totals[key], key[3]) for key in sorted(totals)]
+
+    async def spent(self, owner: Owner, key_id: str, day: int, month: int) -> Spent:
+        return Spent(
+            self._spent["key", key_id, day],
+            sum(self._spent["key", key_id, each] for each in range(month, day + 1)),
+            self._spent["owner", owner, day],
+            sum(self._spent["owner", owner, each] for each in range(month, day + 1)),
+        )
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already; of containers the latest row counts."""
         if self._entries.setdefault(entry.turn_id, entry) is not entry:
             self._entries |= {entry.turn_id: entry} if entry.status == CONTAINERS else {}
+            return
+        day, tokens = entry.ended_at // 86_400, entry.input_tokens + entry.output_tokens
+        self._spent["owner", entry.owner, day] += tokens
+        if entry.key_id:
+            self._spent["key", entry.key_id, day] += tokens
         if len(self._entries) > self._entries_max:
             del self._entries[next(iter(self._entries))]
 
@@ -339,6 +357,11 @@ class MemoryKeys:
         wanted = set(digests)
         found = [(digest, key) for digest, key in self._keys.values() if digest in wanted]
         return {digest: key for digest, key in found if key.state(self._clock()) == "valid"}
+
+    async def expired(self, digests: Sequence[str]) -> int | None:
+        held = [key for digest, key in self._keys.values() if digest in {*digests}]
+        expired = (key.expires_at for key in held if key.state(self._clock()) == "expired")
+        return next(expired, None)
 
     async def given_out(self) -> Sequence[Key]:
         keys = (key for _, key in self._keys.values())

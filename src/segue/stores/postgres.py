@@ -22,11 +22,12 @@ from msgspec.structs import astuple, replace
 
 from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, Spent, share_out
 from segue.seams.access import RingKey
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
+    SECONDS_MAX,
     Claim,
     Conversation,
     ConversationItem,
@@ -34,7 +35,7 @@ from segue.seams.store import (
     UsageTotal,
 )
 from segue.stores import records
-from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S
+from segue.stores.maintenance import BATCH, BEAT_S, CLAIM_S, ERASED_S, OVERLAP_S, SPENDING_S
 from segue.stores.postgres_database import (
     BESIDE,
     CONFLICTS,
@@ -134,8 +135,9 @@ class _Turns:
         worker = self._database.worker
         # The turn and its owner are in the row already.
         usage = NO_USAGE if entry is None else astuple(entry)[2:9]
+        key_id = "" if entry is None else entry.key_id
         columns = (turn.owner, *record[:4], *names, worker if entry is None else None, *usage)
-        fence = (worker, turn.holds_key)
+        fence = (worker, turn.holds_key, key_id)
         return lambda connection: self._save(connection, turn.owner, record, columns, fence)
 
     async def delete(self, owner: Owner, turn_id: str) -> bool:
@@ -149,7 +151,7 @@ class _Turns:
         owner: Owner,
         record: TurnColumns[LongField],
         columns: Sequence[object],
-        fence: tuple[str, bool],
+        fence: tuple[str, bool, str],
     ) -> None:
         """Long fields that are known are only named. If one was deleted meanwhile the statement fails, and all are
         sent."""
@@ -193,8 +195,14 @@ class _Ledger:
             query = QUERIES["settle"]
             await self.database.run(lambda connection: connection.executemany(query, rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        return await self.database.fetch("report", UsageTotal, owner, since)
+    async def report(
+        self, owner: Owner | None, since: int, until: int = SECONDS_MAX
+    ) -> Sequence[UsageTotal]:
+        return await self.database.fetch("report", UsageTotal, owner, since, until)
+
+    async def spent(self, owner: Owner, key_id: str, day: int, month: int) -> Spent:
+        (spent,) = await self.database.fetch("spent", Spent, owner, key_id, day, month)
+        return spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +315,10 @@ class _Keys:
 
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         return dict(await self.database.fetch("find_keys", records.unpack_key, list(digests)))
+
+    async def expired(self, digests: Sequence[str]) -> int | None:
+        found = await self.database.fetch("expired_key", int, list(digests))
+        return next(iter(found), None)
 
     async def given_out(self) -> Sequence[Key]:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key)]
@@ -582,6 +594,7 @@ async def _sweep_some(
         ("delete_old_events", retention.events_s),
         ("delete_old_claims", CLAIM_S),
         ("delete_old_erased", ERASED_S),
+        ("delete_old_spending", SPENDING_S),
     ):
         if age_s:
             gone = max(gone, touched(await connection.execute(QUERIES[name], age_s, BATCH)))

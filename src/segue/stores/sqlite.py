@@ -21,10 +21,11 @@ import msgspec
 from msgspec import structs
 
 from segue.aio import off_loop
-from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, share_out
+from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, Spent, share_out
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
     POSITION_MAX,
+    SECONDS_MAX,
     Claim,
     Conversation,
     ConversationItem,
@@ -32,7 +33,7 @@ from segue.seams.store import (
     UsageTotal,
 )
 from segue.stores import records
-from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S
+from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S, SPENDING_S
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.shelves import FileTable, SkillTable, numbered
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
@@ -115,9 +116,16 @@ class _Ledger:
             # Rows that are there already stay as they are.
             await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
 
-    async def report(self, owner: Owner | None, since: int) -> Sequence[UsageTotal]:
-        key = {"owner": owner, "since": since}
+    async def report(
+        self, owner: Owner | None, since: int, until: int = SECONDS_MAX
+    ) -> Sequence[UsageTotal]:
+        key = {"owner": owner, "since": since, "until": until}
         return await self.database.fetch("report", UsageTotal, key)
+
+    async def spent(self, owner: Owner, key_id: str, day: int, month: int) -> Spent:
+        values = numbered((owner, key_id, day, month))
+        (spent,) = await self.database.fetch("spent", Spent, values)
+        return spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +241,10 @@ class _Keys:
     async def find(self, digests: Sequence[str]) -> Mapping[str, Key]:
         wanted = {"digests": msgspec.json.encode(digests).decode(), "now": int(time.time())}
         return dict(await self.database.fetch("find_keys", records.unpack_key, wanted))
+
+    async def expired(self, digests: Sequence[str]) -> int | None:
+        wanted = {"digests": msgspec.json.encode(digests).decode(), "now": int(time.time())}
+        return next(iter(await self.database.fetch("expired_key", int, wanted)), None)
 
     async def given_out(self) -> Sequence[Key]:
         return [key for _, key in await self.database.fetch("list_keys", records.unpack_key, {})]
@@ -497,6 +509,7 @@ def _sweep_some(
         ("delete_old_events", retention.events_s),
         ("delete_old_claims", CLAIM_S),
         ("delete_old_erased", ERASED_S),
+        ("delete_old_spending", SPENDING_S),
     ):
         if age_s:
             key = {"before": now - age_s, "count_max": BATCH}

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from msgspec import UNSET, Raw, structs
 
 from segue.errors import InvalidRequest, cut_name, model_not_found
+from segue.limits import permitted
 from segue.seams.history import ancestors
 from segue.seams.model import Engine, Sampling
 from segue.turn.compact import CompactionKind
@@ -42,9 +43,10 @@ def admit(
     create = arrival.create
     caller = arrival.caller
     parent = resolved.parent
-    model = resources.models.get(resolved.model)
+    models = permitted(resources.models, caller.models)
+    model = models.get(resolved.model)
     if model is None:
-        raise model_not_found(resolved.model, resources.models)
+        raise model_not_found(resolved.model, models)
     if resolved.head.tool_choice not in ("auto", "none"):
         _refuse_grammar(resolved, model.engine)
     if resolved.has_media:

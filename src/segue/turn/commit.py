@@ -58,7 +58,13 @@ def commit(
         head_sent=head_sent,
         bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized)
         + (0 if is_shared else sum(map(len, head_sent))),
-        usage=entry_of(plan.owner, response, plan.model.name, is_hosted=resolved.is_hosted),
+        usage=entry_of(
+            plan.owner,
+            response,
+            plan.model.name,
+            is_hosted=resolved.is_hosted,
+            key_id=plan.arrival.caller.key_id,
+        ),
     )
 
 
@@ -96,7 +102,12 @@ def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: in
 
 
 def entry_of(
-    owner: Owner, response: Response, model: str = "", *, is_hosted: bool = True
+    owner: Owner,
+    response: Response,
+    model: str = "",
+    *,
+    is_hosted: bool = True,
+    key_id: str = "",
 ) -> UsageEntry | None:
     """The usage row of a turn; None while it runs. `model`: as it is served, whatever alias the response has. Without
     hosted tools no output item has to be looked at."""
@@ -113,4 +124,5 @@ def entry_of(
         output_tokens=usage.output_tokens,
         ended_at=response.completed_at or response.created_at,
         tool_calls=sum(map(is_hosted_result, response.output)) if is_hosted else 0,
+        key_id=key_id,
     )

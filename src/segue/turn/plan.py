@@ -156,8 +156,11 @@ class Caller:
     may: frozenset[str] = frozenset()
     # None for a caller without limits.
     quota: Quota | None = None
-    # The digest of the caller's API key; nothing for a caller without one.
+    # The digest of the caller's API key, and its id; nothing for a caller without one.
     key: str = ""
+    key_id: str = ""
+    # The models that the key may use; none: all.
+    models: tuple[str, ...] = ()
     # What the API keeps with the turn, for turns that continue it.
     head_sent: tuple[bytes, ...] = ()
 

@@ -27,11 +27,11 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
+from segue.archives.sqlite_copy import Contents, check_database, copy_database, is_in_use
 from segue.errors import Misconfigured
 from segue.files.objects import folder_path
 from segue.settings.values import Settings
 from segue.stores.seals import read_ring, sync_folder
-from segue.stores.sqlite_backup import Contents, check_database, copy_database, is_in_use
 from segue_cli.terminal import Steps
 
 # What this version reads. A backup with uploaded files has the second and one with skills the third, which versions

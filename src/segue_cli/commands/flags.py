@@ -172,3 +172,8 @@ def amount(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
     return int(text)
+
+
+def amount_or_none(text: str) -> int:
+    """A number, for flags; 0 stands for none."""
+    return 0 if text == "0" else amount(text)

@@ -1,4 +1,4 @@
-"""How does a person create, list and revoke API keys? The actions of `segue keys`."""
+"""How does a person create, list, edit and revoke API keys? The actions of `segue keys`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from segue.accounts.hashes import KeyHashes, issue_key
-from segue.accounts.scopes import API_SCOPES, SCOPES
+from segue.accounts.scopes import API_SCOPES, OPERATOR, SCOPES
 from segue.errors import ApiError, Misconfigured
-from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, odd_pattern
 from segue.printable import say
 from segue.seams.history import Owner
 from segue.server.storage import KEYS_TOPIC, check_ring, load_ring
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
+from segue.stores.store import Store
 from segue_cli.commands.durable import open_durable
-from segue_cli.commands.flags import add_store, amount, existing
+from segue_cli.commands.flags import add_store, amount, amount_or_none, existing
 from segue_cli.terminal import as_columns
 
 USUAL_SCOPES = ",".join(API_SCOPES)
+# What a newcomer opens: with the first key of a store the dashboard is theirs.
+FIRST_SCOPES = (*API_SCOPES, "metrics", "dashboard", OPERATOR)
 SCOPES_HELP = (
-    f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}). All scopes: responses and models "
+    f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}; of the first key in a store also "
+    "metrics, dashboard and operator). All scopes: responses and models "
     "(the API), metrics (/metrics), dashboard (figures of the key's owner), operator (figures of all owners, and the "
     "actions of an operator), web_search, mcp, mcp_url (tools that the server runs), and priority (requests with "
     "service_tier priority go before others)"
@@ -44,24 +48,31 @@ LIMITS = {
     "state_bytes_max": "bytes of history kept in memory for this key",
     "other_requests_per_min": "requests per minute that start no response: GET, DELETE, lists, conversations",
 }
+BUDGETS = {
+    "budget_tokens_day": "tokens a day (UTC), input and output together",
+    "budget_tokens_month": "tokens a month (UTC)",
+    "owner_budget_tokens_day": "tokens a day of all keys of the owner together, set for all of them",
+    "owner_budget_tokens_month": "tokens a month of all keys of the owner together, set for all of them",
+}
+MODELS_HELP = "models that the key may use, by names or patterns such as 'gpt-*', separated by commas (default: all)"
 DEFAULTS = {"other_requests_per_min": str(OTHER_REQUESTS_PER_MIN)}
 
 
 def run(options: argparse.Namespace) -> int:
     """Run one of the actions; returns the exit status."""
-    action = {"create": _create, "list": _list, "revoke": _revoke}[options.action]
+    actions = {"create": _create, "list": _list, "edit": _edit, "revoke": _revoke}
+    action = actions[options.action]
     return action(options, load_settings(vars(options)))
 
 
 def _create(options: argparse.Namespace, settings: Settings) -> int:
-    given = {name: getattr(options, _option(name)) for name in LIMITS}
-    limits = KeyLimits(**{name: value for name, value in given.items() if value is not None})
-    scopes = [word.strip() for word in options.scopes.split(",") if word.strip()]
+    given = _given(options)
+    scopes = None if options.scopes is None else _words(options.scopes)
     name = _word("name", options.name)
     owner = _word("owner", options.owner or options.name)
     expires_at = None if options.expires is None else int(time.time()) + options.expires
     is_new = settings.store_path is not None and not settings.store_path.exists()
-    creating = create_key(settings, name, owner, scopes, limits, expires_at=expires_at)
+    creating = create_key(settings, name, owner, scopes, given, expires_at=expires_at)
     key, secret = asyncio.run(creating)
     if options.json:
         say(msgspec.json.encode({"secret": secret, **msgspec.structs.asdict(key)}).decode())
@@ -71,6 +82,12 @@ def _create(options: argparse.Namespace, settings: Settings) -> int:
     until = f", valid until {_minute(expires_at)} UTC" if expires_at else ""
     say(f"This is {key.id}, owner {key.owner}{until}.", file=sys.stderr)
     say("It is not shown again: store it somewhere safe.", file=sys.stderr)
+    if scopes is None and OPERATOR in key.scopes:
+        say(
+            "It is the first key of this store, so it opens the dashboard and is an operator's: "
+            f"{','.join(key.scopes)}. Give programs keys of their own, which have {USUAL_SCOPES}.",
+            file=sys.stderr,
+        )
     where = f"It is in {_where(settings)}"
     if is_new:
         where += ", which was created now: start the server with this store"
@@ -94,6 +111,45 @@ def _list(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _edit(options: argparse.Namespace, settings: Settings) -> int:
+    given = _given(options)
+    if not given:
+        raise Misconfigured(
+            "keys: nothing to change. Give a limit, a budget or --models; 0 removes a limit, --models '*' allows all."
+        )
+    key = chosen(_all(existing(settings)), options.key)
+    if key.revoked_at is not None:
+        raise Misconfigured(f"keys: {key.id} ({key.name}) is revoked.")
+    changed = asyncio.run(edit_key(settings, key, given))
+    for each in changed:
+        say(f"{each.id} ({each.name}), owner {each.owner}: {_limits(each) or 'no limits'}")
+    say("Running servers follow within five seconds.", file=sys.stderr)
+    return 0
+
+
+def _given(options: argparse.Namespace) -> dict[str, int | tuple[str, ...]]:
+    """The limits that were given, by the names of the fields."""
+    amounts = {name: getattr(options, _option(name)) for name in (*LIMITS, *BUDGETS)}
+    given: dict[str, int | tuple[str, ...]] = {
+        name: value for name, value in amounts.items() if value is not None
+    }
+    if options.models is not None:
+        models = _words(",".join(options.models))
+        if (odd := odd_pattern(models)) is not None:
+            raise Misconfigured(f"models: '{odd}' is no name, and no pattern with one *.")
+        given["models"] = () if "*" in models else tuple(models)
+    return given
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _of_owner(given: Mapping[str, object]) -> dict[str, object]:
+    """Those of these limits that hold for all keys of an owner."""
+    return {name: value for name, value in given.items() if name.startswith("owner_")}
+
+
 def _revoke(options: argparse.Namespace, settings: Settings) -> int:
     key = chosen(_all(existing(settings)), options.key)
     if not asyncio.run(revoke_key(settings, key.id)):
@@ -106,25 +162,58 @@ async def create_key(
     settings: Settings,
     name: str,
     owner: Owner,
-    scopes: Sequence[str],
-    limits: KeyLimits,
+    scopes: Sequence[str] | None,
+    given: Mapping[str, object],
     *,
     expires_at: int | None = None,
 ) -> tuple[Key, str]:
-    """A new API key in the store that the settings name, and its secret."""
-    unknown = set(scopes) - set(SCOPES)
-    if unknown or not scopes:
+    """A new API key in the store that the settings name, and its secret. Without scopes it has the usual ones, and the
+    first key of a store an operator's. The budgets of its owner hold for it too."""
+    unknown = set(scopes or ()) - set(SCOPES)
+    if unknown or scopes == []:
         raise Misconfigured(
             f"scopes: {', '.join(sorted(unknown)) or 'none given'}; choose from {', '.join(SCOPES)}."
         )
     async with open_durable(settings, "API keys") as store:
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
+        earlier = await store.keys.given_out()
+        others = [key for key in _valid(earlier) if key.owner == owner]
+        inherited = _of_owner(msgspec.structs.asdict(others[0].limits)) if others else {}
+        limits = msgspec.convert(inherited | {**given}, KeyLimits)
+        await _limit(store, others, _of_owner(given))
+        scopes = scopes or (API_SCOPES if earlier else FIRST_SCOPES)
         created = await issue_key(
             store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
         )
     await _notify_servers(settings)
     return created
+
+
+async def edit_key(settings: Settings, key: Key, given: Mapping[str, object]) -> Sequence[Key]:
+    """Change limits of a key; those of its owner for all keys of that owner. Returns what was changed."""
+    async with open_durable(settings, "API keys") as store:
+        changed = await _limit(store, [key], given)
+        if shared := _of_owner(given):
+            others = [
+                other
+                for other in _valid(await store.keys.given_out())
+                if other.owner == key.owner and other.id != key.id
+            ]
+            changed += await _limit(store, others, shared)
+    await _notify_servers(settings)
+    return changed
+
+
+async def _limit(store: Store, keys: Sequence[Key], given: Mapping[str, object]) -> list[Key]:
+    """These keys with these limits instead of those that they had."""
+    changed = []
+    for key in keys if given else ():
+        values = msgspec.structs.asdict(key.limits) | {**given}
+        limits = msgspec.convert(values, KeyLimits)
+        if await store.keys.limit(key.id, limits):
+            changed.append(msgspec.structs.replace(key, limits=limits))
+    return changed
 
 
 async def list_keys(settings: Settings) -> Sequence[Key]:
@@ -196,7 +285,10 @@ def _row(key: Key) -> tuple[str, ...]:
 
 def _limits(key: Key) -> str:
     limits = msgspec.structs.asdict(key.limits)
-    return ", ".join(f"{LIMITS[name]} {value:,}" for name, value in limits.items() if value)
+    words = [f"models {' '.join(key.limits.models)}"] if key.limits.models else []
+    every = LIMITS | BUDGETS
+    words += [f"{every[name]} {limits[name]:,}" for name in every if limits[name]]
+    return ", ".join(words)
 
 
 def _minute(seconds: int) -> str:
@@ -218,7 +310,7 @@ def _word(what: str, text: str) -> str:
 
 
 def _option(limit: str) -> str:
-    return "limit_" + limit.removesuffix("_max")
+    return limit if limit in BUDGETS else "limit_" + limit.removesuffix("_max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -229,22 +321,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--name", required=True, help="a name for the key, in your own words")
     owner = "keys of one owner see each other's responses (default: the name)"
     create.add_argument("--owner", help=owner)
-    create.add_argument("--scopes", default=USUAL_SCOPES, help=SCOPES_HELP)
+    create.add_argument("--scopes", help=SCOPES_HELP)
     expires = (
         "how long the key is valid, such as 45m, 12h, 30d or 8w (default: until it is revoked)"
     )
     create.add_argument("--expires", metavar="TIME", type=lifetime, help=expires)
-    for name, text in LIMITS.items():
-        flag = "--" + _option(name).replace("_", "-")
-        about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
-        create.add_argument(flag, type=amount, metavar="N", help=about)
+    _add_limits(create, amount)
+    about = "change what a key may use; running servers follow"
+    edit = actions.add_parser("edit", help=about, description=about)
+    _add_limits(edit, amount_or_none)
     about = "print all keys, without their secrets"
     listing = actions.add_parser("list", help=about, description=about)
     about = "revoke a key permanently"
     revoke = actions.add_parser("revoke", help=about, description=about)
     words = "the key: its id, the start of its id, or its name, from `segue keys list`"
-    revoke.add_argument("key", metavar="KEY", help=words)
-    for action in (create, listing, revoke):
+    for action in (edit, revoke):
+        action.add_argument("key", metavar="KEY", help=words)
+    for action in (create, edit, listing, revoke):
         add_store(action, has_seal_keys=True)
     for action in (create, listing):
         action.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_limits(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
+    """What a key may use: models, limits, budgets."""
+    parser.add_argument("--models", nargs="+", metavar="NAME", help=MODELS_HELP)
+    for name, text in (LIMITS | BUDGETS).items():
+        flag = "--" + _option(name).replace("_", "-")
+        about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
+        if number is amount_or_none:
+            about = f"{text}; 0: {DEFAULTS.get(name, 'no limit')}"
+        parser.add_argument(flag, type=number, metavar="N", help=about)

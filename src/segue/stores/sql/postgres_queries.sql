@@ -33,7 +33,8 @@ WHERE owner = $1 AND digest IN (SELECT instructions FROM found UNION SELECT tool
 -- name: save
 -- $1 owner, $2 id, $3 parent, $4 history, $5 response, $6 instructions, $7 tools, $8 worker; from $9 on the usage of a
 -- turn that has ended: model, status, input, cached, output, end, tools; $16 and $17 digests and bodies of parts that may be new;
--- $18 this worker, $19 whether the turn holds an idempotency key and has no row yet. One row comes back if it was written. It is
+-- $18 this worker, $19 whether the turn holds an idempotency key and has no row yet, $20 the API key. One row comes back if it was
+-- written. It is
 -- not if another worker wrote the turn last, or if the key is no longer this worker's. Whoever ends the turn knows its usage: a
 -- process that it was taken from may have entered something before.
 WITH held AS (
@@ -64,8 +65,8 @@ WITH held AS (
     RETURNING 1
 ), used AS (
     INSERT INTO usage
-        (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls)
-    SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15 FROM kept
+        (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls, key_id)
+    SELECT $2, $1, $9, $10, $11, $12, $13, $14, $15, $20 FROM kept
     WHERE $9::text IS NOT NULL
     ON CONFLICT (turn_id) DO UPDATE SET
         status = excluded.status,
@@ -74,6 +75,7 @@ WITH held AS (
         output_tokens = excluded.output_tokens,
         ended_at = excluded.ended_at,
         tool_calls = excluded.tool_calls,
+        key_id = excluded.key_id,
         is_provisional = false
 )
 SELECT 1 FROM kept;
@@ -85,8 +87,8 @@ DELETE FROM turns WHERE owner = $1 AND id = $2;
 -- What a process counted itself replaces what was entered for it when it seemed dead, and what it knew of containers before.
 INSERT INTO usage
     (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls,
-    container_s, cpu_s, egress_bytes)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    container_s, cpu_s, egress_bytes, key_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 ON CONFLICT (turn_id) DO UPDATE SET
     input_tokens = excluded.input_tokens,
     cached_tokens = excluded.cached_tokens,
@@ -95,20 +97,21 @@ ON CONFLICT (turn_id) DO UPDATE SET
     container_s = excluded.container_s,
     cpu_s = excluded.cpu_s,
     egress_bytes = excluded.egress_bytes,
+    key_id = excluded.key_id,
     is_provisional = false
 WHERE usage.is_provisional OR usage.status = 'containers';
 
 -- name: report
--- $1 owner or nobody, $2 since. Days are those of UTC.
+-- $1 owner or nobody, $2 since, $3 until. Days are those of UTC.
 SELECT
     to_char(to_timestamp(ended_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, owner, model,
     count(*) FILTER (WHERE status <> 'containers'),
     sum(input_tokens)::bigint, sum(cached_tokens)::bigint, sum(output_tokens)::bigint, sum(tool_calls)::bigint,
-    sum(container_s), sum(cpu_s), sum(egress_bytes)::bigint
+    sum(container_s), sum(cpu_s), sum(egress_bytes)::bigint, key_id
 FROM usage
-WHERE ended_at >= $2 AND ($1::text IS NULL OR owner = $1)
-GROUP BY day, owner, model
-ORDER BY day, owner, model;
+WHERE ended_at >= $2 AND ended_at < $3 AND ($1::text IS NULL OR owner = $1)
+GROUP BY day, owner, model, key_id
+ORDER BY day, owner, model, key_id;
 
 -- name: append
 -- $1 owner, $2 turn, $3 first, $4 last, $5 body, $6 this worker. A batch that is told again, perhaps with more in it,
@@ -351,6 +354,11 @@ DELETE FROM claims WHERE (owner, key) IN (
     SELECT owner, key FROM claims WHERE claimed_at < seconds_now() - $1::bigint LIMIT $2
 );
 
+-- name: delete_old_spending
+DELETE FROM spending WHERE (subject, day, connection) IN (
+    SELECT subject, day, connection FROM spending WHERE day < (seconds_now() - $1::bigint) / 86400 LIMIT $2
+);
+
 -- name: delete_old_erased
 DELETE FROM erased WHERE (owner, turn_id) IN (
     SELECT owner, turn_id FROM erased WHERE erased_at < seconds_now() - $1::bigint LIMIT $2
@@ -369,6 +377,10 @@ SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, se
     expires_at, used_at FROM keys
 WHERE digest = ANY ($1::text[]) AND revoked_at IS NULL
     AND (expires_at IS NULL OR expires_at > seconds_now());
+
+-- name: expired_key
+SELECT expires_at FROM keys
+WHERE digest = ANY ($1::text[]) AND revoked_at IS NULL AND expires_at <= seconds_now();
 
 -- name: list_keys
 SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,

@@ -1,5 +1,15 @@
 -- Statements that both databases understand; $1, $2 … are the values in their order.
 
+-- name: spent
+-- $1 owner, $2 key, $3 the day, $4 the first day of its month.
+SELECT
+    CAST(coalesce(sum(CASE WHEN subject LIKE 'key %' AND day = CAST($3 AS bigint) THEN tokens END), 0) AS bigint),
+    CAST(coalesce(sum(CASE WHEN subject LIKE 'key %' THEN tokens END), 0) AS bigint),
+    CAST(coalesce(sum(CASE WHEN subject LIKE 'owner %' AND day = CAST($3 AS bigint) THEN tokens END), 0) AS bigint),
+    CAST(coalesce(sum(CASE WHEN subject LIKE 'owner %' THEN tokens END), 0) AS bigint)
+FROM spending
+WHERE subject IN ('owner ' || CAST($1 AS text), 'key ' || CAST($2 AS text)) AND day >= CAST($4 AS bigint);
+
 -- name: add_file
 -- $1 id, $2 owner, $3 filename, $4 purpose, $5 bytes, $6 created, $7 expires; of the owner: $8 files, $9 bytes at most.
 INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at)

@@ -50,10 +50,10 @@ SELECT 1 FROM erased WHERE owner = :owner AND turn_id = :id;
 -- Of containers the latest row counts.
 INSERT INTO usage
     (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls,
-    container_s, cpu_s, egress_bytes)
+    container_s, cpu_s, egress_bytes, key_id)
 VALUES
     (:turn_id, :owner, :model, :status, :input_tokens, :cached_tokens, :output_tokens, :ended_at, :tool_calls,
-    :container_s, :cpu_s, :egress_bytes)
+    :container_s, :cpu_s, :egress_bytes, :key_id)
 ON CONFLICT (turn_id) DO UPDATE SET
     container_s = excluded.container_s, cpu_s = excluded.cpu_s, egress_bytes = excluded.egress_bytes
 WHERE usage.status = 'containers';
@@ -63,11 +63,11 @@ WHERE usage.status = 'containers';
 SELECT
     date(ended_at, 'unixepoch') AS day, owner, model, count(*) FILTER (WHERE status <> 'containers'),
     sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(tool_calls),
-    sum(container_s), sum(cpu_s), sum(egress_bytes)
+    sum(container_s), sum(cpu_s), sum(egress_bytes), key_id
 FROM usage
-WHERE ended_at >= :since AND (:owner IS NULL OR owner = :owner)
-GROUP BY day, owner, model
-ORDER BY day, owner, model;
+WHERE ended_at >= :since AND ended_at < :until AND (:owner IS NULL OR owner = :owner)
+GROUP BY day, owner, model, key_id
+ORDER BY day, owner, model, key_id;
 
 -- name: append
 -- A batch that is told again, perhaps with more in it, replaces itself.
@@ -175,6 +175,11 @@ DELETE FROM claims WHERE (owner, key) IN (
     SELECT owner, key FROM claims WHERE claimed_at < :before LIMIT :count_max
 );
 
+-- name: delete_old_spending
+DELETE FROM spending WHERE (subject, day) IN (
+    SELECT subject, day FROM spending WHERE day < :before / 86400 LIMIT :count_max
+);
+
 -- name: delete_old_erased
 DELETE FROM erased WHERE (owner, turn_id) IN (
     SELECT owner, turn_id FROM erased WHERE erased_at < :before LIMIT :count_max
@@ -191,6 +196,10 @@ SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, se
     expires_at, used_at FROM keys
 WHERE digest IN (SELECT value FROM json_each(:digests)) AND revoked_at IS NULL
     AND (expires_at IS NULL OR expires_at > :now);
+
+-- name: expired_key
+SELECT expires_at FROM keys
+WHERE digest IN (SELECT value FROM json_each(:digests)) AND revoked_at IS NULL AND expires_at <= :now;
 
 -- name: list_keys
 SELECT digest, id, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start,

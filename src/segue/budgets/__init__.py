@@ -1,0 +1,1 @@
+"""How many tokens of a day and a month may a key or its owner still use?"""
