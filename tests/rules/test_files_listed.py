@@ -25,7 +25,7 @@ ROOMS = {
     "turn": "2: what happens in one turn? Nothing else lives here.",
     "process": "3: which turns run in this process, how do they begin, repeat, replay and end?",
     "memory": "3: how much may this process hold, and what gives way when it holds more?",
-    "budgets": "3: how many tokens of a day and a month may a key still use? What checks is loaded with the first such key.",
+    "budgets": "3: how many tokens of a day and a month may a key still use? Loaded with the first such key.",
     "accounts": "3: who is asking, and how much is left?",
     "resent": "3: what of a history that is sent again is known here already?",
     "vocabularies": "4a: which token ids are this text?",

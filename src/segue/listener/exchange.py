@@ -315,7 +315,7 @@ def _error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     if error.wait_s is not None:
         headers.append(text_header(b"retry-after", str(math.ceil(error.wait_s))))
     if isinstance(error, OverBudget):
-        # The SDKs of both vendors read it: to try again soon is in vain.
+        # The SDKs of both vendors read it: a retry within seconds would be refused too.
         headers.append((b"x-should-retry", b"false"))
     return headers
 
