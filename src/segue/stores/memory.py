@@ -130,9 +130,10 @@ class MemoryLedger:
 
     def record(self, entry: UsageEntry) -> None:
         """Record one turn unless it is recorded already; of containers the latest row counts."""
-        if self._entries.setdefault(entry.turn_id, entry) is not entry:
-            self._entries |= {entry.turn_id: entry} if entry.status == CONTAINERS else {}
+        is_known = entry.turn_id in self._entries
+        if is_known and entry.status != CONTAINERS:
             return
+        self._entries[entry.turn_id] = entry
         day, tokens = entry.ended_at // 86_400, entry.input_tokens + entry.output_tokens
         self._spent["owner", entry.owner, day] += tokens
         if entry.key_id:
