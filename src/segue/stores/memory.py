@@ -118,7 +118,8 @@ class MemoryLedger:
                 counts = structs.astuple(entry)
                 used = (entry.status != CONTAINERS, *counts[4:7], *counts[8:12])
                 totals[key] = tuple(map(add, totals.get(key, NOTHING), used))
-        return [UsageTotal(*key[:3], *totals[key], key_id=key[3]) for key in sorted(totals)]
+        rows = ((*key[:3], *totals[key], key[3]) for key in sorted(totals))
+        return [UsageTotal(*row) for row in rows]
 
     async def spent(self, owner: Owner, key_id: str, day: int, month: int) -> Spent:
         return Spent(
