@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replaced
 
+from segue.turn.notices import Append
 from segue.wire.codec import encode
 
 VARIABLE = "SEGUE_TEST_WITHOUT"
@@ -62,6 +65,35 @@ def unawaited(_: Any) -> Callable[..., Any]:
         await save(turn)
 
     return save_begun
+
+
+def never(value: Any) -> Callable[[Any], Any]:
+    """A function that always says this."""
+    return lambda _: lambda *_, **__: value
+
+
+def same(_: Any) -> Callable[[Any], Any]:
+    """A function that gives back what it is given."""
+    return lambda value, *_, **__: value
+
+
+def uncounted_append(_: Any) -> Callable[..., Any]:
+    """What a client appends weighs nothing until the model has read it, or for ever."""
+
+    def accept_append(running: Any, items: Any, _: int) -> Any:
+        running.awaited_calls = None
+        return Append(items, 0)
+
+    return accept_append
+
+
+def everybody(_: Any) -> Callable[..., None]:
+    """What one owner meets at an engine closes it for all."""
+
+    def hold(server: Any, now: float, _: str, reason: str, wait_s: float | None = None) -> None:
+        server._note_failure(now, reason, wait_s)
+
+    return hold
 
 
 PROOFS: dict[str, Proof] = {
@@ -107,6 +139,120 @@ PROOFS: dict[str, Proof] = {
         lambda _: lambda report: report,
         "tests/scenarios/test_cache_reports.py -k words_of_a_deleted",
     ),
+    "running-input": Proof(
+        "a running turn weighs as much as nothing, whatever it was sent",
+        "segue.process.runner:sent_bytes",
+        never(0),
+        "tests/scenarios/test_memory.py -k queued_turn_counts",
+    ),
+    "appended": Proof(
+        "what a client appends to a rollout is in no budget",
+        "segue.turn.running:Running.accept_append",
+        uncounted_append,
+        "tests/turn/test_loop.py -k rollout_waits_for_its_outputs",
+    ),
+    "written": Proof(
+        "what the model and its tools write in a turn is in no budget",
+        "segue.turn.running:Running.hold",
+        never(None),
+        "tests/turn/test_loop.py -k 'hosted_tools or rounds'",
+    ),
+    "full": Proof(
+        "a server whose memory is full takes more",
+        "segue.memory.budget:Memory.check",
+        never(None),
+        "tests/scenarios/test_rollout.py tests/scenarios/test_memory.py -k limit_of_all_memory",
+    ),
+    "names-of-tools": Proof(
+        "two tools of one name are taken, and the call of one is the call of the other",
+        "segue.wire.tools:check_names",
+        never(None),
+        "tests/wire/test_tools.py -k two_tools_of_one_name",
+    ),
+    "size-of-grammars": Proof(
+        "a grammar of any size is written for an engine",
+        "segue.readers.forced:check_size",
+        never(None),
+        "tests/readers/test_call_tags.py -k too_large_or_too_deep",
+    ),
+    "counts": Proof(
+        "counts of an engine that cannot be true are stored, charged and added up",
+        "segue.border.believed:plausible",
+        lambda _: lambda _, said: said,
+        "tests/engines/test_queued.py -k miscounts",
+    ),
+    "ids": Proof(
+        "an id that no vocabulary has is a fault of the server",
+        "segue.border.believed:are_ids",
+        never(True),
+        "tests/engines/test_token_engine.py -k id_that_is_none",
+    ),
+    "length": Proof(
+        "an engine that ignores its limit writes on",
+        "segue.border.believed:_Answer.is_full",
+        lambda _: property(lambda _: False, lambda *_: None),
+        "tests/engines/test_token_engine.py tests/engines/test_chat.py -k 'ignores'",
+    ),
+    "late-deltas": Proof(
+        "what comes after the end of an answer is added to it",
+        "segue.engines.chat:_Answer._is_closed",
+        lambda _: property(lambda _: False, lambda *_: None),
+        "tests/engines/test_chat.py -k after_the_end_is_dropped",
+    ),
+    "words-of-engines": Proof(
+        "the words of an engine that fails are in the log, and what they quote",
+        "segue.engines.upstream:_fault",
+        lambda fault: lambda body: replaced(fault(body), type=fault(body).message),
+        "tests/engines/test_upstream.py -k no_log_line",
+    ),
+    "others-errors": Proof(
+        "what one owner meets at an engine closes it for the others",
+        "segue.engines.queued:QueuedEngine._hold",
+        everybody,
+        "tests/engines/test_queued.py -k 'one_of_several or whoever_hit_it'",
+    ),
+    "given-up": Proof(
+        "an answer whose grammar the library has given up on is `completed`",
+        "segue_embedded.embedded:EmbeddedEngine._forbidden_ids",
+        never([]),
+        "tests/embedded/test_embedded.py -k given_up_on",
+    ),
+    "header-lines": Proof(
+        "a text in a header ends its line",
+        "segue.listener.exchange:quote",
+        same,
+        "tests/listener/test_http.py -k text_in_a_header",
+    ),
+    "snippets": Proof(
+        "the name of a model is code in the program that is printed to be run",
+        "segue_cli.client.clients:_literal",
+        lambda _: lambda value: f'"{value}"',
+        "tests/client/test_connect.py -k name_of_a_model",
+    ),
+    "shell-words": Proof(
+        "the name of a model is several words of a shell",
+        "segue_cli.client.clients:shlex.quote",
+        same,
+        "tests/client/test_connect.py -k 'word_in_a_shell or value_of_a_variable'",
+    ),
+    "control-folder": Proof(
+        "another user of the machine answers orders to a server",
+        "segue.server.control:is_private",
+        never(True),
+        "tests/server/test_control.py -k folder_that_others",
+    ),
+    "others-tools": Proof(
+        "an operator reads the tools and responses of other owners in the advice",
+        "segue.reports.workers:unnamed",
+        same,
+        "tests/scenarios/test_cache_reports.py -k their_owner_reads_why",
+    ),
+    "other-requests": Proof(
+        "requests that start no response count against no limit",
+        "segue.accounts.quota:KeyQuota.count_other_request",
+        never(None),
+        "tests/scenarios/test_rate_limits.py tests/scenarios/test_keys.py -k 'counts or no_response'",
+    ),
     "begun-first": Proof(
         "a background response that is cancelled as it begins reads `in_progress` for ever",
         "segue.process.runner:Runner._save_begun",
@@ -125,12 +271,12 @@ def pytest_configure(config: pytest.Config) -> None:
         *outer, attribute = path.split(".")
         for one in outer:
             holder = getattr(holder, one)
-        setattr(holder, attribute, proof.instead(getattr(holder, attribute)))
+        setattr(holder, attribute, proof.instead(getattr(holder, attribute, None)))
 
 
 def fails(proof: Proof, name: str) -> bool:
     """Whether its test fails, with this taken out."""
-    words = [word.strip("'") for word in proof.test.split(" ", 2)]
+    words = shlex.split(proof.test)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "tests.proofs", *words]
     ran = subprocess.run(
         command, env={**os.environ, VARIABLE: name}, capture_output=True, text=True,

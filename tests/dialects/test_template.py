@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +13,8 @@ from segue.seams.history import Round, Turn, Unfinished, Warm
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
 from segue.vocabularies.chat_template import ChatTemplate
+from segue.wire.codec import as_item
+from segue.wire.items import FunctionCall, FunctionCallOutput
 from tests.contracts.dialect import (
     OFFERING,
     TOOLS,
@@ -196,6 +199,27 @@ def test_template_that_wants_to_see_calls_is_shown_them() -> None:
 
     assert '{"name": "look", "arguments": {}}' in shown(smollm2(), prompt, SPECIALS)
     assert flat(dialect.render(cold(scene)).prompt) == prompt
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a":' + "[" * deep + "]" * deep + "}" for deep in (300, 600, 900, 5_000)]
+    + ['{"a":[1' + ",1" * 70_000 + "]}"],
+    ids=["300", "600", "900", "5000", "many"],
+)
+def test_arguments_that_are_too_deep_or_too_many_are_shown_as_a_text(arguments: str) -> None:
+    """No template, and nothing else that walks them, is given what it would not come back from."""
+    dialect = simple(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}"
+        "{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = as_item(FunctionCall(call_id="c", name="look", arguments=arguments))
+    answer = as_item(FunctionCallOutput(call_id="c", output="x"))
+    prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, (call, answer))).prompt)
+    text = shown(smollm2(), prompt, SPECIALS)
+    assert arguments in text or msgspec.json.encode(arguments).decode()[1:-1] in text
 
 
 ONE = '{"name": "look", "arguments": {"q": 1}, "id": "abc"}'

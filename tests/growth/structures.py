@@ -23,6 +23,7 @@ TEXT, ESCAPED, FRAME = 10_000_000, 10_000_000, BODY
 # Earlier prompts that a new one is compared with; their items fit into what is kept of them.
 EARLIER, COMPARED = 12, 12_000
 RESPONSES, CONVERSATIONS, MESSAGES = "/v1/responses", "/v1/conversations", "/v1/messages"
+CHAT = "/v1/chat/completions"
 
 
 def function(name: str, parameters: Json = None) -> Json:
@@ -726,6 +727,116 @@ def resent_messages(client: Client, size: int) -> Callable[[], object]:
     return lambda: client.post(MESSAGES, body)
 
 
+def system_blocks(size: int) -> Mapping[str, Json]:
+    """A system prompt in so many pieces, without an end of a line between them."""
+    pieces = [{"type": "text", "text": f"Piece {index}."} for index in range(size)]
+    return {"system": [{"type": "text", "text": unique()}, *pieces], "messages": [message(0)]}
+
+
+def used_with(size: int) -> Mapping[str, Json]:
+    """A call with an argument of so many numbers."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": [1] * size}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
+    said = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return {"messages": [message(0), *said]}
+
+
+# --- JSON that stands in a text: what a call was given, what it returned
+
+
+def numbers_in_text(size: int) -> str:
+    """An object with so many numbers, as the text that arguments are."""
+    return '{"a":[1' + ",1" * size + "]}"
+
+
+def escaped_text(size: int) -> str:
+    """An object with a text of so many escapes."""
+    return '{"a":"' + "\\u0041" * size + '"}'
+
+
+def called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str, Json]]:
+    def fields(size: int) -> Mapping[str, Json]:
+        text = make(size)
+        call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": text}
+        output = {"type": "function_call_output", "call_id": "a", "output": text}
+        return {"input": [call, output, message(0)]}
+
+    return fields
+
+
+def chat_called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str, Json]]:
+    def fields(size: int) -> Mapping[str, Json]:
+        text = make(size)
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+        answer = {"role": "assistant", "tool_calls": [call]}
+        return {"messages": [answer, {"role": "tool", "tool_call_id": "a", "content": text}]}
+
+    return fields
+
+
+# --- Chat Completions
+
+
+def of_chat(make: Callable[[int], Mapping[str, Json]], status: int = 200) -> Case:
+    """One request for a completion, with a system message that no request had before."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        made = {"messages": [message(0)], **make(size)}
+        said = [{"role": "system", "content": unique()}, *made["messages"]]
+        body = json.dumps({"model": MODEL, "max_tokens": 16, **made, "messages": said}).encode()
+        return lambda: client.post(CHAT, body, status)
+
+    return case
+
+
+def chat_calls(kind: str) -> Callable[[int], Mapping[str, Json]]:
+    """Calls of this kind, each with its output."""
+
+    def fields(size: int) -> Mapping[str, Json]:
+        said: list[Json] = []
+        for index in range(size // 2):
+            own = {"name": "f", "input" if kind == "custom" else "arguments": '{"a": 1}'}
+            call = {"id": f"call_{index}", "type": kind, kind: own}
+            said.append({"role": "assistant", "tool_calls": [call]})
+            said.append({"role": "tool", "tool_call_id": f"call_{index}", "content": "done"})
+        return {"messages": said}
+
+    return fields
+
+
+def chat_parallel_calls(size: int) -> Mapping[str, Json]:
+    half = range(size // 2)
+    own = {"name": "f", "arguments": "{}"}
+    calls = [{"id": f"a{index}", "type": "function", "function": own} for index in half]
+    outputs = [{"role": "tool", "tool_call_id": f"a{index}", "content": "x"} for index in half]
+    return {"messages": [{"role": "assistant", "tool_calls": calls}, *outputs]}
+
+
+def chat_parts(size: int) -> Mapping[str, Json]:
+    content = [{"type": "text", "text": f"Part {index}."} for index in range(size)]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def chat_thoughts(size: int) -> Mapping[str, Json]:
+    details = [{"type": "reasoning.text", "text": f"Thought {index}."} for index in range(size)]
+    answer = {"role": "assistant", "content": "x", "reasoning_details": details}
+    return {"messages": [answer, message(0)]}
+
+
+def chat_tools(size: int) -> Mapping[str, Json]:
+    own = [{"name": f"tool_{index}", "parameters": {"type": "object"}} for index in range(size)]
+    return {"tools": [{"type": "function", "function": function} for function in own]}
+
+
+def resent_chat(client: Client, size: int) -> Callable[[], object]:
+    """A history that came before, with one more message."""
+    said = [{"role": "system", "content": unique()}, *(message(index) for index in range(size))]
+    usual = {"model": MODEL, "max_tokens": 16}
+    client.post(CHAT, json.dumps({**usual, "messages": said}).encode())
+    body = json.dumps({**usual, "messages": [*said, message(size)]}).encode()
+    return lambda: client.post(CHAT, body)
+
+
 STRUCTURES = (
     # --- items of an input
     Structure("messages", posted(items(message)), 2_000, ITEMS),
@@ -860,4 +971,24 @@ STRUCTURES = (
     Structure("Messages: tools", of_messages(lambda n: {"tools": given_tools(n)}), 500, TOOLS),
     Structure("Messages: tools that were found", of_messages(found_tools), 500, TOOLS),
     Structure("Messages: a count", of_messages(uses, "/count_tokens"), 2_000, ITEMS // 2),
+    Structure("Messages: blocks of the system prompt", of_messages(system_blocks), 2_000, 20_000),
+    Structure("Messages: numbers in an input", of_messages(used_with), 5_000, VALUES),
+    # --- Chat Completions
+    Structure("Chat: messages", of_chat(items_of_messages), 2_000, ITEMS - 1),
+    Structure("Chat: messages, again", resent_chat, 2_000, ITEMS - 2),
+    Structure("Chat: parts", of_chat(chat_parts), 2_000, 20_000),
+    Structure("Chat: calls with their outputs", of_chat(chat_calls("function")), 2_000, ITEMS // 2),
+    Structure("Chat: custom calls with outputs", of_chat(chat_calls("custom")), 2_000, ITEMS // 2),
+    Structure("Chat: parallel calls", of_chat(chat_parallel_calls), 2_000, 20_000),
+    Structure("Chat: thoughts", of_chat(chat_thoughts), 2_000, 20_000),
+    Structure("Chat: tools", of_chat(chat_tools), 500, TOOLS),
+    Structure(
+        "Chat: numbers in arguments", of_chat(chat_called_with(numbers_in_text)), 400_000, 7_000_000
+    ),
+    Structure(
+        "Chat: escapes in arguments", of_chat(chat_called_with(escaped_text)), 100_000, 2_000_000
+    ),
+    # --- JSON in a text
+    Structure("numbers in arguments", posted(called_with(numbers_in_text)), 400_000, 7_000_000),
+    Structure("escapes in arguments", posted(called_with(escaped_text)), 100_000, 2_000_000),
 )

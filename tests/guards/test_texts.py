@@ -94,6 +94,14 @@ def words(item: dict[str, Any]) -> list[str]:
     return texts_of([decode_item(json.dumps(item).encode(), "input[0]")])
 
 
+def test_escaped_words_are_found_among_many_values() -> None:
+    """So many that they are not taken apart at once; also where a text in it is JSON once more."""
+    inner = json.dumps({"b": "proj\n\u00e9ct"})
+    text = '{"n":[1' + ",1" * 70_000 + '],"a":' + json.dumps(inner) + ',"c":"no escape"}'
+    found = words({"type": "function_call", "call_id": "c", "name": "f", "arguments": text})
+    assert found == ["f", "c", text, inner, "proj\n\u00e9ct"]
+
+
 @pytest.mark.parametrize(
     ("item", "expected"),
     [

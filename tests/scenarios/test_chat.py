@@ -313,6 +313,18 @@ async def test_unknown_fields_and_old_unknown_content_are_ignored() -> None:
         assert (await ask(served, history, **extra, surprise=[1])).status == 200
 
 
+@pytest.mark.parametrize("call_id", [5, None, ["x"], {}])
+async def test_field_of_ours_in_a_message_is_ignored_beside_a_custom_call(call_id: object) -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "x"}}
+    history = [
+        {**HELLO[0], "call_id": call_id},
+        {"role": "assistant", "tool_calls": [call], "call_id": call_id},
+        {"role": "tool", "tool_call_id": "c", "content": "applied", "call_id": call_id},
+    ]
+    async with serving() as served:
+        assert (await ask(served, history, tools=[CUSTOM])).status == 200
+
+
 async def test_tools_are_chosen_by_every_spelling() -> None:
     named = {"function": {"name": "bash"}}
     allowed = {"mode": "required", "tools": [{"type": "function", **named}]}

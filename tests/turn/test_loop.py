@@ -360,7 +360,10 @@ async def test_rollout_waits_for_its_outputs_and_goes_on_with_them() -> None:
     output = {"type": "function_call_output", "call_id": call_id, "output": "sun"}
     item = decode_item(json.dumps(output).encode(), "input[0]")
     before = played.running.input_bytes
-    played.running.notify(played.running.accept_append((item,), MIB))
+    append = played.running.accept_append((item,), MIB)
+    # Until the model reads it, it weighs what it came in.
+    assert played.running.input_bytes >= before + MIB
+    played.running.notify(append)
     await running
 
     assert played.response.status == "completed"

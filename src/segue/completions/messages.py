@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.codec import decode_body, encode, encode_kept
+from segue.wire.codec import decode_body, encode, encode_kept, inner_object
 from segue.wire.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -39,6 +39,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 # What an answer says that had sound instead of words; the sound itself is not here.
 AUDIO_TEXT = "[audio that was sent earlier]"
+# Longer arguments are not spelt anew: nobody else would be served meanwhile.
+CANONICAL_CHARS_MAX = 1024 * 1024
 
 
 class CalledFunction(Struct, frozen=True):
@@ -251,19 +253,11 @@ def _made_up_id(name: str, text: str) -> str:
 
 def canonical_arguments(text: str | None) -> str:
     """Arguments in the spelling that chat templates give them, which is that of most models: clients that parse them
-    write them with other spaces. What is no JSON object stays as it is."""
+    write them with other spaces. What is no JSON object stays as it is, and what is very long."""
     if not text:
         return "{}"
-    try:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            return text
-        spelt = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        # Half of a surrogate pair can be written as an escape, and not as text.
-        spelt.encode()
-        return spelt
-    except (ValueError, RecursionError):
-        return text
+    value = inner_object(text.strip()) if len(text) <= CANONICAL_CHARS_MAX else None
+    return text if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _thought(message: ChatMessage) -> str:

@@ -40,14 +40,20 @@ FIELD_NAMES = {
 _ITEM = re.compile(r"\binput\[(\d+)\](?:[.\[][\w.\[\]]*)?")
 
 
-class _CallIds(Struct, frozen=True):
-    """Of a call and of a message that answers one."""
+class _Call(Struct, frozen=True):
+    """A call among our items."""
 
-    call_id: str = ""
+    call_id: str
+
+
+class _Answer(Struct, frozen=True):
+    """A message that may answer a call; it was read before."""
+
     tool_call_id: str | None = None
 
 
-_read_ids = msgspec.json.Decoder(_CallIds).decode
+_read_call = msgspec.json.Decoder(_Call).decode
+_read_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class ChatReading:
@@ -79,10 +85,10 @@ class ChatReading:
         ]
         items = [*chain.from_iterable(found)]
         # What a tool has answered depends on the kind of call that it answers.
-        custom = {_read_ids(item).call_id for item in items if item.startswith(CUSTOM_CALL)}
+        custom = {_read_call(item).call_id for item in items if item.startswith(CUSTOM_CALL)}
         if custom:
             for index, message in enumerate(messages):
-                if _read_ids(message).tool_call_id in custom:
+                if _read_answer(message).tool_call_id in custom:
                     found[index] = self._translate(messages, index, CUSTOM_OUTPUT)
             items = [*chain.from_iterable(found)]
         return items

@@ -8,7 +8,6 @@ refused that can be said in another way.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +28,12 @@ from segue.dialects.chatml import (
 from segue.dialects.parts import Part, Show, blocks_of, dumps, in_call_order, parts_of
 from segue.dialects.roles import RoleRule, place
 from segue.errors import InvalidRequest
-from segue.readers.call_json import is_object
 from segue.readers.offers import definition_of
 from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
 from segue.vocabularies.shield import Shield
+from segue.wire.codec import inner_object
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of
 from segue.wire.requests import Effort
@@ -212,8 +211,9 @@ class TemplateMessages:
     def _call(self, part: Part, calls: _Calls) -> dict[str, object]:
         arguments: object = part.text
         if not self.taken.is_text:
-            if is_object(part.text.strip()):
-                arguments = json.loads(part.text)
+            found = inner_object(part.text.strip())
+            if found is not None:
+                arguments = found
             elif self.taken.is_object:
                 arguments = {"input": part.text}
         function = {"name": part.name, "arguments": arguments}

@@ -10,6 +10,7 @@ the model still writes has no end yet: `forms_of` resolves the escapes in a piec
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +21,7 @@ from segue.readers.offers import added_by, definition_of
 from segue.seams.history import Past, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
-from segue.wire.codec import encode
+from segue.wire.codec import encode, has_many_values, string_end
 from segue.wire.items import ConfigurationUpdate, Item
 from segue.wire.kinds import shown_as
 from segue.wire.requests import TextFormat
@@ -112,6 +113,10 @@ def _meant(text: str) -> Iterator[str]:
     yield text
     if text.lstrip()[:1] not in ("{", "["):
         return
+    if has_many_values(text):
+        for inner in _strings(text):
+            yield from _meant(inner)
+        return
     try:
         left: list[object] = [msgspec.json.decode(text)]
     except (ValueError, RecursionError):
@@ -127,6 +132,17 @@ def _meant(text: str) -> Iterator[str]:
                 left += (*fields, *fields.values())
             case _:
                 pass
+
+
+def _strings(text: str) -> Iterator[str]:
+    """The strings in JSON that are written with escapes, one by one: all of it at once would hold up other requests."""
+    data, at = text.encode(), 0
+    while (start := data.find(b'"', at)) >= 0:
+        at = string_end(data, start + 1)
+        written = data[start:at]
+        if b"\\" in written:
+            with suppress(ValueError):
+                yield msgspec.json.decode(written, type=str)
 
 
 # --- what the model writes ------------------------------------------------------------------------

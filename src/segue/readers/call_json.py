@@ -70,10 +70,14 @@ def may_begin_call(text: str) -> bool:
     return key[1] in KEYS if key[2] else any(known.startswith(key[1]) for known in KEYS)
 
 
+_any_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
 def is_object(text: str) -> bool:
     """Whether this is the JSON of an object."""
     try:
-        return text.startswith("{") and isinstance(msgspec.json.decode(text), dict)
+        # What is inside is looked over, and no value is made of it.
+        return text.startswith("{") and _any_fields.decode(text) is not None
     except (msgspec.DecodeError, RecursionError):
         return False
 

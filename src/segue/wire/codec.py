@@ -224,12 +224,12 @@ def _marks(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
         mark = body[at]
         at += 1
         if mark == QUOTE:
-            at = _string_end(body, at)
+            at = string_end(body, at)
         elif mark in b",[]{}":
             yield mark, at - 1
 
 
-def _string_end(body: bytes | bytearray, at: int) -> int:
+def string_end(body: bytes | bytearray, at: int) -> int:
     """The place after the string whose inside begins here."""
     while (quote := body.find(b'"', at)) >= 0:
         escape = body.find(b"\\", at, quote)
@@ -238,6 +238,27 @@ def _string_end(body: bytes | bytearray, at: int) -> int:
         found = _ESCAPES.match(body, escape)
         at = escape + 2 if found is None else found.end()
     return len(body)
+
+
+def has_many_values(text: str) -> bool:
+    """Whether JSON that stands in a text has more values than one item may have."""
+    if sum(map(text.count, ",[{")) <= ELEMENT_VALUES_MAX:
+        return False
+    # Some of them may be letters of a string.
+    values = (mark for mark, _ in _marks(text.encode()) if mark not in b"]}")
+    return next(islice(values, ELEMENT_VALUES_MAX, None), None) is not None
+
+
+def inner_object(text: str) -> dict[str, object] | None:
+    """The object that a text is, as JSON: the arguments of a call. None where it is none, or where it has more values,
+    or is deeper, than one item may be: then it is a text like any other."""
+    if not text.startswith("{") or has_many_values(text):
+        return None
+    try:
+        value = _any_object.decode(text)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+    return None if _is_deep(value) else value
 
 
 def decode_frame(frame: bytes) -> Create | str:
