@@ -173,7 +173,7 @@ PROOFS: dict[str, Proof] = {
         "a grammar of any size is written for an engine",
         "segue.readers.forced:check_size",
         never(None),
-        "tests/readers/test_call_tags.py -k too_large_or_too_deep",
+        "tests/readers/test_call_tags.py -k schema_of_an_answer",
     ),
     "counts": Proof(
         "counts of an engine that cannot be true are stored, charged and added up",

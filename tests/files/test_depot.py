@@ -6,13 +6,23 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from segue.errors import NotFound, Unavailable
-from segue.files.depot import EXPIRY_S_MIN, ORPHANED_S, Depot, FileLimits
-from segue.files.objects import FolderObjects
+from segue.errors import NotFound, TooMany, Unavailable
+from segue.files.depot import (
+    EXPIRY_S_MIN,
+    ORPHANED_S,
+    OWNER_UPLOADS_MAX,
+    WAITING_BYTES_MAX,
+    Depot,
+    FileLimits,
+    Uploads,
+)
+from segue.files.objects import PART_BYTES, FolderObjects
+from segue.listener.exchange import ClientGone
 from segue.seams.files import FileQuota, StoredFile
 from segue.stores.shelves import FileTable, MemoryTables
 from tests.files.test_form import TYPE, form
@@ -115,3 +125,62 @@ async def test_row_has_its_bytes_when_the_client_leaves_in_the_last_moment(tmp_p
     rows.may_answer.set()
     (kept,) = await depot.newest("ada", None)
     assert (await depot.read_whole("ada", kept.id, 100))[1] == b"words"
+
+
+@dataclass
+class Stalled:
+    """An upload whose client says nothing more after so many bytes, until it leaves."""
+
+    bytes: int
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        whole = form(('purpose"', b"user_data"), ('file"; filename="a"', b"x" * 2 * self.bytes))
+        for at in range(0, self.bytes, PIECE):
+            yield whole[at : at + PIECE]
+        self.asked.set()
+        await self.left.wait()
+        raise ClientGone
+
+
+PIECE = 64 * 1024
+
+
+async def test_uploads_that_stall_hold_little_memory_which_is_counted(tmp_path: Path) -> None:
+    limits = FileLimits(1 << 30, FileQuota(1_000, 1 << 40))
+    uploads = Uploads()
+    depot = Depot(FileTable(MemoryTables()), FolderObjects(tmp_path), limits, uploads=uploads)
+    stalled = [Stalled(PART_BYTES - PIECE) for _ in range(64)]
+    tasks = [
+        asyncio.create_task(depot.receive(f"owner_{number // 8}", TYPE, one.body()))
+        for number, one in enumerate(stalled)
+    ]
+    for one in stalled:
+        await one.asked.wait()
+    # Those that began while there were few of them may have kept a larger part.
+    assert 0 < uploads.waiting_bytes <= 2 * WAITING_BYTES_MAX
+    for one in stalled:
+        one.left.set()
+    assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {
+        ClientGone
+    }
+    assert (uploads.waiting_bytes, uploads.part_bytes, files_in(tmp_path)) == (0, PART_BYTES, [])
+
+
+async def test_owner_has_so_many_uploads_at_once_and_others_have_theirs(tmp_path: Path) -> None:
+    depot = Depot(FileTable(MemoryTables()), FolderObjects(tmp_path), LIMITS)
+    stalled = [Stalled(PIECE) for _ in range(OWNER_UPLOADS_MAX)]
+    tasks = [asyncio.create_task(depot.receive("ada", TYPE, one.body())) for one in stalled]
+    for one in stalled:
+        await one.asked.wait()
+    with pytest.raises(TooMany):
+        await depot.receive("ada", TYPE, upload())
+    assert await depot.receive("eve", TYPE, upload())
+    stalled[0].left.set()
+    with pytest.raises(ClientGone):
+        await tasks[0]
+    assert await depot.receive("ada", TYPE, upload())
+    for one in stalled:
+        one.left.set()
+    await asyncio.gather(*tasks, return_exceptions=True)

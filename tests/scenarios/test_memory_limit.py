@@ -187,7 +187,7 @@ async def fill_by_resent_texts(served: ServedProcess, open: AsyncExitStack, size
 
 
 async def fill_by_threads(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
-    """Conversations of the Messages API."""
+    """Threads of the Messages API, which stay in memory."""
     for _ in range(LIMITS_SENT * limit_of(served) // size):
         image = {"type": "base64", "media_type": "image/png", "data": "A" * size}
         content = [{"type": "image", "source": image}, {"type": "text", "text": "x"}]
@@ -195,6 +195,7 @@ async def fill_by_threads(served: ServedProcess, open: AsyncExitStack, size: int
             "model": MODEL,
             "max_tokens": 16,
             "messages": [{"role": "user", "content": content}],
+            "thread": {"type": "create"},
         }
         answer = await fetch(served, "POST", "/v1/messages", asked)
         assert answer.status in (200, 503, 529), answer.body
@@ -221,6 +222,25 @@ async def fill_by_half_bodies(served: ServedProcess, open: AsyncExitStack, size:
         before = now
 
 
+async def fill_by_half_uploads(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Files whose end does not come: as many as there may be of one owner, with a whole part of each, and as many more
+    that are refused."""
+    begin = (
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n"
+        b"Content-Type: multipart/form-data; boundary=xyz\r\n\r\n"
+        b'--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    )
+    for _ in range(min(256, 1 + 2 * limit_of(served) // MIB)):
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        open.callback(writer.close)
+        writer.write(begin + b"x" * (MIB - 64 * 1024))
+    before = -1.0
+    while (now := await metric(served, 'segue_memory_bytes{part="files"}')) != before:
+        before = now
+        for _ in range(20):
+            await metric(served, "segue_unread_bytes")
+
+
 FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "appends": (fill_by_appends, CALLS, ()),
     "pictures": (fill_by_pictures, CALLS, ()),
@@ -230,14 +250,15 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "unread streams": (fill_by_unread_streams, LONG, ("--write-s-max", "300")),
     "kept turns": (fill_by_kept_turns, SHORT, ()),
     "resent texts": (fill_by_resent_texts, SHORT, ()),
-    "messages": (fill_by_threads, SHORT, ()),
+    "threads": (fill_by_threads, SHORT, ()),
     "chats": (fill_by_chats, SHORT, ()),
     "half bodies": (fill_by_half_bodies, SHORT, ()),
+    "half uploads": (fill_by_half_uploads, SHORT, ()),
 }
 # What is read of a body is a small part of the limit; the rest of what has grown is the program's own.
-BARELY_COUNTED = {"half bodies"}
+BARELY_COUNTED = {"half bodies", "half uploads"}
 # The cheapest of those that only fill caches.
-SHORT_FILLS = [way for way in FILLS if way not in ("resent texts", "chats", "messages")]
+SHORT_FILLS = [way for way in FILLS if way not in ("resent texts", "chats", "threads")]
 
 
 class Filled(NamedTuple):

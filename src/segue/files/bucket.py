@@ -73,7 +73,9 @@ class _BucketUpload:
     def __init__(self, store: ObjectStore, file_id: str) -> None:
         # None: the file is whole; an exception: it never will be.
         self._parts: asyncio.Queue[bytes | _CutOff | None] = asyncio.Queue(1)
-        self._put = asyncio.ensure_future(obstore.put_async(store, file_id, self._feed()))
+        self._put = asyncio.ensure_future(
+            obstore.put_async(store, file_id, self._feed(), max_concurrency=1)
+        )
 
     async def write(self, data: bytes) -> None:
         await self._offer(data)

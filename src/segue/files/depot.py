@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from secrets import token_hex
 
 from msgspec import Struct
 
-from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused, too_large
+from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused, TooMany, too_large
 from segue.files.form import FileForm
 from segue.files.objects import PART_BYTES, Objects, ObjectUpload
 from segue.seams.files import FileQuota, FileRows, StoredFile
@@ -24,6 +26,10 @@ PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 EXPIRY_S_MIN, EXPIRY_S_MAX = 3_600, 2_592_000
 # The ids that we make; what else is in the folder or the bucket is not ours.
 _OWN_ID = re.compile("file-[0-9a-f]{32}")
+# Uploads of one owner at once; and how much of all that are on their way may wait in memory for more of it.
+OWNER_UPLOADS_MAX = 32
+WAITING_BYTES_MAX = 16 * 1024 * 1024
+UPLOAD_WAIT_S = 5.0
 # Files in one step of a sweep.
 BATCH = 100
 # Bytes without a row: an upload that is being answered has no row yet.
@@ -37,6 +43,34 @@ class FileLimits(Struct, frozen=True):
     quota: FileQuota
 
 
+class Uploads:
+    """The uploads that are on their way into this process, whose clients may take their time."""
+
+    def __init__(self) -> None:
+        self._by_owner: Counter[Owner] = Counter()
+        # What of them waits in memory.
+        self.waiting_bytes = 0
+
+    @property
+    def part_bytes(self) -> int:
+        """So much of each is written at once."""
+        return min(PART_BYTES, WAITING_BYTES_MAX // max(1, self._by_owner.total()))
+
+    @contextmanager
+    def one_of(self, owner: Owner) -> Iterator[None]:
+        """An upload of this owner, while inside; refused where it has too many."""
+        if self._by_owner[owner] >= OWNER_UPLOADS_MAX:
+            message = f"Too many uploads at once: at most {OWNER_UPLOADS_MAX} of one owner."
+            raise TooMany(message, wait_s=UPLOAD_WAIT_S)
+        self._by_owner[owner] += 1
+        try:
+            yield
+        finally:
+            self._by_owner[owner] -= 1
+            # Owners who upload nothing are not kept.
+            self._by_owner += Counter()
+
+
 class Depot:
     """The files of all owners."""
 
@@ -46,11 +80,13 @@ class Depot:
         objects: Objects,
         limits: FileLimits,
         clock: Callable[[], float] = time.time,
+        uploads: Uploads | None = None,
     ) -> None:
         self._rows = rows
         self._objects = objects
         self._limits = limits
         self._clock = clock
+        self._uploads = uploads or Uploads()
         self.file_bytes_max = limits.file_bytes_max
 
     # --- in ---
@@ -59,9 +95,16 @@ class Depot:
         self, owner: Owner, content_type: str, body: AsyncIterator[bytes]
     ) -> StoredFile:
         """Keep the file of a form. Nothing of it stays if the form is refused, or its client leaves before its end."""
+        with self._uploads.one_of(owner):
+            return await self._receive(owner, content_type, body)
+
+    async def _receive(
+        self, owner: Owner, content_type: str, body: AsyncIterator[bytes]
+    ) -> StoredFile:
         form = FileForm(content_type)
         file_id = f"file-{token_hex(16)}"
-        writer = BufferedUpload(await self._objects.begin(file_id), self._limits.file_bytes_max)
+        upload = await self._objects.begin(file_id)
+        writer = BufferedUpload(upload, self._limits.file_bytes_max, self._uploads)
         try:
             await form.read(body, writer.write)
             purpose, lifetime_s = _purpose(form.fields), _lifetime_s(form.fields)
@@ -150,28 +193,37 @@ class Depot:
 class BufferedUpload:
     """Writes a file in large parts, up to its largest size."""
 
-    def __init__(self, upload: ObjectUpload, bytes_max: int) -> None:
+    def __init__(self, upload: ObjectUpload, bytes_max: int, uploads: Uploads) -> None:
         self._upload = upload
         self._bytes_max = bytes_max
+        self._uploads = uploads
         self._waiting = bytearray()
         self.bytes = 0
-        self.abort = upload.abort
 
     async def write(self, data: bytes) -> None:
         self.bytes += len(data)
         if self.bytes > self._bytes_max:
             raise too_large(self.bytes, self._bytes_max)
         self._waiting += data
-        if len(self._waiting) >= PART_BYTES:
+        self._uploads.waiting_bytes += len(data)
+        if len(self._waiting) >= self._uploads.part_bytes:
             await self._flush()
 
     async def finish(self) -> None:
         await self._flush()
         await self._upload.finish()
 
+    async def abort(self) -> None:
+        self._take()
+        await self._upload.abort()
+
     async def _flush(self) -> None:
+        await self._upload.write(self._take())
+
+    def _take(self) -> bytes:
         waiting, self._waiting = bytes(self._waiting), bytearray()
-        await self._upload.write(waiting)
+        self._uploads.waiting_bytes -= len(waiting)
+        return waiting
 
 
 def _purpose(fields: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ from segue.seams.skills import SkillRows, SkillVersion
 from segue.settings.values import Settings
 
 if TYPE_CHECKING:
-    from segue.files.depot import Depot
+    from segue.files.depot import Depot, Uploads
     from segue.files.objects import Objects
     from segue.skills.shelf import Shelf
 
@@ -67,14 +67,26 @@ class LateFiles(AsyncExitStack):
 
         settings = self._settings
         quota = FileQuota(OWNER_FILES_MAX, settings.owner_files_bytes_max)
-        return Depot(self._rows, self._objects, FileLimits(settings.file_bytes_max, quota))
+        limits = FileLimits(settings.file_bytes_max, quota)
+        return Depot(self._rows, self._objects, limits, uploads=self._uploads)
 
     @cached_property
     def _shelf(self) -> Shelf:
         from segue.skills.shelf import Shelf
 
         quota = FileQuota(OWNER_SKILLS_MAX, self._settings.owner_files_bytes_max)
-        return Shelf(self._skills, self._objects, quota)
+        return Shelf(self._skills, self._objects, quota, uploads=self._uploads)
+
+    @cached_property
+    def _uploads(self) -> Uploads:
+        from segue.files.depot import Uploads
+
+        return Uploads()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What of uploads waits in memory for the rest of them."""
+        return self._uploads.waiting_bytes if "_uploads" in self.__dict__ else 0
 
     @cached_property
     def _objects(self) -> Objects:

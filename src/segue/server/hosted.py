@@ -121,8 +121,9 @@ class HostedTools(AsyncExitStack):
 
     @property
     def bytes(self) -> int:
-        """The bytes of the PDF texts in memory."""
-        return 0 if self._loaded is None else self._loaded.papers.bytes
+        """The bytes of the PDF texts in memory, and of uploads that wait for the rest of them."""
+        papers = 0 if self._loaded is None else self._loaded.papers.bytes
+        return papers + (0 if self._files is None else self._files.waiting_bytes)
 
 
 def asking_of(tool: HostedTool) -> Asking:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from segue.bundles.bundle import Bundle, stored_bundle
 from segue.bundles.zips import ZIP_BYTES_MAX
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused
-from segue.files.depot import ORPHANED_S, BufferedUpload
+from segue.files.depot import ORPHANED_S, BufferedUpload, Uploads
 from segue.files.form import FileForm
 from segue.files.objects import PART_BYTES, Objects
 from segue.ids import new_id
@@ -54,11 +54,13 @@ class Shelf:
         objects: Objects,
         quota: FileQuota,
         clock: Callable[[], float] = time.time,
+        uploads: Uploads | None = None,
     ) -> None:
         self._rows = rows
         self._objects = objects
         self._quota = quota
         self._clock = clock
+        self._uploads = uploads or Uploads()
 
     # --- in ---
 
@@ -69,7 +71,7 @@ class Shelf:
         leaves before its end."""
         if skill_id is not None:
             await self.find(owner, skill_id)
-        with ExitStack() as stack:
+        with self._uploads.one_of(owner), ExitStack() as stack:
             first = stack.enter_context(TemporaryFile())
             packing = Packing(first, stack.enter_context(TemporaryFile()))
             stack.callback(packing.close)
@@ -98,7 +100,9 @@ class Shelf:
         """Keep a zip that was looked at; `files` closes it."""
         with files:
             version_id = f"skill-{token_hex(16)}"
-            upload = BufferedUpload(await self._objects.begin(version_id), ZIP_BYTES_MAX)
+            upload = BufferedUpload(
+                await self._objects.begin(version_id), ZIP_BYTES_MAX, self._uploads
+            )
             try:
                 file.seek(0)
                 while part := await asyncio.to_thread(file.read, PART_BYTES):
