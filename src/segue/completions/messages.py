@@ -15,7 +15,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.codec import decode_body, encode, encode_kept, inner_object
+from segue.wire.codec import decode_body, encode, encode_kept
+from segue.wire.inner_json import inner_object
 from segue.wire.items import (
     CustomToolCall,
     CustomToolCallOutput,

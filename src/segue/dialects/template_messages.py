@@ -33,7 +33,7 @@ from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
 from segue.vocabularies.shield import Shield
-from segue.wire.codec import inner_object
+from segue.wire.inner_json import inner_object
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of
 from segue.wire.requests import Effort

@@ -21,7 +21,8 @@ from segue.readers.offers import added_by, definition_of
 from segue.seams.history import Past, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
-from segue.wire.codec import encode, has_many_values, string_end
+from segue.wire.codec import encode, string_end
+from segue.wire.inner_json import has_many_values
 from segue.wire.items import ConfigurationUpdate, Item
 from segue.wire.kinds import shown_as
 from segue.wire.requests import TextFormat

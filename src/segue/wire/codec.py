@@ -182,7 +182,7 @@ def check_shape(body: bytes | bytearray) -> None:
         return
     depth = values = fields = elements = inner = 0
     elements_max = ELEMENTS_MAX
-    for mark, at in _marks(body):
+    for mark, at in marks_of(body):
         if mark == COMMA:
             if depth > 2:
                 inner += 1
@@ -217,7 +217,7 @@ def _too_many(what: str, count_max: int) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_value")
 
 
-def _marks(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+def marks_of(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """The brackets and commas of some JSON with their positions, but for those in strings."""
     at, size = 0, len(body)
     while (found := _BETWEEN.match(body, at)) and (at := found.end()) < size:
@@ -238,27 +238,6 @@ def string_end(body: bytes | bytearray, at: int) -> int:
         found = _ESCAPES.match(body, escape)
         at = escape + 2 if found is None else found.end()
     return len(body)
-
-
-def has_many_values(text: str) -> bool:
-    """Whether JSON that stands in a text has more values than one item may have."""
-    if sum(map(text.count, ",[{")) <= ELEMENT_VALUES_MAX:
-        return False
-    # Some of them may be letters of a string.
-    values = (mark for mark, _ in _marks(text.encode()) if mark not in b"]}")
-    return next(islice(values, ELEMENT_VALUES_MAX, None), None) is not None
-
-
-def inner_object(text: str) -> dict[str, object] | None:
-    """The object that a text is, as JSON: the arguments of a call. None where it is none, or where it has more values,
-    or is deeper, than one item may be: then it is a text like any other."""
-    if not text.startswith("{") or has_many_values(text):
-        return None
-    try:
-        value = _any_object.decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
-    return None if _is_deep(value) else value
 
 
 def decode_frame(frame: bytes) -> Create | str:
@@ -458,12 +437,12 @@ def _check_readable(data: Raw | bytes, path: str) -> None:
     value = _decode(_any_object, data, path)
     # Without so many brackets it cannot be so deep; real ones stop here.
     brackets = bytes(data)
-    if brackets.count(b"[") + brackets.count(b"{") > DEPTH_MAX and _is_deep(value):
+    if brackets.count(b"[") + brackets.count(b"{") > DEPTH_MAX and is_deep(value):
         message = f"Invalid value for '{path}': it is nested deeper than {DEPTH_MAX} levels."
         raise InvalidRequest(message, code="invalid_value", param=path)
 
 
-def _is_deep(value: object) -> bool:
+def is_deep(value: object) -> bool:
     level = [value]
     for _ in range(DEPTH_MAX):
         level = [
