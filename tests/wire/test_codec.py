@@ -418,7 +418,7 @@ def test_structure_is_seen_without_what_is_in_strings(value: object) -> None:
         json.dumps(value).encode(),
         json.dumps(value, indent=1, ensure_ascii=False).encode(),
     ):
-        seen = [data[at : at + 1] for _, at in codec._marks(data)]
+        seen = [data[at : at + 1] for _, at in codec.marks_of(data)]
         assert b"".join(seen).decode() == structure_of(value)
 
 
