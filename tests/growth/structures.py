@@ -859,7 +859,7 @@ STRUCTURES = (
     Structure("tools of an mcp_list_tools item", posted(listed_servers), 1_000, 12_000),
     Structure("mcp_list_tools items", posted(server_lists), 1_000, ITEMS // 2),
     Structure("unknown fields of an item", posted(unknown_item_fields), 5_000, VALUES),
-    Structure("fields of an item, refused", posted(too_many_item_fields, 400), 640_000, 8_000_000),
+    Structure("fields of an item, refused", posted(too_many_item_fields, 400), 640_000, 5_000_000),
     Structure("nested lists in an item", posted(deep_item), 20_000, VALUES),
     # --- parts
     Structure("input_text parts", posted(text_parts("input_text", "user")), 5_000, 20_000),
@@ -983,12 +983,12 @@ STRUCTURES = (
     Structure("Chat: thoughts", of_chat(chat_thoughts), 2_000, 20_000),
     Structure("Chat: tools", of_chat(chat_tools), 500, TOOLS),
     Structure(
-        "Chat: numbers in arguments", of_chat(chat_called_with(numbers_in_text)), 400_000, 7_000_000
+        "Chat: numbers in arguments", of_chat(chat_called_with(numbers_in_text)), 400_000, 2_000_000
     ),
     Structure(
-        "Chat: escapes in arguments", of_chat(chat_called_with(escaped_text)), 100_000, 2_000_000
+        "Chat: escapes in arguments", of_chat(chat_called_with(escaped_text)), 100_000, 1_000_000
     ),
     # --- JSON in a text
-    Structure("numbers in arguments", posted(called_with(numbers_in_text)), 400_000, 7_000_000),
-    Structure("escapes in arguments", posted(called_with(escaped_text)), 100_000, 2_000_000),
+    Structure("numbers in arguments", posted(called_with(numbers_in_text)), 400_000, 2_000_000),
+    Structure("escapes in arguments", posted(called_with(escaped_text)), 100_000, 1_000_000),
 )

@@ -241,6 +241,24 @@ async def fill_by_half_uploads(served: ServedProcess, open: AsyncExitStack, size
             await metric(served, "segue_unread_bytes")
 
 
+async def fill_by_unread_files(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """A file that many clients ask for and nobody reads."""
+    head = b"--xyz\r\nContent-Disposition: form-data; name="
+    body = head + b'"purpose"\r\n\r\nuser_data\r\n'
+    body += head + b'"file"; filename="a"\r\n\r\n' + b"x" * 8 * MIB + b"\r\n--xyz--\r\n"
+    about = {"Content-Type": "multipart/form-data; boundary=xyz"}
+    made = await fetch(served, "POST", "/v1/files", body, about)
+    ask = f"GET /v1/files/{made.json['id']}/content HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for _ in range(2 * limit_of(served) // MIB):
+        reader = open.enter_context(narrow_socket(served.port))
+        await asyncio.get_running_loop().sock_sendall(reader, ask.encode())
+    before = -1.0
+    while (now := await metric(served, "segue_unread_bytes")) != before:
+        before = now
+        for _ in range(20):
+            await metric(served, "segue_connections")
+
+
 FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "appends": (fill_by_appends, CALLS, ()),
     "pictures": (fill_by_pictures, CALLS, ()),
@@ -254,9 +272,10 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "chats": (fill_by_chats, SHORT, ()),
     "half bodies": (fill_by_half_bodies, SHORT, ()),
     "half uploads": (fill_by_half_uploads, SHORT, ()),
+    "unread files": (fill_by_unread_files, SHORT, ("--write-s-max", "300")),
 }
-# What is read of a body is a small part of the limit; the rest of what has grown is the program's own.
-BARELY_COUNTED = {"half bodies", "half uploads"}
+# What is read of a body or a file is a small part of the limit; the rest of what has grown is the program's own.
+BARELY_COUNTED = {"half bodies", "half uploads", "unread files"}
 # The cheapest of those that only fill caches.
 SHORT_FILLS = [way for way in FILLS if way not in ("resent texts", "chats", "threads")]
 

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
 from segue.errors import Misconfigured, Unavailable
-from segue.files.objects import PART_BYTES, ObjectUpload
+from segue.files.objects import READ_BYTES, ObjectUpload
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class BucketObjects:
     async def read(self, file_id: str) -> AsyncGenerator[bytes, None]:
         with _border():
             found = await obstore.get_async(self._store, file_id)
-            async for part in found.stream(min_chunk_size=PART_BYTES):
+            async for part in found.stream(min_chunk_size=READ_BYTES):
                 yield bytes(part)
 
     async def delete(self, file_id: str) -> None:

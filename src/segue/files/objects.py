@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What is read or written at once; so much of a file is in memory.
+# What is written at once, and what is read: a client may take its time for it, and hold it for as long.
 PART_BYTES = 1024 * 1024
+READ_BYTES = 64 * 1024
 # An upload that was not finished by then was cut off by a crash.
 ABANDONED_S = 86_400
 UPLOADS = "uploads"
@@ -84,7 +85,7 @@ class FolderObjects:
     async def read(self, file_id: str) -> AsyncGenerator[bytes, None]:
         source = await _in_thread(FileIO, folder_path(self._folder, file_id))
         try:
-            while part := await _in_thread(source.read, PART_BYTES):
+            while part := await _in_thread(source.read, READ_BYTES):
                 yield part
         finally:
             source.close()

@@ -115,8 +115,8 @@ def _meant(text: str) -> Iterator[str]:
     if text.lstrip()[:1] not in ("{", "["):
         return
     if has_many_values(text):
-        for inner in _strings(text):
-            yield from _meant(inner)
+        for string in _strings(text):
+            yield from _meant(string)
         return
     try:
         left: list[object] = [msgspec.json.decode(text)]

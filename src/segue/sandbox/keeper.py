@@ -70,7 +70,8 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 # After the server has gone: what closing everything in order may take.
 CLOSE_S_MAX = 0.8
-PIECE_BYTES = 256 * 1024
+# A client may take its time for a piece of a file, and hold it for as long.
+PIECE_BYTES = 64 * 1024
 # Files that a list shows.
 FILES_MAX = 10_000
 
