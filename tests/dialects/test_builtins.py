@@ -323,7 +323,7 @@ def test_chat_endpoint_sees_our_own_search_and_what_it_found_as_a_pair() -> None
                     {"stdout": "", "stderr": "b", "outcome": {"type": "timeout"}},
                 ],
             ),
-            '[{"exit_code": 3, "stdout": "a", "stderr": ""}, {"timed_out": true, "stdout": "", "stderr": "b"}]',
+            '[{"stdout": "a", "stderr": "", "exit_code": 3}, {"stdout": "", "stderr": "b", "timed_out": true}]',
         ),
         (item("local_shell_call_output", id="c", output="out"), "out"),
         (

@@ -61,8 +61,9 @@ async def test_job_goes_the_way_that_is_offered_and_asks_once(is_scaled_out: boo
             assert ids_of(await heard(engine, job(tokens([1, 3], [4])))) == [7, 8, 9]
         way = PATHS[is_scaled_out]
         offers = ["/inference/v1/generate", "/version", *[RENDER] * is_scaled_out]
-        # It takes no images, so it is not asked whether its model sees.
-        assert fake.paths == ["/v1/models", *offers, *offers, way, way]
+        # Where it takes no images, it is not asked whether its model sees.
+        sees = ["/tokenize"] * is_scaled_out
+        assert fake.paths == ["/v1/models", *offers, *sees, *offers, way, way]
         sent = fake.requests[-1]
         assert (sent["token_ids"] if is_scaled_out else sent["prompt"]) == [1, 3, 4]
         assert sent["model"] == "fake"

@@ -303,7 +303,7 @@ class Echoing:
         return self.plan
 
     async def answer(
-        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool
+        self, wrote: Sequence[Item], scene: Scene, *, may_run: bool, following: Any = None
     ) -> tuple[Item, ...]:
         self.answered.append(scene)
         if len(self.answered) > 1:
