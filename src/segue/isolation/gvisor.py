@@ -29,11 +29,11 @@ from segue.isolation.bwrap import (
     PATH,
     HandedFiles,
     Launch,
-    file_words,
     find_program,
     find_python,
     folder_words,
     launched,
+    lay_out,
     root_words,
     supervised,
 )
@@ -73,6 +73,8 @@ class Gvisor:
     bwrap: str
     runsc: str
     root: str
+    # The folders that all sandboxes have alike.
+    alike: str
     python: str
     seccomp: bytes | None
     has_own_uids: bool
@@ -122,10 +124,12 @@ def find_gvisor(folder: Path, root: str, named: str = "") -> Gvisor:
         os.chmod(found, 0o755)
     if found is None:
         raise Misconfigured(MISSING)
+    first = Path(__file__).with_name("first.py").read_bytes()
     return Gvisor(
         find_program(folder),
         found,
         root,
+        lay_out(folder, root, {"first.py": first, "filter": b""}),
         find_python(root),
         load_filter(),
         has_own_uids=can_start_as_others(),
@@ -150,16 +154,12 @@ def arguments(gvisor: Gvisor, spec: SandboxSpec, contents: HandedFiles) -> list[
     # All rights in namespaces of its own, where it makes more of them: none of the host's.
     words = [*gvisor.isolates, "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
     words += ["--perms", "0755", "--dir", INSIDE]
-    words += root_words(gvisor.root, INSIDE)
-    words += [*folder_words(spec, INSIDE), *file_words(INSIDE, contents)]
+    words += [*root_words(gvisor.root, gvisor.alike, INSIDE), *folder_words(spec, INSIDE)]
     for name in ("proc", "sys", "dev/shm"):
         words += ["--perms", "0755", "--dir", f"{INSIDE}/{name}"]
-    files = {
-        FIRST: Path(__file__).with_name("first.py").read_bytes(),
-        FILTER: gvisor.seccomp or b"",
-    }
-    for path, data in files.items():
-        words += ["--perms", "0644", "--ro-bind-data", contents.add(data), INSIDE + path]
+    if gvisor.seccomp is not None:
+        words += ["--perms", "0644", "--ro-bind-data", contents.add(gvisor.seccomp)]
+        words += [INSIDE + FILTER]
     for outer, inner in gvisor.binds:
         words += ["--bind", outer, INSIDE + inner]
     words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", gvisor.runsc, RUNSC]
@@ -177,7 +177,8 @@ def bundle_of(gvisor: Gvisor, spec: SandboxSpec) -> bytes:
     program = supervised(gvisor.python, spec, FIRST)
     mounts: list[dict[str, object]] = [
         {"destination": "/proc", "type": "proc"},
-        {"destination": "/dev", "type": "tmpfs", "options": ["ro"]},
+        # Not read-only: then no device could be written either, not even `/dev/null`.
+        {"destination": "/dev", "type": "tmpfs"},
         {"destination": "/sys", "type": "tmpfs", "options": ["ro", "mode=0555"]},
     ]
     for folder in writable:
