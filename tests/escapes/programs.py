@@ -181,6 +181,79 @@ for name, text in ((".bashrc", "echo PLANTED"), (".profile", "echo PLANTED"), ("
 print("done")
 """
 
+# Takes the place of the supervisor, and does to the keeper what each command says.
+LIAR = r"""
+import socket, struct, sys, time
+HEADER = struct.Struct("<IcI")
+channel = socket.socket(fileno=0)
+def send(kind, number, body=b""):
+    channel.sendall(HEADER.pack(len(body), kind, number) + body)
+def read(size):
+    data = b""
+    while len(data) < size:
+        data += channel.recv(size - len(data)) or sys.exit()
+    return data
+send(b"+", 0)
+while True:
+    size, kind, number = HEADER.unpack(read(HEADER.size))
+    command = read(size).decode("latin-1")
+    if kind != b"r":
+        continue
+    if command == "flood":
+        while True:
+            send(b"o", number, b"x" * 65536)
+    elif command == "others":
+        for other in (0, number + 1, 2**32 - 1):
+            for kind in (b"o", b"e", b"d", b"x", b"i"):
+                send(kind, other, b"\xff\xff\xff\xff")
+    elif command == "long":
+        channel.sendall(HEADER.pack(2**32 - 1, b"o", number) + b"x" * 1000)
+        continue
+    elif command == "kind":
+        send(b"\0", number)
+    elif command == "code":
+        send(b"x", number, b"\0")
+    elif command == "half":
+        channel.sendall(HEADER.pack(100, b"o", number)[:5])
+        continue
+    elif command == "twice":
+        send(b"x", number, bytes(4))
+    send(b"o", number, b"fine\n")
+    send(b"x", number, bytes(4))
+"""
+
+# Writes over all that the first process may change of its memory: it runs as the same user.
+SCRIBBLE = r"""
+try:
+    with open("/proc/1/mem", "r+b", buffering=0) as memory:
+        for line in open("/proc/1/maps"):
+            start, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if " rw" in line:
+                memory.seek(start)
+                memory.write(b"\xff" * min(end - start, 1 << 22))
+except OSError as error:
+    print(error)
+print("done")
+"""
+
+# Makes a folder again and again a link to a folder outside, and the other way round.
+SWAP = r"""
+import os, time
+os.chdir("/mnt/data")
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    for make in (lambda: os.mkdir("new"), lambda: os.symlink("@canary_folder@/shared", "new")):
+        try:
+            make()
+            os.rename("d", f"old{time.monotonic_ns()}")
+        except OSError:
+            pass
+        try:
+            os.rename("new", "d")
+        except OSError:
+            pass
+"""
+
 # --- bombs: bounded ones, in a sandbox with small limits ----------------------------------------------
 
 FORK = r"""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from segue.isolation import bwrap, gvisor
 from segue.isolation.adapter import Adapter
 from segue.isolation.limits import processes_of
-from segue.sandbox.beneath import list_files, plain_file
+from segue.sandbox.beneath import list_files, new_file, plain_file
 from segue.sandbox.containers import KeeperFault
 from tests.escapes import programs
 from tests.escapes.places import (
@@ -25,6 +28,7 @@ from tests.escapes.places import (
     canaries_in,
     containers_with,
     findings,
+    laid_out,
 )
 from tests.support import until
 
@@ -97,6 +101,52 @@ async def test_supervisor_survives_what_a_command_does_to_it(adapter: str, outsi
         # At worst the container is dead, and says so; nothing planted runs.
         assert await said_next(shell) in ("next\n", "container_expired")
         assert (await other.run("echo fine"))[0] == "fine\n"
+
+
+# What a supervisor that was taken over may do, and what comes of it: the words of its command.
+LIES = {
+    "flood": "could not be stopped, and its container was closed",
+    "others": "fine",
+    "long": "a frame of kind b'o'",
+    "kind": "a frame of kind",
+    "code": "an exit without a code",
+    "half": "",
+    "twice": "",
+}
+
+
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_supervisor_that_lies_harms_only_its_container(adapter: str, outside: Path) -> None:
+    def change(made: Adapter) -> Adapter:
+        assert isinstance(made, bwrap.Bwrap | gvisor.Gvisor)
+        alike = shutil.copytree(made.alike, outside / "alike")
+        (alike / "run/supervisor.py").write_text(programs.LIAR)
+        return replace(made, alike=str(alike))
+
+    async with containers_with(outside / "own", adapter, change) as containers:
+        neighbour = Shell(containers)
+        await neighbour.run("true")
+
+        async def lie(how: str) -> tuple[str, str]:
+            shell = Shell(containers)
+            said, end = await shell.run(how, s_max=5.0 if how == "flood" else 0.5)
+            return how, said[:1_000] + end.note
+
+        for how, said in await asyncio.gather(*map(lie, LIES)):
+            assert LIES[how] in said, (how, said)
+        assert (await neighbour.run("true"))[0] == "fine\n"
+
+
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_supervisor_whose_memory_is_written_over_harms_only_its_container(
+    adapter: str, outside: Path
+) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
+        shell, neighbour = Shell(containers), Shell(containers)
+        await neighbour.run("true")
+        await shell.play(programs.SCRIBBLE, s_max=5.0)
+        assert await said_next(shell) in ("next\n", "container_expired")
+        assert (await neighbour.run("echo fine"))[0] == "fine\n"
 
 
 HANGS = (
@@ -261,6 +311,46 @@ async def test_file_that_is_swapped_while_it_is_read_never_shows_the_host(
             await asyncio.sleep(0)
         os.close(fd)
         assert seen <= {b"mine", b""}
+
+
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_folder_that_is_swapped_while_it_is_written_never_leads_to_the_host(
+    adapter: str, outside: Path
+) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
+        canaries = laid_out(outside / "canaries")
+        shell = Shell(containers)
+        swapping = asyncio.create_task(shell.play(canaries.fill(programs.SWAP), s_max=10))
+        _, place = await containers.place("me", shell.id)
+        fd = os.open(place.sandbox.data, os.O_RDONLY | os.O_DIRECTORY)
+        written = 0
+        while not swapping.done():
+            for _ in range(50):
+                with suppress(OSError), new_file(fd, "d/escaped", place.sandbox.spec.uid):
+                    written += 1
+            await asyncio.sleep(0)
+        os.close(fd)
+        assert written
+        assert list(canaries.shared.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as somebody else")
+@pytest.mark.parametrize("adapter", KINDS)
+async def test_folder_that_its_container_opens_is_closed_to_users_of_the_host(
+    adapter: str, outside: Path
+) -> None:
+    """Else a program that is marked to run as its owner could be started by them."""
+    async with containers_with(outside / "own", adapter) as containers:
+        shell = Shell(containers)
+        said, _ = await shell.run("cp /bin/sh sh; chmod 6777 sh; chmod 777 .; ls -l sh")
+        assert "sh" in said
+        _, place = await containers.place("me", shell.id)
+        program = f"{place.sandbox.data}/sh"
+        assert os.stat(program).st_mode & 0o777 == 0o777
+        with pytest.raises(PermissionError):
+            await asyncio.create_subprocess_exec(
+                *(program, "-c", "true"), user=65_534, group=65_534, extra_groups=[]
+            )
 
 
 # --- output -----------------------------------------------------------------------------------------------

@@ -566,14 +566,14 @@ class Containers:
 
 
 def _folders(folder: Path, uid: int | None) -> tuple[str, str]:
-    """The folders of a new sandbox: for its data, which are this user's, and for its door."""
+    """The folders of a new sandbox: for its data, and for its door. They are in one that nobody but this user may
+    enter, because the sandbox may open that of its data to everybody."""
     data, door = folder / "data", folder / "door"
-    data.mkdir(parents=True)
+    for each in (folder, data):
+        each.mkdir(mode=0o700)
+        if uid is not None:
+            os.chown(each, uid, uid)
     door.mkdir(mode=0o711)
-    folder.chmod(0o711)
-    data.chmod(0o700)
-    if uid is not None:
-        os.chown(data, uid, uid)
     return str(data), str(door)
 
 
