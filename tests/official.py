@@ -9,6 +9,7 @@ requests of the guides are made with curl. Prints a line for each, and fails if 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -220,7 +221,52 @@ def guide_of_the_interpreter(served: ServedProcess) -> None:
     assert call["container_id"] == made["id"], call
 
 
-GUIDES = {"shell": (SHELL, guide_of_the_shell), "code": (CODE, guide_of_the_interpreter)}
+def guide_of_skills(served: ServedProcess) -> None:
+    """A skill from the files of a folder and from a zip, used by reference and inline, with versions, then deleted."""
+    with tempfile.TemporaryDirectory() as folder:
+        skill = Path(folder, "basic_math")
+        skill.mkdir()
+        words = "---\nname: basic-math\ndescription: Add or multiply numbers.\n---\nUse it.\n"
+        (skill / "SKILL.md").write_text(words)
+        (skill / "calculate.py").write_text("print(6 * 7)\n")
+        packed = shutil.make_archive(str(skill), "zip", folder, skill.name)
+        parts = []
+        for name, kind in (("SKILL.md", "text/markdown"), ("calculate.py", "text/plain")):
+            place = f"{skill.name}/{name}"
+            parts += ["-F", f"files[]=@{folder}/{place};filename={place};type={kind}"]
+        made = curl(served, "/skills", "-X", "POST", *parts)
+        assert (made["name"], made["default_version"]) == ("basic-math", "1"), made
+        zipped = ("-X", "POST", "-F", f"files=@{packed};type=application/zip")
+        other = curl(served, "/skills", *zipped)
+        version = curl(served, f"/skills/{made['id']}/versions", *zipped)
+        inline = base64.b64encode(Path(packed).read_bytes()).decode()
+    assert version["version"] == "2", version
+    changed = curl(served, f"/skills/{made['id']}", body={"default_version": "2"})
+    assert (changed["default_version"], changed["latest_version"]) == ("2", "2"), changed
+    source = {"type": "base64", "media_type": "application/zip", "data": inline}
+    skills: list[dict[str, Any]] = [
+        {"type": "skill_reference", "skill_id": made["id"]},
+        {"type": "skill_reference", "skill_id": made["id"], "version": 1},
+        {"type": "skill_reference", "skill_id": other["id"], "version": "latest"},
+        {"type": "inline", "name": "basic-math", "description": "Add.", "source": source},
+    ]
+    for each in skills:
+        environment = {"type": "container_auto", "skills": [each]}
+        body = {"model": MODELS[0], "tools": [{"type": "shell", "environment": environment}]}
+        answer = curl(served, "/responses", body=body | {"input": "Use the skill to add."})
+        ran = next(item for item in answer["output"] if item["type"] == "shell_call_output")
+        assert "basic-math" in ran["output"][0]["stdout"], ran
+    assert "deleted" in curl(served, f"/skills/{made['id']}/versions/1", "-X", "DELETE")
+    for each in (made, other):
+        curl(served, f"/skills/{each['id']}", "-X", "DELETE")
+    assert curl(served, "/skills")["data"] == []
+
+
+GUIDES = {
+    "shell": (SHELL, guide_of_the_shell),
+    "skills": (SHELL, guide_of_skills),
+    "code": (CODE, guide_of_the_interpreter),
+}
 
 
 def run_guides() -> Iterator[tuple[str, str]]:
