@@ -74,6 +74,9 @@ async def test_nothing_is_left_of_a_sandbox(adapter: str, outside: Path) -> None
         await containers.delete("me", shell.id)
         assert not any(map(_is_there, alive))
         assert not place.folder.exists()
+        # The next sandbox, which is being made, stays.
+        assert containers._spare is not None
+        await containers._spare[1]
         # A start that is taken back leaves nothing either.
         data = outside / "data"
         data.mkdir()
