@@ -177,10 +177,10 @@ simulate: $(DEV_DONE) ## processes that pause, die and are cut off, on a simulat
 soak: $(DEV_DONE) ## two hours of mixed load with kills: does memory grow, is anything lost? ARGS="--minutes 30 --folder DIR"
 	@$(VENV)/bin/python -m tests.soak $(ARGS)
 
-dist: $(SETUP_DONE) ## build the wheels and the source archives of segue, segue-server and segue-conform into dist/
+dist: $(SETUP_DONE) ## build the wheels and the source archives of segue, segue-server, segue-conform and segue-vllm into dist/
 	@rm -rf dist
 	@$(VENV)/bin/python -m hatchling build -d dist
-	@for part in segue-server segue-conform; do (cd $$part && ../$(VENV)/bin/python -m hatchling build -d ../dist) || exit 1; done
+	@for part in segue-server segue-conform segue-vllm; do (cd $$part && ../$(VENV)/bin/python -m hatchling build -d ../dist) || exit 1; done
 
 test-install: $(DEV_DONE) dist ## install the wheels with pip, pipx and uvx into empty environments, and get an answer; minutes
 	@$(VENV)/bin/python -m tests.install $(ARGS) dist

@@ -114,7 +114,7 @@ def build_wheels(commit: str, folder: Path) -> list[Path]:
         ["git", "archive", commit], cwd=ROOT, check=True, capture_output=True, timeout=BUILD_S
     )
     subprocess.run(["tar", "x"], cwd=tree, check=True, input=archive.stdout, timeout=BUILD_S)
-    for project in (tree, tree / "segue-server", tree / "segue-conform"):
+    for project in (tree, tree / "segue-server", tree / "segue-conform", tree / "segue-vllm"):
         if project.exists():
             subprocess.run(
                 [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],

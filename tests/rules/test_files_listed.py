@@ -35,6 +35,7 @@ ROOMS = {
     "guards": "4a: is it allowed?",
     "border": "4a: what of that which a server of an engine says is believed?",
     "engines": "4a: who produces tokens?",
+    "engine_sessions": "4a: which ids does an engine have already, so that only the rest is sent?",
     "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
     "stores": "4b: what is remembered? One class for one backend.",
     "archives": "4b: how does what a store holds get out: copied, moved, erased? Loaded by commands alone.",

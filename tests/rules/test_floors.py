@@ -120,7 +120,8 @@ def test_server_is_locked_in_the_versions_of_the_whole() -> None:
 
 def test_all_distributions_say_the_same_of_themselves() -> None:
     """One tree, one version, one licence; what is installed by either is in one of them only."""
-    whole, *others = project_file(), project_file("segue-server"), project_file("segue-conform")
+    names = ("", "segue-server", "segue-conform", "segue-vllm")
+    whole, *others = map(project_file, names)
     for other in others:
         for field in ("requires-python", "license", "license-files", "keywords", "classifiers"):
             assert whole["project"][field] == other["project"][field]

@@ -59,6 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
     "border": INNER,
     "engines": INNER | {"schemas", "border"},
+    # For a vLLM that keeps conversations; the frames of its connection are bytes in, values out.
+    "engine_sessions": INNER | {"border", "engines"},
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
@@ -92,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"archives", "budgets"}
+    | {"archives", "budgets", "engine_sessions"}
     | {"containers", "egress", "isolation", "sandbox", "skills", "interpreter"}
     | {
         "guards",

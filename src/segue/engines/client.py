@@ -15,10 +15,13 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 import httptools
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 # How much may be unread before the engine is slowed down.
 UNREAD_BYTES_MAX = 256 * 1024
@@ -198,6 +201,8 @@ class HttpClient:
         # The connection that was used last is used first.
         self.idle: deque[HttpConnection] = deque()
         self.busy: set[HttpConnection] = set()
+        # Those that speak another protocol by now.
+        self._upgraded: WeakSet[asyncio.Transport] = WeakSet()
 
     async def send(
         self,
@@ -228,19 +233,36 @@ class HttpClient:
     def close(self) -> None:
         for connection in (*self.idle, *self.busy):
             connection.abort()
+        for transport in self._upgraded:
+            transport.abort()
+
+    async def upgrade(
+        self, path: str, headers: bytes, make: Callable[[], P], connect_s: float
+    ) -> P:
+        """Ask for another protocol on a connection of its own; the answer is for that protocol to read."""
+        transport, protocol = await self._connected(make, connect_s)
+        line = f"GET {self._prefix}{path} HTTP/1.1\r\n".encode("latin-1")
+        self._upgraded.add(transport)
+        transport.write(b"%b%b%b\r\n" % (line, self._head, headers))
+        return protocol
 
     async def _connect(self, connect_s: float) -> HttpConnection:
+        _, connection = await self._connected(lambda: HttpConnection(self), connect_s)
+        return connection
+
+    async def _connected(
+        self, make: Callable[[], P], connect_s: float
+    ) -> tuple[asyncio.Transport, P]:
         if self._is_secure and self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         async with asyncio.timeout(connect_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: HttpConnection(self),
+            return await asyncio.get_running_loop().create_connection(
+                make,
                 self._host,
                 self._port,
                 ssl=self._tls,
                 server_hostname=self._name if self._tls else None,
             )
-        return connection
 
 
 class HttpConnection(asyncio.Protocol):

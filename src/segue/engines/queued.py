@@ -155,6 +155,16 @@ class QueuedEngine:
         queue = self.queue
         return EngineStatus(model, self.name, is_up, queue.running, queue.waiting, self.is_drained)
 
+    def take_sessions(self) -> tuple[Counter[str], Counter[str]]:
+        """Jobs by how their prompts came, and refusals by reason, since this was asked last; none of most engines."""
+        found: tuple[Counter[str], Counter[str]] = getattr(
+            self.engine, "session_counts", (Counter(), Counter())
+        )
+        turns, refusals = map(Counter, found)
+        for count in found:
+            count.clear()
+        return turns, refusals
+
     async def is_ready(self) -> bool:
         """Ask it. An answer brings it back, silence does not take it away."""
         is_answering = await self.engine.is_ready()

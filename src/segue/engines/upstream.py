@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +36,8 @@ from segue.errors import (
 from segue.printable import shown_address
 
 log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 # Shorter than the five seconds after which llama.cpp's server and uvicorn (vLLM, SGLang) drop an idle connection, so
 # that we seldom write into one that is being closed.
@@ -122,7 +124,7 @@ class Upstream:
         self.url, self._version = split_address(url)
         # For logs: without a password.
         self.name = shown_address(self.url)
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
             headers["authorization"] = f"Bearer {key}"
@@ -138,7 +140,7 @@ class Upstream:
         """Send a job, and return when its answer begins; a refusal is raised. `headers` are those of this job alone."""
         response = await self._post(path, body, headers)
         if response.status == 200 and response.content_type == "text/event-stream":
-            return EventStream(response, self._timeouts)
+            return EventStream(response, self.timeouts)
         raise await self._read_refusal(response)
 
     async def forward(self, path: str, body: bytes) -> HttpResponse:
@@ -161,7 +163,7 @@ class Upstream:
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         while True:
             try:
-                async with asyncio.timeout(self._timeouts.first_s):
+                async with asyncio.timeout(self.timeouts.first_s):
                     return await self._send("POST", path, body, lines.encode("latin-1"))
             except ConnectionBroken as error:
                 if loop.time() > retry_until:
@@ -188,7 +190,7 @@ class Upstream:
     ) -> HttpResponse:
         if path.startswith("/v1/"):
             path = self._version + path.removeprefix("/v1")
-        return await self._client.send(method, path, body, self._timeouts.connect_s, headers)
+        return await self._client.send(method, path, body, self.timeouts.connect_s, headers)
 
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
@@ -197,7 +199,7 @@ class Upstream:
         retries = 1
         while True:
             try:
-                async with asyncio.timeout(self._timeouts.probe_s):
+                async with asyncio.timeout(self.timeouts.probe_s):
                     response = await self._send(method, path, body)
                     with closing(response):
                         return response.status, await response.read_whole(ANSWER_BYTES_MAX)
@@ -206,6 +208,14 @@ class Upstream:
                     # The caller logs it where it matters.
                     raise self._unreachable(error, logging.DEBUG) from error
                 retries -= 1
+
+    async def upgrade(self, path: str, key: str, make: Callable[[], P]) -> P:
+        """Ask for a WebSocket on a connection of its own, which this protocol hears from then on. Raises `OSError`."""
+        lines = (
+            "upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\n"
+            f"sec-websocket-key: {key}\r\n"
+        )
+        return await self._client.upgrade(path, lines.encode(), make, self.timeouts.connect_s)
 
     async def is_up(self, path: str) -> bool:
         """Whether it answers."""

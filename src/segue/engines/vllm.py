@@ -79,7 +79,9 @@ class VllmChoice(Struct, frozen=True):
     stop_reason: int | str | None = None
 
 
-class _Event(Struct, frozen=True):
+class VllmEvent(Struct, frozen=True):
+    """One event of either endpoint."""
+
     id: Raw | UnsetType = UNSET
     choices: list[VllmChoice] = []
     usage: VllmUsage | None = None
@@ -121,7 +123,7 @@ class VllmOffer(Struct, frozen=True):
     takes_priority: bool = True
 
 
-_event = msgspec.json.Decoder(_Event)
+_event = msgspec.json.Decoder(VllmEvent)
 _version = msgspec.json.Decoder(_Version)
 _refused = msgspec.json.Decoder(_Refused)
 _rendered = msgspec.json.Decoder(list[_Rendered])
@@ -243,7 +245,7 @@ def constraint(schema: bytes | Grammar) -> tuple[str, Raw]:
     return kind, Raw(msgspec.json.encode(schema.definition))
 
 
-def _read(event: _Event, answer: TokenAnswer) -> None:
+def _read(event: VllmEvent, answer: TokenAnswer) -> None:
     if not answer.is_ours(event.id):
         return
     if event.usage:

@@ -133,6 +133,10 @@ class Metrics:
         self._corrected = self._counter("engine_counts_corrected", about, ("replica",))
         about = "Answers of an engine replica that were stopped at the limit of their request"
         self._cut = self._counter("engine_answers_cut", about, ("replica",))
+        about = "Jobs for a replica that keeps conversations, by how their prompts came"
+        self._kept = self._counter("engine_session_turns", about, ("replica", "how"))
+        about = "Conversations that a replica did not know as they were asked for, by reason"
+        self._refused = self._counter("engine_session_refusals", about, ("replica", "reason"))
         about = "Lookups of engine replicas that failed (engine_discovery)"
         self._lookups_failed = self._counter("engine_discovery_failures", about, ("model",))
         about = "1 if the operator has taken the replica out of service"
@@ -254,6 +258,14 @@ class Metrics:
         for counter, what in ((self._corrected, "counts"), (self._cut, "length")):
             if corrected.get(what):
                 counter.labels(replica).inc(corrected[what])
+
+    def count_sessions(
+        self, replica: str, turns: Mapping[str, int], refusals: Mapping[str, int]
+    ) -> None:
+        """Jobs of a replica that keeps conversations, since this was last counted, and what it refused."""
+        for counter, counts in ((self._kept, turns), (self._refused, refusals)):
+            for label, count in counts.items():
+                counter.labels(replica, label).inc(count)
 
     def write(self) -> bytes:
         """The page that Prometheus reads."""

@@ -151,5 +151,7 @@ class HealthCheck:
                 metrics.count_jobs(server.name, server.choices, server.corrected)
                 server.choices.clear()
                 server.corrected.clear()
+                turns, refusals = server.take_sessions()
+                metrics.count_sessions(server.name, turns, refusals)
         metrics.note_engines(rows)
         return metrics.write()

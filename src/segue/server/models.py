@@ -339,6 +339,11 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         hidden = HiddenTokens(vocabulary) if codec.hides_tokens else None
 
         def server(upstream: Upstream) -> Engine:
+            if settings.engine == "vllm" and settings.engine_sessions == "auto":
+                # Imported here: for one engine of many.
+                from segue.engine_sessions.engine import SessionEngine
+
+                return SessionEngine(upstream, settings.name, token_json)
             return TokenEngine(codec, upstream, settings.name, token_json, hidden)
 
         if settings.fast_tokenizer:

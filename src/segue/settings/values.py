@@ -67,6 +67,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine_drained: tuple[str, ...] = ()
     engine_discovery: Literal["off", "dns", "kubernetes"] = "off"
     engine_discovery_s: Positive = 10.0
+    engine_sessions: Literal["auto", "off"] = "auto"
     kubernetes_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
     context_tokens: Limit = 0
     dialect: str = "auto"

@@ -1,0 +1,180 @@
+"""Which prompt does an engine know already, and by which handle? Pure.
+
+In: a prompt, as a chain of chunks. Out: the handle of the turn that has its longest known beginning, how long that is,
+its digest, and the ids that come after. A turn is found again by the nodes of its prompt: chains share them. What the
+engine sampled after a prompt is held against what stands there now, id by id, so that an answer that was cut, or was
+read in another way than it was written, costs only what differs.
+
+How much is remembered is bounded by ids; what is forgotten is sent as a whole.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Any
+
+from segue.engine_sessions.frames import DIGEST_BYTES, id_bytes
+from segue.seams.prompt import IdArray, Tokens, id_array
+
+# The nodes of so many ids are held at most, beside what their conversations hold anyway.
+TOKENS_MAX = 16_000_000
+
+
+class KnownTurn:
+    """A prompt that the engine has, and what it has sampled after it."""
+
+    __slots__ = ("base", "base_digest", "digest", "handle", "prompt", "sampled", "scope")
+
+    def __init__(self, prompt: Tokens, scope: tuple[str, str | None], begins: Beginning) -> None:
+        self.prompt, self.scope = prompt, scope
+        self.handle = 0
+        # How many of its ids were known before it, and the digests of those and of the whole prompt.
+        self.base, self.base_digest = begins.length, begins.state
+        self.digest = begins.state.copy()
+        self.digest.update(begins.data)
+        self.sampled = id_array()
+
+    @property
+    def length(self) -> int:
+        return self.prompt.length + len(self.sampled)
+
+
+class Beginning:
+    """What of a prompt an engine has, and what it has not."""
+
+    __slots__ = ("data", "length", "of", "state")
+
+    def __init__(self, of: KnownTurn | None, length: int, state: Any, data: bytes) -> None:
+        self.of = of
+        self.length = length
+        # The digest, which can go on, of the ids before `length`; and all others as bytes.
+        self.state, self.data = state, data
+
+    @property
+    def handle(self) -> int:
+        return 0 if self.of is None else self.of.handle
+
+
+def new_digest() -> Any:
+    """Of ids, as they are sent."""
+    return blake2b(digest_size=DIGEST_BYTES)
+
+
+def unknown(prompt: Tokens) -> Beginning:
+    """All of the prompt."""
+    return Beginning(None, 0, new_digest(), id_bytes(prompt.flat()))
+
+
+class KnownTurns:
+    """What one engine knows, as far as we know."""
+
+    def __init__(self, tokens_max: int = TOKENS_MAX) -> None:
+        self._tokens_max = tokens_max
+        self.tokens = 0
+        # Least recently used first.
+        self._turns: OrderedDict[int, KnownTurn] = OrderedDict()
+        # The turn that has brought a node, by the node's identity: the turn keeps it alive.
+        self._nodes: dict[int, KnownTurn] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def find(self, prompt: Tokens, scope: tuple[str, str | None]) -> Beginning:
+        """The longest beginning that is known."""
+        node: Tokens | None = prompt
+        after: list[IdArray[int]] = []
+        while node is not None:
+            turn = self._nodes.get(id(node))
+            if turn is not None and turn.scope == scope:
+                after.reverse()
+                return _held_against(turn, node, _joined(after))
+            after.append(node.ids)
+            node = node.before
+        return unknown(prompt)
+
+    def add(self, turn: KnownTurn, handle: int) -> None:
+        """The engine has this prompt now."""
+        turn.handle = handle
+        self._turns[id(turn)] = turn
+        for node in _nodes(turn):
+            self._nodes[id(node)] = turn
+        self.grown(turn, turn.prompt.length - turn.base)
+
+    def grown(self, turn: KnownTurn, count: int) -> None:
+        """So many more ids are remembered."""
+        if id(turn) not in self._turns:
+            return
+        self._turns.move_to_end(id(turn))
+        self.tokens += count
+        while self.tokens > self._tokens_max and len(self._turns) > 1:
+            self.forget(next(iter(self._turns.values())))
+
+    def forget(self, turn: KnownTurn) -> None:
+        """The engine does not have it any longer, or we do not care."""
+        if self._turns.pop(id(turn), None) is None:
+            return
+        self.tokens -= turn.length - turn.base
+        for node in _nodes(turn):
+            if self._nodes.get(id(node)) is turn:
+                del self._nodes[id(node)]
+
+    def clear(self) -> None:
+        """The engine is another one."""
+        self._turns.clear()
+        self._nodes.clear()
+        self.tokens = 0
+
+
+def _nodes(turn: KnownTurn) -> list[Tokens]:
+    """Those that were not known before."""
+    found = []
+    node: Tokens | None = turn.prompt
+    while node is not None and node.length > turn.base:
+        found.append(node)
+        node = node.before
+    return found
+
+
+def _held_against(turn: KnownTurn, node: Tokens, new: IdArray[int]) -> Beginning:
+    """How far these ids, which come after the node, are what the turn has there."""
+    old = _between(turn.prompt, node.length)
+    old.extend(turn.sampled)
+    same = _same(old, new)
+    length = node.length + same
+    if length >= turn.prompt.length:
+        state = turn.digest.copy()
+        state.update(id_bytes(turn.sampled[: length - turn.prompt.length]))
+    else:
+        state = turn.base_digest.copy()
+        known = _between(turn.prompt, turn.base)
+        state.update(id_bytes(known[: length - turn.base]))
+    return Beginning(turn, length, state, id_bytes(new[same:]))
+
+
+def _between(prompt: Tokens, begin: int) -> IdArray[int]:
+    """The ids from there on."""
+    chunks: list[IdArray[int]] = []
+    node: Tokens | None = prompt
+    while node is not None and node.length > begin:
+        start = node.length - len(node.ids)
+        chunks.append(node.ids if start >= begin else node.ids[begin - start :])
+        node = node.before
+    chunks.reverse()
+    return _joined(chunks)
+
+
+def _joined(chunks: list[IdArray[int]]) -> IdArray[int]:
+    joined = array("I")
+    for chunk in chunks:
+        joined.extend(chunk)
+    return joined
+
+
+def _same(one: IdArray[int], other: IdArray[int]) -> int:
+    """How many ids they have in common at their beginning."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
