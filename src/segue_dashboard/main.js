@@ -5,6 +5,7 @@ import { renewAdvice } from "./cache.js";
 import { $, age, h, painter } from "./dom.js";
 import { followContainers } from "./containers.js";
 import { follow } from "./feed.js";
+import { drawFirst, offerFirst, startFirst } from "./first.js";
 import { openFigures } from "./figures.js";
 import { drawFleet, followFleet } from "./fleet.js";
 import { drawConnections, drawEngines, drawErrors, drawMemory, drawTiles, drawTokens } from "./live.js";
@@ -13,6 +14,7 @@ import { Past } from "./past.js";
 import { startPlay } from "./play.js";
 import { drawRace, renewSizes, startRace } from "./race.js";
 import { openReader } from "./reader.js";
+import { loadStored, startStored } from "./stored.js";
 import { startTheme } from "./theme.js";
 import { drawTree } from "./tree.js";
 import { drawWaterfall, legend, setAxis } from "./waterfall.js";
@@ -28,7 +30,7 @@ const EMPTY = {
   backlog: null,
   lag_ms: null,
 };
-const VIEWS = ["live", "race", "playground", "fleet", "keys"];
+const VIEWS = ["live", "race", "playground", "stored", "fleet", "keys"];
 
 const past = new Past();
 let picture = EMPTY;
@@ -42,6 +44,7 @@ const draw = painter(() => {
   if (document.hidden) return;
   drawFleet();
   if ($("live-view").hidden) return;
+  drawFirst(past, picture);
   drawTiles(past, picture);
   drawWaterfall(past, openFigures);
   drawTokens(past);
@@ -90,9 +93,11 @@ const feed = follow({
       document.querySelector(`.bar nav a[href="#${view}"]`).hidden = !isOperator;
     if (location.hash === "#fleet") followFleet(draw);
     if (location.hash === "#keys") loadKeys();
+    if (location.hash === "#stored") loadStored();
     document.body.dataset.process = process;
     $("link").title = `Segue ${message.version}, up for ${age(Date.now() - message.started_ms)}`;
     offer(message.models);
+    offerFirst(message.models);
     renewSizes();
     renewAdvice(openTurn, 0);
     if (hasContainers) followContainers();
@@ -148,6 +153,7 @@ const show = () => {
   drawRace();
   if (name === "race" && process) renewSizes();
   if (name === "keys") loadKeys();
+  if (name === "stored") loadStored();
   if (name === "live" && hasContainers) followContainers();
   if (name === "fleet") followFleet(draw);
 };
@@ -178,6 +184,8 @@ for (const button of document.querySelectorAll("[data-close]"))
 $("legend").replaceChildren(...legend());
 startRace();
 startPlay();
+startFirst();
+startStored(openReader);
 startKeys(() => feed.retry());
 startTheme(draw);
 show();

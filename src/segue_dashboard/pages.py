@@ -26,6 +26,7 @@ from segue_dashboard.fleet import FleetReports
 from segue_dashboard.history import RecentTurns
 from segue_dashboard.keys import KeyRoutes, KeySources
 from segue_dashboard.routes import Dashboard
+from segue_dashboard.stored import StoredRoutes
 from segue_dashboard.views import FULLEST, CacheUse
 
 
@@ -51,7 +52,8 @@ def dashboard_routes(
     has_containers = any(route.path == "/v1/containers" for route in served)
     feed = _build_feed(state, history, runner, observers, health, upgrades, has_containers)
     keys = KeyRoutes(services, _key_sources(state, observers))
-    return [*Dashboard(services, feed, pages).routes, *keys.routes, *fleet.routes]
+    stored = StoredRoutes(state.store.listing, state.store.turns)
+    return [*Dashboard(services, feed, pages).routes, *keys.routes, *fleet.routes, *stored.routes]
 
 
 def _build_feed(

@@ -202,6 +202,7 @@ const submit = () => {
   say("user", text);
   $("play-form").elements.text.value = "";
   const lane = fields.get("lane").trim();
+  const instructions = fields.get("instructions").trim();
   send({
     type: "response.create",
     model: fields.get("model"),
@@ -210,6 +211,7 @@ const submit = () => {
     max_output_tokens: Number(fields.get("output")),
     ...(parent ? { previous_response_id: parent } : {}),
     ...(lane ? { stream_id: lane } : {}),
+    ...(instructions ? { instructions } : {}),
   });
 };
 

@@ -58,6 +58,7 @@ class Stores:
 
     def __post_init__(self) -> None:
         self.turns = self.store.turns
+        self.listing = self.store.listing
         self.ledger = self.store.ledger
         self.log = self.store.events
         self.idempotency_keys = self.store.idempotency_keys

@@ -19,7 +19,7 @@ from tests.scenarios.test_three_apis import ASKING
 from tests.support import MODEL, Served, ServedProcess, Wire, fetch, serving, wire
 
 CTRL, SHIFT = 2, 8
-TABS = ("live", "race", "playground", "fleet", "keys")
+TABS = ("live", "race", "playground", "stored", "fleet", "keys")
 IS_LIVE = "document.querySelector('#link').dataset.state === 'live'"
 
 
@@ -329,6 +329,52 @@ async def test_person_talks_on_the_playground_and_sees_every_event(browser: Brow
         for name in ("response.created", "response.output_text.delta", "response.completed"):
             assert name in events
         assert page.faults == []
+
+
+async def test_newcomer_is_told_what_to_send_until_there_was_a_turn(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served)
+        await page.until("!document.querySelector('#first').hidden")
+        line = await page.text("#first-line")
+        assert line.startswith(f"curl {served.url}/v1/responses -d '")
+        await page.click("#first-copy")
+        await page.until("document.querySelector('#first-copy').innerText !== 'Copy'")
+        process = await asyncio.create_subprocess_shell(line, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert json.loads(out)["status"] == "completed"
+        await page.until("document.querySelector('#first').hidden")
+        assert page.faults == []
+
+
+async def test_person_finds_a_stored_conversation_and_reads_it(browser: Browser) -> None:
+    async with serving() as served:
+        for text in ("Name a fruit.", "Name a tree."):
+            body = {"model": MODEL, "input": text, "instructions": "Be brief."}
+            assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
+        page = await look(browser, served, "#stored")
+        await page.until(count("#stored-rows li", 2))
+        await page.click("#stored-form input")
+        await page.type("fruit")
+        await page.until("document.querySelectorAll('#stored-rows li').length === 1")
+        await page.click("#stored-rows a")
+        await page.until(
+            "document.querySelector('#reader-items').innerText.includes('Name a fruit.')"
+        )
+        assert page.faults == []
+
+
+async def test_playground_has_a_system_prompt(browser: Browser) -> None:
+    async with serving() as served:
+        page = await look(browser, served, "#playground")
+        await page.click("#play-form [name=instructions]")
+        await page.type("Be brief.")
+        await page.click("#play-form textarea")
+        await page.type("Hello")
+        await page.press("Enter", 13)
+        await page.until(count(".foot", 1))
+        stored = (await fetch(served, "GET", "/dashboard/stored", None)).json["data"]
+        response = (await fetch(served, "GET", f"/v1/responses/{stored[0]['id']}", None)).json
+        assert response["instructions"] == "Be brief."
 
 
 async def test_person_steers_a_running_turn_and_sees_the_servers_answer(

@@ -92,6 +92,15 @@ class Turns(Protocol):
         """Erase its bytes; False if there was nothing to erase."""
 
 
+class Listing(Protocol):
+    """Which turns of an owner are stored? Their ids rise with the time at which they were made."""
+
+    async def newest(
+        self, owner: Owner, before: str, count: int, *, is_tips: bool
+    ) -> Sequence[str]:
+        """So many ids below this one, the highest first; `is_tips`: without turns that a stored turn continues."""
+
+
 class Ledger(Protocol):
     """Who used how much. A stored turn's row is written by `Turns.save`, in the turn's own transaction."""
 

@@ -25,6 +25,7 @@ class LayeredStore:
         self.turns = LayeredTurns(near, far.turns)
         self.idempotency_keys = LayeredIdempotencyKeys(unstored, far.idempotency_keys)
         self.maintenance = LayeredMaintenance(near, far.maintenance)
+        self.listing = far.listing
         self.ledger = far.ledger
         self.events = far.events
         self.conversations = far.conversations

@@ -67,6 +67,7 @@ class MemoryStore:
         self.conversations = MemoryConversations(bytes_max // 4)
         erase = [self.events.erase, self.idempotency_keys.erase]
         self.turns = MemoryTurns(bytes_max, stored_only=True, on_save=self._record, on_erase=erase)
+        self.listing = self.turns
         self.keys = MemoryKeys(clock)
         tables = MemoryTables()
         self.files = FileTable(tables)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, nlargest
 from itertools import count
 from weakref import ref
 
@@ -121,6 +121,17 @@ class MemoryTurns:
         for owner, leaves in self._leaves.items():
             for turn_id in reversed(leaves):
                 yield self._slots[(owner, turn_id)].turn
+
+    async def newest(
+        self, owner: Owner, before: str, count: int, *, is_tips: bool
+    ) -> Sequence[str]:
+        """As `Listing` does, of what is held here."""
+        held = (
+            turn_id
+            for (its_owner, turn_id), slot in self._slots.items()
+            if its_owner == owner and slot.is_named and not (is_tips and slot.children)
+        )
+        return nlargest(count, (turn_id for turn_id in held if turn_id < before))
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         # With its parents: in memory they cost nothing.

@@ -53,7 +53,7 @@ from segue.stores.postgres_database import (
 )
 from segue.stores.records import LongField, TurnColumns, is_text
 from segue.stores.seals import new_key
-from segue.stores.shelves import FileTable, SkillTable
+from segue.stores.shelves import FileTable, SkillTable, TurnList
 from segue.wire.events import Event
 
 # Long fields that this process has sent before, about 100 bytes each: agents repeat 19 KB of tools in every turn.
@@ -81,6 +81,7 @@ class PostgresStore:
         self.idempotency_keys = _IdempotencyKeys(database)
         self.conversations = _Conversations(database, self.turns)
         self.keys = _Keys(database)
+        self.listing = TurnList(database)
         self.files = FileTable(database)
         self.skills = SkillTable(database)
         self.shared_limits = _SharedLimits(database)

@@ -65,6 +65,16 @@ class MemoryTables:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnList:
+    tables: Tables
+
+    async def newest(
+        self, owner: Owner, before: str, count: int, *, is_tips: bool
+    ) -> Sequence[str]:
+        return await self.tables.fetch("newest_turns", str, owner, before, count, int(is_tips))
+
+
+@dataclass(frozen=True, slots=True)
 class FileTable:
     tables: Tables
 

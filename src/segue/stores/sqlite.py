@@ -35,7 +35,7 @@ from segue.seams.store import (
 from segue.stores import records
 from segue.stores.maintenance import BATCH, CLAIM_S, ERASED_S, OVERLAP_S, SPENDING_S
 from segue.stores.records import LongField, TurnColumns, is_text
-from segue.stores.shelves import FileTable, SkillTable, numbered
+from segue.stores.shelves import FileTable, SkillTable, TurnList, numbered
 from segue.stores.sqlite_database import QUERIES, SqliteDatabase, SqliteWork, border
 from segue.wire.events import Event
 
@@ -57,6 +57,7 @@ class SqliteStore:
 
     def __init__(self, database: SqliteDatabase) -> None:
         self.turns = _Turns(database)
+        self.listing = TurnList(_Numbered(database))
         self.ledger = _Ledger(database)
         self.events = _EventLog(database)
         self.idempotency_keys = _IdempotencyKeys(database)

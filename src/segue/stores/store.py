@@ -11,7 +11,15 @@ from typing import Protocol
 from segue.seams.access import Keys, RingKey, SharedLimits
 from segue.seams.files import FileRows
 from segue.seams.skills import SkillRows
-from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Ledger, Maintenance, Turns
+from segue.seams.store import (
+    Conversations,
+    EventLog,
+    IdempotencyKeys,
+    Ledger,
+    Listing,
+    Maintenance,
+    Turns,
+)
 
 
 class StoredRing(Protocol):
@@ -29,6 +37,8 @@ class Store(Protocol):
 
     @property
     def turns(self) -> Turns: ...
+    @property
+    def listing(self) -> Listing: ...
     @property
     def ledger(self) -> Ledger: ...
     @property
