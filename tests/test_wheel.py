@@ -148,7 +148,7 @@ ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *("vocabularies", "schemas", "readers", "dialects", "border", "engines", "stores"),
-    "engine_sessions",
+    *("engine_sessions", "budgets"),
     *(
         "listener",
         "responses",

@@ -90,7 +90,8 @@ class _Keeping(Scheduler):
         # vLLM's own walks all blocks, for as much.
         manager.estimate_cached_tokens = self._cached_tokens
         self._keeps = True
-        logger.info("segue: finished requests hand their blocks on, %d ids are kept", TOKENS_MAX)
+        how = "asynchronous" if isinstance(self, AsyncScheduler) else "synchronous"
+        logger.info("segue: blocks are handed on, %d ids are kept (%s)", TOKENS_MAX, how)
 
     # --- requests come -----------------------------------------------------------------------------
 
@@ -238,7 +239,14 @@ class KeepScheduler(_Keeping):
 
 
 class KeepAsyncScheduler(_Keeping, AsyncScheduler):
-    """With asynchronous scheduling, as vLLM runs by default."""
+    """With asynchronous scheduling, as vLLM runs by default; where vLLM turns that off (speculation by n-grams), the
+    other one."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+        if not config.scheduler_config.async_scheduling:
+            return KeepScheduler(*args, **kwargs)
+        return super().__new__(cls)
 
 
 class _Unhashed:
