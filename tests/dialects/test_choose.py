@@ -196,8 +196,10 @@ def test_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def test_every_name_of_the_settings_is_a_dialect() -> None:
-    """Two names are no family: both look at the model's own files. Templates of ours are run like any other."""
-    assert {"auto", "template", *(family.name for family in FAMILIES), *TEMPLATES} == {*DIALECTS}
+    """Three names are no family: they look at the model's own files. Templates of ours are run like any other."""
+    assert {"auto", "template", "derived", *(family.name for family in FAMILIES), *TEMPLATES} == {
+        *DIALECTS
+    }
 
 
 def test_dialect_is_called_as_the_flag_calls_it(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ ROOMS = {
     "vocabularies": "4a: which token ids are this text?",
     "schemas": "4a: what does a schema say that a client has sent, and how is a model held to it?",
     "readers": "4a: what did the model say, and how is it made to say it?",
+    "derivation": "4a: how does a model write that no table knows? Worked out from its template, and proven.",
     "dialects": "4a: how does this model family write and read?",
     "guards": "4a: is it allowed?",
     "border": "4a: what of that which a server of an engine says is believed?",

@@ -54,7 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vocabularies": INNER,
     "schemas": INNER,
     "readers": INNER | {"vocabularies", "schemas"},
-    "dialects": INNER | {"vocabularies", "schemas", "readers"},
+    # How a template writes that no row of the table knows.
+    "derivation": INNER | {"vocabularies", "readers"},
+    "dialects": INNER | {"vocabularies", "schemas", "readers", "derivation"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
     "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
     "border": INNER,
@@ -94,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}
-    | {"archives", "budgets", "engine_sessions"}
+    | {"archives", "budgets", "derivation", "engine_sessions"}
     | {"containers", "egress", "isolation", "sandbox", "skills", "interpreter"}
     | {
         "guards",
@@ -120,6 +122,7 @@ PURE = {
     "vocabularies",
     "schemas",
     "readers",
+    "derivation",
     "dialects",
     "completions.answer",
     "completions.messages",

@@ -42,7 +42,14 @@ BANNED = {
 }
 # Rooms and packages whose docstrings, comments and names are in plain words too.
 CLEAN = (
-    *("segue/cluster", "segue/dialects", "segue/documents", "segue/exports", "segue/guards"),
+    *(
+        "segue/cluster",
+        "segue/derivation",
+        "segue/dialects",
+        "segue/documents",
+        "segue/exports",
+        "segue/guards",
+    ),
     *("segue/listener", "segue/memory", "segue/openapi", "segue/readers", "segue/replicas"),
     *("segue/responses", "segue/server", "segue/session", "segue/settings", "segue/stores"),
     *("segue/vocabularies", "segue/web", "segue/wire", "segue/workers"),

@@ -43,7 +43,10 @@ ENGINES = ", ".join(get_args(EngineName))
         ({"engine": "openrouter"}, f"'openrouter' is not one of: {ENGINES}. Did you mean chat?"),
         ({"engine": "LM-Studio"}, f"'LM-Studio' is not one of: {ENGINES}. Did you mean chat?"),
         ({"reasoning": "loud"}, "--reasoning: 'loud' is not one of: text, summary, hidden."),
-        ({"dialect": "qwen"}, "deepseek-v4, template. Did you mean qwen3?"),
+        (
+            {"dialect": "qwen"},
+            "deepseek-v4, template, derived, and no .toml file. Did you mean qwen3?",
+        ),
         ({"apis": ["chat", "chta"]}, "--apis: 'chta' is not one of: responses, messages, chat."),
         ({"apis": []}, "--apis: name at least one of: responses, messages, chat."),
         ({"store": "mysql://x"}, "--store: 'mysql://x' is not the address of a store."),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from segue.derivation.family import DerivedFamily
 from segue.dialects.chatml import PLAIN, QWEN2, QWEN2_CODER, QWEN3, SMOLLM2
 from segue.dialects.deepseek import ROLES, TEMPLATES, deepseek_dialect, name_of
 from segue.dialects.family import Family, TokenDialect
@@ -64,6 +65,8 @@ def dialect_for(
                     "or another --dialect."
                 )
             return _noting_tools(template_dialect(vocabulary, template), template)
+        case "derived":
+            return derived_dialect(path, vocabulary, text, values)
         case _ if text:
             raise Misconfigured(f"template: dialect '{name}' runs no template. Leave one out.")
         case _ if name in TEMPLATES:
@@ -71,6 +74,25 @@ def dialect_for(
         case _:
             family = next(family for family in FAMILIES if family.name == name)
             return TokenDialect(family, vocabulary)
+
+
+def derived_dialect(
+    path: Path,
+    vocabulary: Vocabulary,
+    text: str = "",
+    values: Mapping[str, object] = NO_VALUES,
+    written: DerivedFamily | None = None,
+) -> TokenDialect:
+    """The dialect of a model by its template alone, without the tables of families and formats: as it is `written` in a
+    file, or worked out."""
+    template = template_in(path, text, values)
+    if template is None:
+        raise Misconfigured(
+            f"dialect: there is no chat template in {path} to work it out from. Name a file with --template."
+        )
+    vocabulary = vocabulary.protecting(template.text)
+    dialect = template_dialect(vocabulary, template, "derived", written=written, is_derived=True)
+    return _noting_tools(dialect, template)
 
 
 def choose(

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from segue.derivation.family import DerivedFamily
 from segue.dialects.parts import text_of
 from segue.readers.bound import BoundFamily
 from segue.readers.forced import CallForm, Chunks, GrammarReader, grammar_offer, lead_of
@@ -110,6 +111,8 @@ class TokenDialect:
         self.takes_images = family.takes_images
         # Whether the model's own template has no place for tools, so that they are described in words of ours.
         self.lacks_tools = False
+        # How the model writes, where that was worked out from its template.
+        self.derived: DerivedFamily | None = None
 
     def render(self, scene: Scene) -> Rendered:
         """The prompt, and where the answer is forced, its beginning and the schema of what follows."""

@@ -21,8 +21,8 @@ from typing import TypeGuard
 import msgspec
 from msgspec import Struct, structs
 
+from segue.derivation.roles import JsonObject, RoleRule, place
 from segue.dialects.parts import MODEL_TURN, Part, dumps, part_of, words_of
-from segue.dialects.roles import JsonObject, RoleRule, place
 from segue.errors import EngineFailed
 from segue.readers.call_json import is_object
 from segue.readers.forced import check_endpoint

@@ -25,6 +25,8 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
+from segue.derivation.family import DerivedFamily
+from segue.derivation.prove import derived
 from segue.dialects.chatml import PLAIN, THINK, content_of
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.parts import parts_of
@@ -118,13 +120,19 @@ class _Cue:
 
 
 def template_dialect(
-    vocabulary: Vocabulary, template: ChatTemplate, name: str = "template"
+    vocabulary: Vocabulary,
+    template: ChatTemplate,
+    name: str = "template",
+    *,
+    written: DerivedFamily | None = None,
+    is_derived: bool = False,
 ) -> TokenDialect:
-    """The dialect of a model that has nothing but this template."""
+    """The dialect of a model that has nothing but this template. `written`: how it writes, by a file; `is_derived`: the
+    table of formats is left aside, and that is worked out from the template."""
     # What the template has no place for is written with these marks.
     text = template.text + template.plain + "".join(PLAIN.marks)
     vocabulary = vocabulary.protecting(text)
-    prompts = _TemplatePrompts(vocabulary, template)
+    prompts = _TemplatePrompts(vocabulary, template, written, is_derived=is_derived)
     ends = prompts.ends
     if not ends:
         raise ServerFault("Nothing in this vocabulary ends a turn: model and dialect do not fit.")
@@ -140,24 +148,31 @@ def template_dialect(
         render=prompts.render,
         write=prompts.write,
         reader=prompts.reader,
-        call=form_of(prompts.format, template.text),
-        unread=unread_marks(template.text) if prompts.format is HERMES else None,
+        call=prompts.call,
+        unread=prompts.unread,
         differs=prompts.differs,
-        without_thought=(Own(f"\n{prompts.format.thought}\n\n"),),
+        without_thought=prompts.without_thought,
         is_thinking=lambda scene: prompts.is_thinking(scene.effort),
         takes_images=prompts.takes_images,
     )
-    return TokenDialect(family, vocabulary)
+    dialect = TokenDialect(family, vocabulary)
+    dialect.derived = prompts.derived
+    return dialect
 
 
 class _TemplatePrompts:
     """Writes prompts by running a template."""
 
-    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: ChatTemplate,
+        written: DerivedFamily | None,
+        *,
+        is_derived: bool,
+    ) -> None:
         self._vocabulary = vocabulary
         self._runner = TemplateRunner(template)
-        declared = declared_format(template.answers)
-        self.format = declared or format_of(template.text) or HERMES
         names = sorted(vocabulary.specials, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
         self._special = re.compile(f"({either})")
@@ -176,6 +191,26 @@ class _TemplatePrompts:
         longest_first = sorted(begins, key=len, reverse=True)
         self._begin = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self.ends = self._ends(template)
+        # How it writes, where that was worked out or came from a file.
+        self.derived: DerivedFamily | None = None
+        # A mark of calls that no reader knows.
+        self.unread: str | None = None
+        declared = declared_format(template.answers)
+        listed = None if written or is_derived else declared or format_of(template.text)
+        if listed is not None or not self.ends:
+            self.format = listed or HERMES
+            self.call = form_of(self.format, template.text)
+        else:
+            self._derive(template, written)
+
+    def _derive(self, template: ChatTemplate, written: DerivedFamily | None) -> None:
+        """The format of this template, worked out from what it writes and proven on it."""
+        found = derived(self._runner, template.text, self._vocabulary, self.ends, written)
+        self.derived = found.family
+        self.format = found.format
+        self.call = found.call
+        if found.has_calls and found.family.calls is None:
+            self.unread = unread_marks(template.text) or "marks that could not be worked out"
 
     def _ends(self, template: ChatTemplate) -> tuple[str, ...]:
         """What ends a turn: what the template writes after an answer, what the model's files say, what we know."""
@@ -194,7 +229,16 @@ class _TemplatePrompts:
 
     def is_thinking(self, effort: Effort | None) -> bool:
         """Whether the cue begins a thought."""
-        return any(cue.whole.rstrip().endswith(self.format.think) for cue in self._cues(effort)[:1])
+        think = self.format.think
+        cues = self._cues(effort)[:1] if think else ()
+        return any(cue.whole.rstrip().endswith(think) for cue in cues)
+
+    @property
+    def without_thought(self) -> tuple[Own, ...]:
+        """What ends a thought that the cue has begun."""
+        if self.derived is not None and self.derived.thoughts is not None:
+            return (Own(self.derived.thoughts.end),)
+        return (Own(f"\n{self.format.thought}\n\n"),) if self.format.thought else ()
 
     def reader(self, bound: BoundFamily, scene: Scene) -> TextReader:
         is_thinking = self.is_thinking(scene.effort)
@@ -439,7 +483,7 @@ class _TemplatePrompts:
         if self._messages.has_short_ids:
             # The model has called by an id of its own, and the output would come with another.
             return None
-        thinking = (self.format.think, self.format.thought)
+        thinking = tuple(filter(None, (self.format.think, self.format.thought)))
         is_thinking = any(mark in anchor for mark in thinking for anchor in anchors)
         for effort in EFFORTS:
             written = self._written_answer(effort, said)

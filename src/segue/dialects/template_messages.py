@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from segue.derivation.roles import RoleRule, place
 from segue.dialects.chatml import (
     JOINS,
     ROLES,
@@ -26,7 +27,6 @@ from segue.dialects.chatml import (
     tools_content,
 )
 from segue.dialects.parts import Part, Show, blocks_of, dumps, in_call_order, parts_of
-from segue.dialects.roles import RoleRule, place
 from segue.errors import InvalidRequest
 from segue.readers.offers import definition_of
 from segue.seams.history import Round

@@ -102,7 +102,11 @@ def form_of(format: CallFormat, template: str) -> CallForm:
     spellings = (
         spelling for name, mark, spelling in SPELLINGS if name == format.name and mark in template
     )
-    spelling = next(spellings, None)
+    return spelt_form(next(spellings, None))
+
+
+def spelt_form(spelling: Spelling | None) -> CallForm:
+    """How a family that spells a call so is made to call; None: in an unknown way."""
     if spelling is None:
         return BARE_OBJECT
     space = spelling.header[len(spelling.header.rstrip(" ")) :]
@@ -116,7 +120,7 @@ def form_of(format: CallFormat, template: str) -> CallForm:
     return CallForm(
         named=partial(_begun, (spelling.begin + spelling.header).rstrip(" ")),
         end=spelling.end.replace(ID, OWN_ID),
-        arguments_key=None if spelling is not HERMES else "arguments",
+        arguments_key=None if spelling != HERMES else "arguments",
         before_object=(Own(HERMES.begin),),
         tagged=partial(tagged_calls, spelling),
         around_input=(Own(before.replace("%key%", "input").replace("%string%", "true")), after),

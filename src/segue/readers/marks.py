@@ -22,6 +22,7 @@ SLOTS = {
     "%key%": rf"(?P<key>[^<>\"\n{LETTERS}]+?)",
     "%tag%": rf"(?P<key>[^<>/\s\"{LETTERS}][^<>\s\"{LETTERS}]*)",
     "%type%": r"(?P<type>\w*)",
+    "%index%": r"\d+",
     "%any%": rf"[^<>{{}}\[\]{LETTERS}]*",
     " ": r"\s*",
 }
@@ -66,7 +67,7 @@ def spelt_format(format: CallFormat, vocabulary: Vocabulary) -> SpeltFormat:
         return text
 
     found = _changed(format, spelt)
-    marks = (FENCE, found.think, found.thought, *found.begins, *found.dropped)
+    marks = filter(None, (FENCE, found.think, found.thought, *found.begins, *found.dropped))
     return SpeltFormat(
         found,
         {vocabulary.special(name): letter for name, letter in letter_of.items()},

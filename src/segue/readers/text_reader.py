@@ -117,7 +117,10 @@ class TextReader:
         self._loose = self._format.loose if is_offering else ""
         self._marks = (*self._begins, *self._format.dropped, *filter(None, (self._loose,)))
         # A mark that is a token ends a thought, too.
-        self._thought_ends = (self._format.thought, *filter(is_special, self._begins))
+        # A family without thoughts has no marks for them.
+        self._thought_ends = tuple(
+            filter(None, (self._format.thought, *filter(is_special, self._begins)))
+        )
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not head.parallel_tool_calls, hidden=spelt.hidden)
         # Whether the only call that is allowed is whole.
@@ -195,7 +198,7 @@ class TextReader:
 
     def _between(self, text: str) -> str | None:
         bare = text.lstrip()
-        known = (self._format.think, *self._marks)
+        known = tuple(filter(None, (self._format.think, *self._marks)))
         mark = next(filter(bare.startswith, known), None)
         is_bare = self._is_bare_read and bare.startswith("{")
         if mark is None and not is_bare and any(other.startswith(bare) for other in known):
@@ -300,7 +303,7 @@ class TextReader:
             for shape, pattern in headers if is_short else ():
                 if header_match := pattern.whole.match(bare):
                     return self._named(shape, header_match, text)
-            if bare.startswith("{") and any(shape.closing == "}" for shape in shapes):
+            if bare.startswith("{") and any(shape.closing[:1] == "}" for shape in shapes):
                 return self._whole_heading(text)
             if any(pattern.may_begin(bare) for _, pattern in headers):
                 self._held = text
@@ -361,8 +364,10 @@ class TextReader:
         if rest is not None:
             self._items.end_arguments()
             assert self._call.shape is not None
-            is_object = self._call.shape.closing == "}"
-            self._call.braces = Braces(depth=1)
+            closing = self._call.shape.closing
+            # An object may stand in another.
+            is_object = closing[:1] == "}"
+            self._call.braces = Braces(depth=len(closing))
             self._state = self._trailing if is_object else self._ending
         return rest
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from segue.dialects.choose import dialect_for
+from segue.dialects.choose import derived_dialect, dialect_for
 from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
@@ -37,6 +37,7 @@ from segue.seams.history import Owner, Turn
 from segue.seams.model import Dialect, Engine, Sampling, Scene
 from segue.seams.store import Turns
 from segue.server.aliases import NamedModels, alias_problems
+from segue.server.families import read_family
 from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings
@@ -487,7 +488,14 @@ def _dialect(settings: ModelSettings, path: Path, vocabulary: Vocabulary) -> Dia
         template = Path(settings.template).read_text() if settings.template else ""
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"template: {settings.template} cannot be read: {error}.") from None
-    dialect = dialect_for(settings.dialect, path, vocabulary, template, settings.template_values)
+    values = settings.template_values
+    if settings.dialect.endswith(".toml"):
+        written = read_family(settings.dialect)
+        dialect: TokenDialect = derived_dialect(path, vocabulary, template, values, written)
+    else:
+        dialect = dialect_for(settings.dialect, path, vocabulary, template, values)
+    for note in derived_notes(dialect):
+        log.warning("model %s: %s", settings.name, note)
     if (mark := unread_call_mark(dialect)) is not None:
         log.warning("model %s: %s; %s", settings.name, UNREAD.format(mark), UNREAD_ADVICE)
     if lacks_tools(dialect) and settings.engine != "scripted":
@@ -506,6 +514,12 @@ SCALE_OUT_ADVICE = (
     "start vLLM (0.32 or newer) with --enable-scale-out: it then takes and gives token ids without text, for a"
     " fifth of the CPU of its API server at 100k tokens"
 )
+
+
+def derived_notes(dialect: Dialect) -> list[str]:
+    """Which parts could not be worked out from the template, and so are not read, and why."""
+    derived = dialect.derived if isinstance(dialect, TokenDialect) else None
+    return [f"{part}: {why}" for part, why in derived.refused.items()] if derived else []
 
 
 def unread_call_mark(dialect: Dialect) -> str | None:

@@ -142,8 +142,12 @@ def _model_rules(settings: Settings) -> Iterator[Misfit]:
 
 
 def _dialect_rules(path: SettingPath, name: str) -> Iterator[Misfit]:
-    if name not in DIALECTS:
-        sentence = f"'{name}' is not one of: {', '.join(DIALECTS)}.{nearest(name, DIALECTS)}"
+    # A file says how a model writes.
+    if name not in DIALECTS and not name.endswith(".toml"):
+        sentence = (
+            f"'{name}' is not one of: {', '.join(DIALECTS)}, and no .toml file."
+            f"{nearest(name, DIALECTS)}"
+        )
         yield Misfit((*path, "dialect"), sentence)
 
 

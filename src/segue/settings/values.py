@@ -22,6 +22,7 @@ API_NAMES: tuple[ApiName, ...] = get_args(ApiName)
 EngineName = Literal["embedded", "scripted", "llamacpp", "vllm", "sglang", "dynamo", "chat"]
 CHAT_FORMATS = (
     "chatml", "smollm2", "qwen2", "qwen3", "llama3", "mistral", "harmony", "deepseek-v3.2", "deepseek-v4", "template",
+    "derived",
 )  # fmt: skip
 DIALECTS = ("auto", *CHAT_FORMATS)
 

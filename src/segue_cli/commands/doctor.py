@@ -92,6 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue doctor`: those of `segue serve`."""
     traffic = "ask a running server what its last hour cost and what to do (docs/cache.md)"
     parser.add_argument("--traffic", action="store_true", help=traffic)
+    family = "print how the model writes, as it is worked out from its chat template and proven"
+    parser.add_argument("--family", action="store_true", help=family)
     add_server(parser, has_config=False)
     add_settings(parser, is_listed=False)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -103,6 +105,11 @@ def run(options: argparse.Namespace) -> int:
         return print_traffic(options)
     sources = read_sources(vars(options))
     settings = settings_of(sources)
+    if options.family:
+        # Needs weights of the embedded engine only where a model is one of them.
+        from segue_cli.commands.family import print_families
+
+        return print_families(settings)
     set_up_logging(settings.log_level, settings.log_format, workers=settings.workers)
     # The checks report what engines would log.
     logging.disable(logging.WARNING)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from segue.printable import cell, say
 from segue.vocabularies.gguf import read_gguf, trained_tokens
+from segue_cli.commands.family import add_derive, derive
 from segue_embedded.weights import add_with_bar, find_weights, list_weights, remove_weights
 
 NAME = "such as smollm2 or qwen2.5-coder-1.5b"
@@ -18,6 +19,7 @@ ABOUT = {
     "add": "download a model and verify it",
     "show": "show size, licence, context and path of a model",
     "remove": "delete a downloaded model",
+    "derive": "work out from a chat template how a model writes, prove it, and write that to a file",
 }
 
 
@@ -26,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for action, about in ABOUT.items():
         verb = actions.add_parser(action, help=about, description=about)
-        if action != "list":
+        if action == "derive":
+            add_derive(verb)
+        elif action != "list":
             file = ", or the path of a GGUF file" if action == "show" else ""
             verb.add_argument("name", metavar="NAME", help=NAME + file)
         if action in ("list", "show"):
@@ -38,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
     match options.action:
         case "add":
             say(f"{options.name} is ready: {add_with_bar(options.name)}")
+        case "derive":
+            return derive(options)
         case "remove":
             say("\n".join(f"removed {path}" for path in remove_weights(options.name)))
         case "show":

@@ -31,7 +31,10 @@ HELP = {
         "engine_discovery_s": "seconds between two lookups of the replicas",
         "engine_sessions": "send a vLLM with the plugin segue-vllm only what is new: auto (where it says so), or off",
         "context_tokens": "context window in tokens; 0: what the engine says (embedded: at most 8192)",
-        "dialect": "chat format: auto (from the model's files), or " + ", ".join(CHAT_FORMATS),
+        "dialect": "chat format: auto (from the model's files), "
+        + ", ".join(CHAT_FORMATS)
+        + ", or a .toml file "
+        "that `segue models derive` has written",
         "tokenizer": "tokenizer.json, its folder, or a GGUF file; none: the embedded model's own",
         "template": "chat template (Jinja file) instead of the model's own",
         "fast_tokenizer": "tokenize with fastokens where it gives the same ids; about 180 MB of memory a process",

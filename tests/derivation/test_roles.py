@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.dialects.roles import JsonObject, RoleRule, place
+from segue.derivation.roles import JsonObject, RoleRule, place
 
 ROLES = ["system", "user", "assistant", "tool"]
 conversations = st.lists(st.sampled_from(ROLES), max_size=8).map(
