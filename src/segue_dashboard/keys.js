@@ -38,6 +38,11 @@ let showsRevoked = false;
 let useKey = () => {};
 
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
+// The day says too little of what ends soon.
+const end = (seconds) => {
+  const left_ms = seconds * 1000 - Date.now();
+  return left_ms < 2 * DAY_S * 1000 ? `in ${age(left_ms)}` : day(seconds);
+};
 const stateOf = (key) =>
   key.revoked_at ? "revoked" : key.expires_at && key.expires_at * 1000 <= Date.now() ? "expired" : "valid";
 const limitsOf = (key) => [
@@ -77,7 +82,7 @@ const row = (key) => {
     cell("limits", limits.length ? limits.map((one) => h("div", {}, one)) : h("span", { class: "sub" }, "none")),
     cell("created", day(key.created_at)),
     cell("last used", key.used_at ? `${age(Date.now() - key.used_at * 1000)} ago` : "–"),
-    cell("expires", state === "valid" ? (key.expires_at ? day(key.expires_at) : "never") : h("span", { class: "bad" }, state)),
+    cell("expires", state === "valid" ? (key.expires_at ? end(key.expires_at) : "never") : h("span", { class: "bad" }, state)),
     cell("today", `${count(used.turns)} turns`, h("small", {}, `${count(used.input)} in · ${count(used.output)} out`),
       shares ? h("small", {}, "all keys of this owner") : null,
       ...(known.budgets[key.id] ?? []).map(budgetBar)),

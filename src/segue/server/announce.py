@@ -6,6 +6,7 @@ In: the settings, and what the app knows once it runs. Out: lines for the termin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from segue import __version__
 from segue.printable import say, shown_address
@@ -38,7 +39,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
         f"Segue {__version__} serves {names} at {url}/v1{workers}",
         *([_line("dashboard", f"{url}/")] if has_dashboard() else []),
         _line("APIs", ", ".join(name for name, api in APIS.items() if is_on(api, settings))),
-        _line("store", settings.shown_store),
+        _line("store", _store(settings)),
         _line("settings", settings.config or "no file"),
         *lines,
         "Stop with Ctrl-C.",
@@ -49,6 +50,13 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
 def count(number: int, noun: str) -> str:
     """A number and its noun: 1 turn, 2 turns, no turns."""
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def _store(settings: Settings) -> str:
+    """Where the store is; a file without a folder is in the working folder."""
+    path = settings.store_path
+    where = f" in {Path.cwd()}" if path is not None and not path.is_absolute() else ""
+    return settings.shown_store + where
 
 
 def _line(name: str, text: str) -> str:

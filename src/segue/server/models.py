@@ -331,7 +331,7 @@ def _tokens_over_http(codec: TokenCodec[S, E]) -> Builder:
         if not settings.tokenizer:
             raise Misconfigured(
                 f"tokenizer: engine '{settings.engine}' takes token ids, so name the model's "
-                "tokenizer.json, its folder, or its GGUF file."
+                "tokenizer.json, its folder, or its GGUF file. Without one: --engine chat."
             )
         path = Path(settings.tokenizer)
         vocabulary = _vocabulary(settings, path)
