@@ -132,7 +132,7 @@ export const showCache = async (id, box) => {
   if (box.dataset.id === id) box.append(...found.filter(Boolean));
 };
 
-// --- what costs most ---
+// --- cache misses ---
 
 const cost = ({ words, advice, response_id: id }, open) =>
   h(

@@ -67,7 +67,7 @@ const card = (one, lives) => {
       figure("conversations", count(lives)),
       figure("prompt tokens", count(one.input_tokens)),
       figure("reads per second", one.prefill_tokens_s === null ? "–" : `${count(one.prefill_tokens_s)} tokens`),
-      figure("lost prefixes", lost ? `${count(lost)} tokens` : "none"),
+      figure("cache misses", lost ? `${count(lost)} tokens` : "none"),
     ),
   );
 };
@@ -92,7 +92,7 @@ export const drawFleet = () => {
     tile("Replicas", [count(up), ` of ${replicas.length} up`], many(drained, "drained", "drained"), [], "replicas"),
     tile("In flight", [count(sum(replicas, "running")), ""], `${count(sum(replicas, "waiting"))} waiting`, [], "flight"),
     tile("Found in caches", hits === null ? ["–", ""] : [hits.toFixed(1), "%"], `of ${count(sum(replicas, "input_tokens"))} prompt tokens`, [], "hits"),
-    tile("Lost prefixes", [count(sum(replicas.flatMap((one) => one.lost), "tokens")), ""], "tokens computed again", [], "lost"),
+    tile("Prefix cache misses", [count(sum(replicas.flatMap((one) => one.lost), "tokens")), ""], "tokens computed again", [], "lost"),
     tile("Processes", [count(processes.length), ""], `${many(machines, "machine")}${known > processes.length ? ` · ${known - processes.length} not answering` : ""}`, [], "processes"),
   );
   $("fleet-replicas").replaceChildren(
@@ -109,7 +109,7 @@ export const drawFleet = () => {
     ),
   );
   $("fleet-losses").replaceChildren(
-    table("Lost prefixes", ["replica", "reason", "turns", "tokens"], lossRows(replicas), "Every prefix was where it was expected."),
+    table("Prefix cache misses", ["replica", "reason", "turns", "tokens"], lossRows(replicas), "Every prefix was where it was expected."),
   );
   $("fleet-processes").replaceChildren(
     table(

@@ -67,7 +67,7 @@ LONG_STORIES = {
         sections("clients/codex.md", "Configure", "Run", "A task that changes a file")
         + sections("clients/openai-python.md", "Install and configure")
         + sections("clients/agents-python.md", "Install and configure")
-        + sections("clients/curl.md", "curl")
+        + sections("clients/curl.md", "From a shell", "curl")
         + sections("clients/openai-node.md", "Install and configure")
         + sections("clients/agents-js.md", "Install and configure")
         + sections("clients/ai-sdk.md", "Install and configure")

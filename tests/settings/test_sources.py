@@ -220,5 +220,15 @@ def test_server_that_speaks_chat_may_be_named(name: str, url: str, tmp_path: Pat
     assert sources.origin("engine_url") == "SEGUE_ENGINE"
 
 
+def test_each_server_gets_its_own_url(tmp_path: Path) -> None:
+    """What was put in for all models is not what one model's table means."""
+    file = write(tmp_path, 'engine = "ollama"\n[[models]]\nname = "a"\nengine = "lmstudio"\n')
+    assert load(file).named_models()[0].engine_url == ("http://127.0.0.1:1234",)
+    named = write(
+        tmp_path, 'engine_url = ["http://far:1"]\n[[models]]\nname = "a"\nengine = "ollama"\n'
+    )
+    assert load(named).named_models()[0].engine_url == ("http://far:1",)
+
+
 def test_hosted_api_needs_its_url() -> None:
     assert load({"engine": "openai"}).engine_url == ()

@@ -165,10 +165,11 @@ def read_sources(
             values[name] = flags[name]
             origins[name] = flag_of(name)
     values |= {name: "" for name in ("access_log", "audit_log") if values.get(name) == "off"}
+    has_url = "engine_url" in values
     if _translate_server(values) and "engine" in origins:
         origins["engine_url"] = origins["engine"]
     for table in _tables(values):
-        _translate_server(table, has_url="engine_url" in values)
+        _translate_server(table, has_url=has_url)
     others = {name for name in environment if name.startswith("SEGUE_")}
     others -= set(map(variable_of, NAMES))
     unknown = sorted(name for name in others if not OTHER_VARIABLES.match(name))
