@@ -141,7 +141,7 @@ test-vllm: $(DEV_DONE) ## test against the real vLLM named by SEGUE_TEST_VLLM_UR
 
 test-hollow-vllm: $(DEV_DONE) $(if $(SEGUE_TEST_VLLM_ENV),,$(HOLLOW_DONE)) ## test against the whole API server of a real vLLM, without a model or a GPU
 	@$(VENV)/bin/python -m bench.hollow.server $(VENV)/bin/python -m pytest -n 0 -m vllm --timeout 300 \
-		tests/engines/test_vllm_real.py tests/engines/test_vllm_hollow.py $(ARGS)
+		tests/engines/test_vllm_real.py tests/engines/test_vllm_hollow.py tests/engines/test_vllm_sessions.py $(ARGS)
 
 test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its own template, and write what came of it into docs/models.md
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)

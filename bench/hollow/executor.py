@@ -4,7 +4,7 @@ vLLM loads this in its engine core (`--distributed-executor-backend executor.Hol
 nothing of Segue imported). Everything else is vLLM's own: HTTP, checks, scheduler, blocks and prefix cache, grammars,
 streaming, metrics. The same prompt with the same seed gets the same answer: a few tokens (HOLLOW_ANSWER_TOKENS, 3,9
 means 3 to 9) and a stop of the request, or, to a prompt that ends with token 0, as many as it may be. Where a grammar
-is set, an id that it allows is drawn. A step takes HOLLOW_STEP_MS.
+is set, an id that it allows is drawn. A step takes HOLLOW_STEP_MS. HOLLOW_ASYNC=1: scheduling is asynchronous.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class HollowExecutor(Executor):
     """Computes nothing, samples at random."""
 
     def _init_executor(self) -> None:
+        if os.environ.get("HOLLOW_ASYNC") == "1":
+            # vLLM turns it off on every CPU; its scheduler is made after this.
+            self.vllm_config.scheduler_config.async_scheduling = True
         self._running: dict[str, Running] = {}
         self._sampled: dict[str, Running | None] = {}
         self._vocabulary = self.model_config.get_vocab_size()
@@ -65,7 +68,7 @@ class HollowExecutor(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Each step is over when the next one is scheduled; what the scheduler does is the same."""
+        """A step is over before the next one is scheduled, but what it sampled is read after that."""
         return True
 
     @property

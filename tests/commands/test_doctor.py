@@ -234,8 +234,19 @@ async def test_settings_are_compared_with_what_the_engine_says() -> None:
         assert well["context"].found == "32,768 tokens"
         assert "same ids" in well["vocabulary"].found
         assert "--enable-scale-out" in well["advice"].found
+        assert "whole prompts; with the plugin segue-vllm" in well["sessions"].found
         fake.is_scaled_out = True
-        assert "advice" not in await checks(**vllm, model=["fake"])
+        fake.sessions = {
+            "package": "segue-vllm",
+            "version": "1",
+            "path": "/s",
+            "reason": "no class",
+        }
+        well = await checks(**vllm, model=["fake"])
+        assert "advice" not in well
+        assert well["sessions"].found.endswith("segue-vllm 1, step 1; not step 2: no class")
+        off = await checks(**vllm, model=["fake"], engine_sessions="off")
+        assert off["sessions"].found.endswith("because engine_sessions is off")
 
         odd = await checks(**vllm, model=["other"], context_tokens=131_072)
         assert not odd["context"].is_ok

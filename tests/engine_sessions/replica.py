@@ -171,6 +171,8 @@ class FakeDoor:
         # Answers wait for this, where a test needs them to.
         self.may_go = asyncio.Event()
         self.may_go.set()
+        # Set when one of them waits.
+        self.has_waiting = asyncio.Event()
 
     def adapter(self, model: str) -> Any:
         if model != MODEL:
@@ -191,6 +193,8 @@ class FakeDoor:
     async def _answer(
         self, request: Request, ask: Ask, ids: list[int], kept: dict[str, Any] | None, limit: int
     ) -> None:
+        if not self.may_go.is_set():
+            self.has_waiting.set()
         await self.may_go.wait()
         made = FakeRequest(request.id, list(ids), ask.salt, None)
         try:

@@ -423,6 +423,30 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
             for check in compare(model, built.engine.facts):
                 yield check
             yield await check_vocabulary(model)
+        if is_up and model.engine == "vllm":
+            for url in model.engine_url:
+                yield Check("sessions", True, await _sessions(model, url))
+
+
+async def _sessions(model: ModelSettings, url: str) -> str:
+    """Whether a vLLM keeps conversations, and how."""
+    # Imported here: for one engine of many.
+    from segue.engine_sessions.engine import session_offer
+
+    name = shown_address(url)
+    if model.engine_sessions == "off":
+        return f"{name}: whole prompts, because engine_sessions is off"
+    upstream = Upstream(url, model.engine_key or None)
+    try:
+        offer = await session_offer(upstream)
+    except ApiError:
+        offer = None
+    finally:
+        await upstream.close()
+    if offer is None:
+        return f"{name}: whole prompts; with the plugin segue-vllm only what is new (docs/engines/vllm.md)"
+    why = f"; not step 2: {offer.reason}" if offer.reason else ""
+    return f"{name}: only what is new: segue-vllm {offer.version}, step {offer.step}{why}"
 
 
 async def check_discovery(model: ModelSettings) -> Check:

@@ -30,6 +30,8 @@ class FakeVllm(Fake):
     ends_apart: bool = False
     # The id that stands for an image, if the model sees.
     image_id: int | None = None
+    # What its plugin says of itself, if it has that.
+    sessions: dict[str, object] | None = None
     tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
 
     def routes(self) -> list[web.RouteDef]:
@@ -37,6 +39,7 @@ class FakeVllm(Fake):
             web.post("/v1/completions", self._completions),
             web.post("/inference/v1/generate", self._generate),
             web.get("/version", self._version),
+            web.get("/segue/session", self._sessions),
             web.get("/v1/models", self._models),
             web.post("/tokenize", self._tokenize),
             web.post("/v1/completions/render", self._render),
@@ -46,6 +49,13 @@ class FakeVllm(Fake):
         """Of its own it samples at 0.3; `/v1/completions` does so by itself, the other endpoint does not."""
         own = {"temperature": 0.3, "top_p": 0.9, "top_k": 20, "stop": [], "output_kind": 2}
         return web.json_response([{"token_ids": [0], "sampling_params": own}])
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        return (
+            self.refusal(404, "Not Found")
+            if self.sessions is None
+            else web.json_response(self.sessions)
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.context_tokens}

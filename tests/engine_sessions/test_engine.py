@@ -1,0 +1,232 @@
+"""What does Segue do where an engine keeps conversations, does not, or fails in between?"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from contextlib import aclosing
+
+import pytest
+
+from segue.engine_sessions.engine import SessionEngine
+from segue.engines.upstream import EngineLost
+from segue.errors import EngineFailed, Unavailable
+from segue.seams.model import Ids, Sampling
+from segue.seams.prompt import Tokens, id_array
+from segue_vllm.chains import Chains, Unknown, new_digest
+from segue_vllm.frames import Refused, bytes_of
+from tests.engine_sessions.replica import MODEL, Replica, answer_to
+from tests.engines.asking import finish_of, heard, ids_of, job, tokens
+
+PROMPT = tokens(range(10, 60))
+
+
+async def turn(engine: SessionEngine, prompt: Tokens, most: int = 6) -> list[int]:
+    got = ids_of(await heard(engine, job(prompt, most, sampling=Sampling())))
+    assert got == answer_to(prompt.flat().tolist(), most)
+    return got
+
+
+async def test_second_turn_sends_only_what_is_new() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([7, 8])))
+    assert engine.session_counts[0] == {"whole": 1, "kept": 1}
+    assert replica.core is not None
+    assert replica.core.kept.counts["taken"] == 1
+    await replica.close()
+
+
+async def test_without_the_plugin_everything_goes_over_http_and_it_is_seldom_asked_for() -> None:
+    replica = Replica("one")
+    replica.has_plugin = False
+    engine = replica.engine()
+    for _ in range(3):
+        await turn(engine, PROMPT)
+    assert replica.by_http == 3
+    assert engine._retry_at > asyncio.get_running_loop().time() + 30
+    assert not engine.session_counts[0]
+    await replica.close()
+
+
+async def test_images_and_logprobs_go_over_http() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    asked = job(PROMPT, 4, sampling=Sampling(wants_logprobs=True))
+    assert finish_of(await heard(engine, asked))
+    assert replica.by_http == 1
+    assert not engine.session_counts[0]
+    await replica.close()
+
+
+async def test_engine_that_is_killed_in_an_answer_ends_it_once_in_words() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    pieces = []
+    with pytest.raises(EngineLost, match="in the middle of its answer"):
+        async with aclosing(engine.sample(job(PROMPT, 30, sampling=Sampling()))) as said:
+            async for piece in said:
+                pieces.append(piece)
+                if isinstance(piece, Ids):
+                    replica.is_up = False
+                    replica.lose()
+    assert pieces
+    with pytest.raises(Unavailable):
+        await turn(engine, PROMPT)
+    replica.is_up = True
+    engine._retry_at = 0.0
+    await turn(engine, PROMPT)
+    await replica.close()
+
+
+async def test_connection_that_breaks_before_the_first_token_costs_nothing_but_the_whole_prompt() -> (
+    None
+):
+    replica = Replica("one")
+    engine = replica.engine()
+    await turn(engine, PROMPT)
+    replica.door.may_go.clear()
+    waiting = asyncio.create_task(turn(engine, PROMPT.plus(id_array([5]))))
+    await replica.door.has_waiting.wait()
+    replica.lose()
+    await waiting
+    assert engine.session_counts[0]["http"] == 1
+    assert replica.by_http == 1
+    replica.door.may_go.set()
+    await replica.close()
+
+
+async def test_message_that_is_cut_breaks_the_connection_and_the_turn_goes_on() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    await turn(engine, PROMPT)
+    replica.door.may_go.clear()
+    waiting = asyncio.create_task(turn(engine, PROMPT.plus(id_array([5]))))
+    await replica.door.has_waiting.wait()
+    # A list that says it has one more.
+    replica.wires[0].send(b"\x82\x03\x92\x94\x03")
+    await waiting
+    assert engine._link is not None
+    assert engine._link.reason == "a message cannot be read"
+    replica.door.may_go.set()
+    await replica.close()
+
+
+async def test_restarted_engine_refuses_nothing_because_its_handles_are_forgotten() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    replica.restart()
+    engine._retry_at = 0.0
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([7])))
+    assert engine.session_counts[0] == {"whole": 2}
+    await replica.close()
+
+
+async def test_forgotten_conversation_is_refused_and_sent_as_a_whole() -> None:
+    replica = Replica("one", tokens_max=120)
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    for start in (100, 200, 300):
+        await turn(engine, tokens(range(start, start + 50)))
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([7])))
+    assert engine.session_counts[1] == {"evicted": 1}
+    await replica.close()
+
+
+async def test_core_that_has_forgotten_is_asked_again_by_the_plugin_itself() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    assert replica.core is not None
+    for key in list(replica.core.kept._turns):
+        replica.core.kept._forget(key)
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([7])))
+    assert replica.server.counts["core_refused"] == 1
+    assert not engine.session_counts[1]
+    await replica.close()
+
+
+async def test_failure_of_the_request_is_the_words_of_http() -> None:
+    """Whatever the plugin cannot do is asked once more over HTTP, which says it in its words."""
+    replica = Replica("one")
+    engine = SessionEngine(replica, "other")
+    engine._known, engine._has_facts = replica.engine()._known, True
+    assert ids_of(await heard(engine, job(PROMPT, 3, sampling=Sampling())))
+    assert engine.session_counts[0] == {"whole": 1, "http": 1}
+    await replica.close()
+
+
+async def test_silence_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica("one")
+    replica.timeouts = type(replica.timeouts)(first_s=0.05, silence_s=0.05)
+    engine = replica.engine()
+    replica.door.may_go.clear()
+    with pytest.raises(EngineFailed, match="sent nothing"):
+        await heard(engine, job(PROMPT, 3, sampling=Sampling()))
+    replica.door.may_go.set()
+    await replica.close()
+
+
+# --- what the plugin refuses ------------------------------------------------------------------------
+
+SCOPE = (MODEL, None, None)
+
+
+def begun(chains: Chains) -> int:
+    return chains.begin("alice", SCOPE, 0, 0, b"", array("I", [1, 2, 3])).handle
+
+
+def digest_of(*ids: int) -> bytes:
+    digest = new_digest()
+    digest.update(bytes_of(array("I", ids)))
+    found: bytes = digest.digest()
+    return found
+
+
+@pytest.mark.parametrize(
+    "why, owner, scope, handle, length, digest",
+    [
+        ("unknown", "alice", SCOPE, 7, 2, digest_of(1, 2)),
+        ("owner", "bob", SCOPE, 1, 2, digest_of(1, 2)),
+        ("model", "alice", ("n", None, None), 1, 2, digest_of(1, 2)),
+        ("adapter", "alice", (MODEL, "a", None), 1, 2, digest_of(1, 2)),
+        ("salt", "alice", (MODEL, None, "s"), 1, 2, digest_of(1, 2)),
+        ("length", "alice", SCOPE, 1, 4, digest_of(1, 2)),
+        ("digest", "alice", SCOPE, 1, 2, digest_of(1, 3)),
+        ("digest", "alice", SCOPE, 1, 2, b""),
+        ("evicted", "alice", SCOPE, 2, 2, digest_of(1, 2)),
+    ],
+)
+def test_refusal_says_why(
+    why: str,
+    owner: str,
+    scope: tuple[str, str | None, str | None],
+    handle: int,
+    length: int,
+    digest: bytes,
+) -> None:
+    chains = Chains(1_000)
+    assert begun(chains) == 1
+    chains.forget(begun(chains))
+    with pytest.raises(Unknown) as refused:
+        chains.begin(owner, scope, handle, length, digest, array("I", [9]))
+    assert refused.value.why == why
+    assert Refused(1, why, str(refused.value)).words
+    going_on = chains.begin("alice", SCOPE, 1, 2, digest_of(1, 2), array("I", [9]))
+    assert going_on.flat().tolist() == [1, 2, 9]
+
+
+def test_ids_of_forgotten_turns_are_freed_when_nothing_stands_on_them() -> None:
+    chains = Chains(1_000)
+    first = chains.begin("alice", SCOPE, 0, 0, b"", array("I", range(100)))
+    second = chains.begin(
+        "alice", SCOPE, first.handle, 100, digest_of(*range(100)), array("I", [1])
+    )
+    chains.end(first)
+    chains.forget(first.handle)
+    assert chains.tokens == 101
+    chains.end(second)
+    chains.forget(second.handle)
+    assert chains.tokens == 0

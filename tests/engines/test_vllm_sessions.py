@@ -1,0 +1,223 @@
+"""Does a vLLM with the plugin keep conversations to the id, under every pressure? `make test-hollow-vllm` runs this.
+
+All but the model is real: vLLM's API server, scheduler, blocks and prefix cache, with the plugin and its schedulers,
+which compare every hash in every step. There is room for 6,400 tokens and four requests at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import pytest
+
+from bench.hollow.server import HollowVllm, hollow_vllm
+from segue.engine_sessions.engine import SessionEngine, session_offer
+from segue.engines.token_engine import TokenEngine
+from segue.engines.upstream import ContextRefused, Upstream
+from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
+from segue.errors import ApiError, EngineFailed
+from segue.seams.model import Ids, Job, Sampling
+from segue.seams.prompt import Tokens, id_array
+from tests.engines.asking import finish_of, heard, ids_of, job, tokens
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+MODEL = "smollm2"
+KEY = "sk-hollow"
+# A prompt that ends with this token is answered without an end.
+ENDLESS = 0
+SCHEDULERS = {
+    "synchronous": ("--no-async-scheduling", "segue_vllm.scheduler.KeepScheduler"),
+    "asynchronous": ("--async-scheduling", "segue_vllm.scheduler.KeepAsyncScheduler"),
+}
+
+
+@pytest.fixture(scope="module", params=[*SCHEDULERS, "step one"])
+def vllm(request: pytest.FixtureRequest) -> Iterator[HollowVllm]:
+    how, name = SCHEDULERS.get(request.param, ("--no-async-scheduling", ""))
+    flags = [how, "--block-size", "16", "--max-model-len", "6000", "--max-num-seqs", "4"]
+    flags += ["--num-gpu-blocks-override", "401", "--api-key", KEY]
+    flags += ["--scheduler-cls", name] if name else []
+    is_async = "1" if request.param == "asynchronous" else "0"
+    variables = {
+        "HOLLOW_ASYNC": is_async,
+        "VLLM_PLUGINS": "segue",
+        "SEGUE_VLLM_CHECK": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+    with hollow_vllm(*flags, variables=variables) as found:
+        yield found
+
+
+@pytest.fixture
+async def address(vllm: HollowVllm) -> AsyncIterator[Upstream]:
+    found = Upstream(vllm.url, KEY)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+def engine(address: Upstream) -> SessionEngine:
+    return SessionEngine(address, MODEL)
+
+
+@pytest.fixture
+def plain(address: Upstream) -> TokenEngine[VllmOffer, VllmEvent]:
+    return TokenEngine(VLLM, address, MODEL)
+
+
+def drawn(source: random.Random, count: int) -> list[int]:
+    return [source.randrange(1_000, 40_000) for _ in range(count)]
+
+
+def after(prompt: Tokens, answer: list[int], new: list[int]) -> Tokens:
+    return prompt.plus(id_array(answer)).plus(id_array(new))
+
+
+async def answered(engine: SessionEngine, prompt: Tokens, most: int = 8) -> list[int]:
+    async with asyncio.timeout(60):
+        return ids_of(await heard(engine, job(prompt, most, sampling=Sampling(seed=1))))
+
+
+async def test_what_it_is_says_the_address(address: Upstream, vllm: HollowVllm) -> None:
+    offer = await session_offer(address)
+    assert offer is not None
+    assert offer.package == "segue-vllm"
+    assert (offer.step == 2) == (offer.reason == "")
+
+
+async def test_random_chains_have_the_whole_prompt(
+    engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent]
+) -> None:
+    """What is drawn depends on the last ids, the length and the seed; that the rest is right the hashes say, in every
+    step. Sixty chains, six at once, in room for two or three of them."""
+    source = random.Random(11)
+
+    async def chain(own: random.Random) -> None:
+        prompt = tokens(drawn(own, own.randint(20, 900)))
+        ends: list[tuple[Tokens, list[int]]] = []
+        for _ in range(6):
+            if own.random() < 0.3:
+                prompt = prompt.plus(id_array([ENDLESS]))
+            asked = job(prompt, own.randint(1, 24), sampling=Sampling(seed=own.randrange(99)))
+            leaves, got = own.random() < 0.15, list[int]()
+            async with aclosing(engine.sample(asked)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Ids):
+                        got += piece.ids
+                    if leaves and got:
+                        break
+            wanted = ids_of(await heard(plain, asked))
+            assert got == wanted[: len(got)]
+            assert leaves or got == wanted
+            ends.append((prompt, got))
+            at, got = ends[-1] if own.random() < 0.7 else own.choice(ends)
+            if own.random() < 0.2:
+                got = got[: own.randint(0, len(got))]
+            prompt = after(at, got, drawn(own, own.randint(1, 60)))
+
+    for _ in range(17):
+        await asyncio.gather(*(chain(random.Random(source.random())) for _ in range(6)))
+    assert engine.session_counts[0]["kept"] > 300
+
+
+async def test_idle_chains_cost_no_other_client_its_turn(
+    engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent]
+) -> None:
+    """As many idle chains as there are places, and as much as there is room."""
+    source = random.Random(1)
+    chains = []
+    for _ in range(4):
+        prompt = tokens(drawn(source, 1_500))
+        chains.append((prompt, await answered(engine, prompt)))
+    async with asyncio.timeout(20):
+        assert ids_of(await heard(plain, job(tokens(drawn(source, 3_000)), 8)))
+    for prompt, answer in chains:
+        assert await answered(engine, after(prompt, answer, drawn(source, 10)))
+
+
+async def test_chains_that_all_grow_do_not_block_each_other(engine: SessionEngine) -> None:
+    source = random.Random(2)
+    chains = []
+    for _ in range(3):
+        prompt = tokens(drawn(source, 2_050))
+        chains.append((prompt, await answered(engine, prompt)))
+    grown = [after(prompt, answer, drawn(source, 300)) for prompt, answer in chains]
+    assert all(await asyncio.gather(*(answered(engine, prompt) for prompt in grown)))
+
+
+async def test_three_children_of_one_turn_all_answer(engine: SessionEngine) -> None:
+    source = random.Random(3)
+    prompt = tokens(drawn(source, 900))
+    answer = await answered(engine, prompt)
+    children = [after(prompt, answer, drawn(source, 20)) for _ in range(3)]
+    assert all(await asyncio.gather(*(answered(engine, child) for child in children)))
+
+
+async def test_reset_of_the_prefix_cache_finds_every_block_free(
+    engine: SessionEngine, address: Upstream
+) -> None:
+    source = random.Random(4)
+    prompt = tokens(drawn(source, 900))
+    answer = await answered(engine, prompt)
+    status, _ = await address.call("POST", "/reset_prefix_cache")
+    assert status == 200
+    again = after(prompt, answer, drawn(source, 20))
+    pieces = await heard(engine, job(again, 4))
+    assert finish_of(pieces).cached_tokens == 0
+
+
+async def test_constrained_answers_follow_their_schema(
+    engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent]
+) -> None:
+    schema = b'{"type":"object","properties":{"n":{"enum":["a","b"]}},"required":["n"]}'
+    prompt = tokens(range(100, 300))
+    answer = await answered(engine, prompt)
+    asked = job(after(prompt, answer, [7, 8]), 60, schema=schema, sampling=Sampling(seed=1))
+    got = ids_of(await heard(engine, asked))
+    assert got == ids_of(await heard(plain, asked))
+    assert await answered(engine, after(asked.prompt, got, [9]))  # type: ignore[arg-type]
+
+
+async def test_too_long_a_chain_is_refused_as_over_http(engine: SessionEngine) -> None:
+    prompt = tokens(range(100, 300))
+    answer = await answered(engine, prompt)
+    with pytest.raises((ContextRefused, ApiError)) as raised:
+        await heard(engine, job(after(prompt, answer, [9] * 6_000), 8))
+    assert "context" in str(raised.value.message)
+
+
+async def test_a_wrong_key_opens_no_connection(vllm: HollowVllm) -> None:
+    stranger = Upstream(vllm.url, "sk-wrong")
+    engine = SessionEngine(stranger, MODEL)
+    with pytest.raises(EngineFailed):
+        await heard(engine, job(tokens([5, 6, 7]), 4))
+    assert not engine.session_counts[0]["whole"]
+    await stranger.close()
+
+
+async def test_leaving_frees_the_place(engine: SessionEngine, address: Upstream) -> None:
+    endless: Job = job(tokens([*range(100, 200), ENDLESS]), 5_000)
+    for _ in range(6):
+        async with aclosing(engine.sample(endless)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Ids):
+                    break
+    # Four places: six that stayed would leave none.
+    assert await answered(engine, tokens(range(300, 400)))
+
+
+async def test_a_lost_connection_ends_an_answer_once_and_the_next_turn_goes_on(
+    engine: SessionEngine,
+) -> None:
+    prompt = tokens([*range(100, 200), ENDLESS])
+    with pytest.raises(EngineFailed):
+        async with aclosing(engine.sample(job(prompt, 5_000))) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Ids):
+                    assert engine._link is not None
+                    engine._link.close()
+    assert await answered(engine, prompt)
