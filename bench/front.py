@@ -1,6 +1,7 @@
 """What does vLLM's own front cost a turn, by how its prompt comes? The same ids by each of its ways, without a GPU.
 
     python -m bench front [--contexts 1000 20000 100000]
+    python -m bench front --sessions --contexts 1000 100000 500000
     python -m bench front --grpc PACKAGES --rust PROGRAM
 
 The vLLM is a real one without a model (`bench/hollow`): its front, checks, scheduler and prefix cache are its own,
@@ -11,6 +12,8 @@ token, the turn what it waits for the last. The ways take turns.
 More fronts of vLLM, each with a core of its own, where their files are given:
 --grpc   `vllm serve --grpc`. Packages that it needs beside vLLM: pip install --no-deps --target PACKAGES
          smg-grpc-servicer==0.14.1 smg-grpc-proto==0.4.28 grpcio-health-checking grpcio-reflection
+--sessions  vLLM with the plugin `segue-vllm`, asked as Segue asks it: a handle, a digest and the new ids. By step one, by
+         step two, and step two and the ids in JSON with blocks of 128 tokens.
 --rust   VLLM_USE_RUST_FRONTEND=1, by HTTP and with --grpc-port. PROGRAM is `vllm/vllm-rs` out of the wheel of vLLM for
          CUDA, of the same version; that for CPUs does not have it. vLLM's environment must have grpcio.
 """
@@ -24,7 +27,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,15 +35,36 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from bench.hollow.server import HERE, MODEL, HollowVllm, free_port, hollow_vllm, vllm_python
+from bench.hollow.server import (
+    CONTEXT_TOKENS,
+    HERE,
+    MODEL,
+    HollowVllm,
+    free_port,
+    hollow_vllm,
+    vllm_python,
+)
 from bench.peer import cpu_s
+from segue.engine_sessions.frames import (
+    SessionAsk,
+    SessionEnd,
+    SessionTaken,
+    SessionTokens,
+    id_bytes,
+    read_said,
+)
+from segue.engine_sessions.known import new_digest
+from segue.seams.prompt import id_array
 from segue_bench.client import (
     ClientConnection,
     ConnectionFailed,
     ServerAddress,
     Traffic,
+    frame,
+    open_websocket,
     read_body,
     read_head,
+    read_message,
 )
 from segue_bench.rounds import interleaved, print_table
 from segue_bench.ways import sse_events
@@ -144,6 +168,50 @@ class HttpClient:
         return first or time.perf_counter()
 
 
+class SessionClient:
+    """One connection to the plugin; the engine has what was said before."""
+
+    def __init__(self, url: str) -> None:
+        self._traffic = Traffic()
+        self._connection = open_websocket(ServerAddress(f"{url}/v1/segue/session"), self._traffic)
+        read_said(read_message(self._connection))
+        self._digest = new_digest()
+        self._handle = self._length = self._stream = 0
+
+    def ask(self, new: list[int]) -> tuple[int, int, float, float]:
+        ids = id_bytes(id_array(new))
+        self._stream += 1
+        digest = self._digest.digest()
+        asked = (self._stream, self._handle, self._length, digest, ids)
+        ask = SessionAsk(*asked, "bench", MODEL, None, 0, msgspec.json.encode(SAMPLING))
+        data = frame(msgspec.msgpack.encode(ask), 2)
+        self._digest.update(ids)
+        self._length += len(new)
+        sent, received, first = self._traffic.sent, self._traffic.received, 0.0
+        began = time.perf_counter()
+        self._connection.send(data)
+        is_over = False
+        while not is_over:
+            for said in read_said(read_message(self._connection)):
+                if isinstance(said, SessionTaken):
+                    self._handle = said.handle
+                elif isinstance(said, SessionTokens):
+                    first = first or time.perf_counter()
+                    self._length += len(said.ids)
+                    self._digest.update(id_bytes(id_array(said.ids)))
+                elif isinstance(said, SessionEnd):
+                    is_over = True
+                else:
+                    raise SystemExit(f"bench: the plugin refused: {said}")
+        turn_s = time.perf_counter() - began
+        return (
+            self._traffic.sent - sent,
+            self._traffic.received - received,
+            first - began,
+            turn_s,
+        )
+
+
 class GrpcClient:
     """A process with vLLM's packages (`bench/hollow/grpc_client.py`)."""
 
@@ -219,9 +287,19 @@ def measure(
 @contextmanager
 def servers(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
     """The ways of all servers that are asked for."""
-    flags = ("--block-size", "16", *options.vllm_flags.split())
-    tokens = {"HOLLOW_ANSWER_TOKENS": f"{OUTPUT_TOKENS},{OUTPUT_TOKENS}"}
+    more = options.vllm_flags.split()
+    most = max(options.contexts) + 20_000
+    if most > CONTEXT_TOKENS:
+        more += ["--max-model-len", str(most)]
+    flags = ("--block-size", "16", *more)
+    tokens = {
+        "HOLLOW_ANSWER_TOKENS": f"{OUTPUT_TOKENS},{OUTPUT_TOKENS}",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
     with ExitStack() as stack:
+        if options.sessions:
+            yield _sessions(stack, flags, more, tokens)
+            return
         plain = stack.enter_context(hollow_vllm(*flags, variables=tokens))
         ways = _http(plain, HTTP)
         if options.grpc is not None:
@@ -240,6 +318,26 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
         yield ways
 
 
+def _sessions(
+    stack: ExitStack, flags: Sequence[str], more: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, Way]:
+    """Three servers with the plugin."""
+    variables = {**variables, "VLLM_PLUGINS": "segue"}
+    keeps = ("--scheduler-cls", "segue_vllm.scheduler.KeepScheduler")
+    one = stack.enter_context(hollow_vllm(*flags, variables=variables))
+    two = stack.enter_context(hollow_vllm(*flags, *keeps, variables=variables))
+    large = stack.enter_context(
+        hollow_vllm("--block-size", "128", *more, *keeps, variables=variables)
+    )
+    return {
+        "generate, ids in JSON": Way(one, partial(HttpClient, one.url, generate)),
+        "sessions, step one": Way(one, partial(SessionClient, one.url)),
+        "sessions, step two": Way(two, partial(SessionClient, two.url)),
+        "generate, blocks of 128": Way(large, partial(HttpClient, large.url, generate)),
+        "step two, blocks of 128": Way(large, partial(SessionClient, large.url)),
+    }
+
+
 def _http(vllm: HollowVllm, bodies: dict[str, Body]) -> dict[str, Way]:
     return {
         name: Way(vllm, partial(HttpClient, vllm.url, make), make is chat)
@@ -255,6 +353,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way (default: 7)")
+    about = "with the plugin that keeps conversations"
+    parser.add_argument("--sessions", action="store_true", help=about)
     parser.add_argument("--grpc", type=Path, metavar="PACKAGES", help="also by vLLM's gRPC server")
     parser.add_argument("--rust", type=Path, metavar="PROGRAM", help="also by its Rust front end")
     flags = "flags for vLLM, such as --vllm-flags='--prefix-caching-hash-algo xxhash'"

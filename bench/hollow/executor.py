@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
 
 ANSWER_TOKENS = tuple(map(int, os.environ.get("HOLLOW_ANSWER_TOKENS", "3,9").split(",")))
 ENDLESS = 0
@@ -123,7 +123,8 @@ class HollowExecutor(Executor):
         for id, count in scheduler_output.num_scheduled_tokens.items():
             running = self._running[id]
             self._sampled[id] = running if computed[id] + count >= running.length else None
-        return _done(None, non_block)
+        # As workers do where there is nothing to compute.
+        return _done(None if self._sampled else EMPTY_MODEL_RUNNER_OUTPUT, non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """A token for each of them."""

@@ -235,7 +235,7 @@ BESIDE: dict[str, set[str]] = {
     | {"turn", "process", "accounts", "budgets", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
     | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
-    | {"archives", "stores", "vocabularies", "workers", "segue_embedded"},
+    | {"archives", "stores", "vocabularies", "workers", "segue_embedded", "engine_sessions"},
 }
 # What a server may load if it is installed: in the room that wires it, where a function needs it.
 OPTIONAL = {"segue_embedded", "segue_dashboard"}
