@@ -12,8 +12,8 @@ token, the turn what it waits for the last. The ways take turns.
 More fronts of vLLM, each with a core of its own, where their files are given:
 --grpc   `vllm serve --grpc`. Packages that it needs beside vLLM: pip install --no-deps --target PACKAGES
          smg-grpc-servicer==0.14.1 smg-grpc-proto==0.4.28 grpcio-health-checking grpcio-reflection
---sessions  vLLM with the plugin `segue-vllm`, asked as Segue asks it: a handle, a digest and the new ids. By step one, by
-         step two, and step two and the ids in JSON with blocks of 128 tokens.
+--sessions  vLLM with the plugin `segue-vllm`, asked as Segue asks it: a handle, a digest and the new ids. By step one,
+         by step two, and step two and the ids in JSON with blocks of 128 tokens.
 --rust   VLLM_USE_RUST_FRONTEND=1, by HTTP and with --grpc-port. PROGRAM is `vllm/vllm-rs` out of the wheel of vLLM for
          CUDA, of the same version; that for CPUs does not have it. vLLM's environment must have grpcio.
 """
