@@ -1,26 +1,45 @@
 """An inference server that batches: at each step every stream gets one token, as vLLM and SGLang write them.
 
 `/v1/chat/completions`, `/v1/responses` and vLLM's `/inference/v1/generate` give the same words, one event for each
-token. What to play is put at `/plan`: the steps begin when that many streams have asked. `/times` says when each token
-was written, by the number of its answer, which the first two words of the answer spell. Run as a process of its own
-(`python -m bench.engine_steps`), it prints its port.
+token; with the plugin `segue-vllm` there is one frame for each step. What to play is put at `/plan`: the steps begin
+when that many streams have asked. `/times` says when each token was written, by the number of its answer, which the
+first two words of the answer spell. Run as a process of its own (`python -m bench.engine_steps`), it prints its port.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from bench.upstream import FINE, HEAD, USAGE
 from bench.vllm import IDS
+from segue_vllm.frames import (
+    PROTOCOL,
+    Ask,
+    End,
+    Hello,
+    Said,
+    Taken,
+    Tokens,
+    read_asked,
+    write_said,
+)
 
 WORDS = [word for word in IDS if word.startswith(" ") and word[1:].isalpha()]
+SESSIONS = "/v1/segue/session"
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+UPGRADED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Accept: %b\r\n\r\n"
+)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -236,6 +255,9 @@ class Stream:
         blocks = [self._next() for _ in range(tokens)]
         self._transport.write(b"".join([*blocks, self._end()]))
 
+    def flush(self) -> None:
+        """Each token is on its way already."""
+
     def _next(self) -> bytes:
         place = len(self._words)
         word = word_at(self._number, place)
@@ -247,13 +269,73 @@ class Stream:
         return b"".join(map(chunk, after)) + chunk(b"")
 
 
+class Sessions:
+    """A connection of the plugin `segue-vllm`: all streams of a step in one frame."""
+
+    def __init__(self, transport: asyncio.Transport, head: bytes) -> None:
+        self._transport = transport
+        found = re.search(rb"sec-websocket-key: *(\S+)", head, re.IGNORECASE)
+        assert found, "a WebSocket has a key"
+        accept = base64.b64encode(hashlib.sha1(found[1] + GUID).digest())
+        transport.write(UPGRADED % accept)
+        self._said: list[Said] = [Hello(PROTOCOL, "steps", 1, 1_000_000)]
+        self.flush()
+
+    def say(self, said: Said) -> None:
+        """With the frame of this step."""
+        self._said.append(said)
+
+    def flush(self) -> None:
+        """Send the frame."""
+        if not self._said:
+            return
+        data, self._said = write_said(self._said), []
+        size = len(data)
+        head = bytes((0x82, size)) if size < 126 else b"\x82\x7e" + size.to_bytes(2)
+        if size >= 1 << 16:
+            head = b"\x82\x7f" + size.to_bytes(8)
+        self._transport.write(head + data)
+
+
+class SessionStream:
+    """One answer among those of its connection."""
+
+    def __init__(self, sessions: Sessions, stream: int, number: int) -> None:
+        self._sessions, self._stream, self._number = sessions, stream, number
+        self._place = 0
+        self.times: list[float] = []
+        sessions.say(Taken(stream, stream))
+        self.flush = sessions.flush
+
+    def step(self) -> None:
+        """The next token."""
+        self.times.append(perf_counter())
+        word = word_at(self._number, self._place)
+        self._place += 1
+        self._sessions.say(Tokens(self._stream, [IDS[word]]))
+
+    def end(self) -> None:
+        """After the last token."""
+        stop = IDS["<|im_end|>"]
+        self._sessions.say(Tokens(self._stream, [stop]))
+        self._sessions.say(End(self._stream, "stop", stop))
+
+    def write_all(self, tokens: int) -> None:
+        """Everything at once, a frame for each token."""
+        for _ in range(tokens):
+            self.step()
+            self.flush()
+        self.end()
+        self.flush()
+
+
 class Engine:
     """The streams of a plan, and the clock that moves all of them."""
 
     def __init__(self) -> None:
         self.plan = Plan(1, 1, 0)
         self.times: dict[int, list[float]] = {}
-        self._streams: list[Stream] = []
+        self._streams: list[Stream | SessionStream] = []
         self._numbers = count()
         self._loop = asyncio.get_running_loop()
 
@@ -261,10 +343,10 @@ class Engine:
         """Play this from now on."""
         self.plan, self.times, self._streams = plan, {}, []
 
-    def add(self, transport: asyncio.Transport, answer: Answer) -> None:
+    def add(self, make: Callable[[int], Stream | SessionStream]) -> None:
         """A stream that waits for the others of its plan."""
         number = next(self._numbers) % len(WORDS) ** 2
-        stream = Stream(transport, answer, number)
+        stream = make(number)
         if not self.plan.per_s:
             stream.write_all(self.plan.tokens)
             return
@@ -274,12 +356,30 @@ class Engine:
             begun, self._streams = self._streams, []
             self._step(begun, self._loop.time(), 0)
 
-    def _step(self, streams: list[Stream], began: float, place: int) -> None:
+    def _step(self, streams: list[Stream | SessionStream], began: float, place: int) -> None:
         for stream in streams:
             stream.step() if place < self.plan.tokens else stream.end()
+        for stream in streams:
+            stream.flush()
         if place < self.plan.tokens:
             due = began + (place + 1) / self.plan.per_s
             self._loop.call_at(due, self._step, streams, began, place + 1)
+
+
+def masked_frame(buffer: bytes) -> tuple[int, bytes, bytes] | None:
+    """First byte and payload of a client's frame, and what comes after it; None until it is whole."""
+    if len(buffer) < 2:
+        return None
+    size = buffer[1] & 0x7F
+    start = {126: 4, 127: 10}.get(size, 2)
+    if size >= 126:
+        size = int.from_bytes(buffer[2:start])
+    end = start + 4 + size
+    if len(buffer) < end:
+        return None
+    mask = buffer[start : start + 4] * (size // 4 + 1)
+    plain = int.from_bytes(buffer[start + 4 : end]) ^ int.from_bytes(mask[:size])
+    return buffer[0], plain.to_bytes(size), buffer[end:]
 
 
 class Connection(asyncio.Protocol):
@@ -289,6 +389,7 @@ class Connection(asyncio.Protocol):
         self._engine = engine
         self._transport: asyncio.Transport
         self._buffer = b""
+        self._sessions: Sessions | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -296,6 +397,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
+        if self._sessions is not None:
+            self._take_frames(self._sessions)
+            return
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
             found = re.search(rb"content-length: *(\d+)", self._buffer[:end].lower())
             size = end + 4 + (int(found[1]) if found else 0)
@@ -305,10 +409,17 @@ class Connection(asyncio.Protocol):
             self._buffer = self._buffer[size:]
             self._take(head, body)
 
+    def _take_frames(self, sessions: Sessions) -> None:
+        """Whole, masked frames of a client."""
+        while (frame := masked_frame(self._buffer)) is not None:
+            first, payload, self._buffer = frame
+            if first & 0x0F == 2 and isinstance(ask := read_asked(payload), Ask):
+                self._engine.add(partial(SessionStream, sessions, ask.stream))
+
     def _take(self, head: bytes, body: bytes) -> None:
         answer = next((ANSWERS[path] for path in ANSWERS if head.startswith(path)), None)
         if answer is not None and b'"stream":true' in body.replace(b" ", b""):
-            self._engine.add(self._transport, answer)
+            self._engine.add(partial(Stream, self._transport, answer))
         elif answer is not None:
             # So Segue asks whether there is this endpoint.
             self._reply({"error": {"message": "stream it", "code": 400}}, b"400 Bad Request")
@@ -317,6 +428,10 @@ class Connection(asyncio.Protocol):
             self._reply({})
         elif head.startswith(b"GET /times "):
             self._reply(self._engine.times)
+        elif head.startswith(b"GET /segue/session "):
+            self._reply({"package": "segue-vllm", "version": "0", "protocol": 1, "path": SESSIONS})
+        elif head.startswith(b"GET %b " % SESSIONS.encode()):
+            self._sessions = Sessions(self._transport, head)
         elif head.startswith(b"GET /version "):
             self._reply({"version": "0.32.0"})
         else:

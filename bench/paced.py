@@ -2,11 +2,11 @@
 
     python -m bench paced [--pinned] [--only NAME …]
 
-Segue with its *chat* engine, Segue with vLLM's ids, and `agentic-api`, a gateway in Rust, in front of one engine that
-gives every stream a token at each of its steps, as batching engines do (`bench.engine_steps`). Beside them stands a
-relay that does no work at all (`bench.bare`): no gateway on the same event loop can be cheaper. The servers take turns,
-and figures are medians over the rounds. The cores are left to the system; with `--pinned` each server has the first
-core, engine and client the others.
+Segue with its *chat* engine, with vLLM's ids, with vLLM's plugin `segue-vllm` (sessions), and `agentic-api`, a gateway
+in Rust, in front of one engine that gives every stream a token at each of its steps, as batching engines do
+(`bench.engine_steps`). Beside them stands a relay that does no work at all (`bench.bare`): no gateway on the same
+event loop can be cheaper. The servers take turns, and figures are medians over the rounds. The cores are left to the
+system; with `--pinned` each server has the first core, engine and client the others.
 
 paced      64 sockets, 100 tokens a second each: processor time of the server a token, and how much later a token came
            than the engine had written it. Beginnings and ends of answers are not in it.
@@ -49,7 +49,7 @@ from segue_bench.rounds import interleaved, print_table
 from segue_bench.server import ServerProcess, apart, cores, spawn
 from segue_bench.streams import StreamConnection
 
-SEGUE = ("segue chat", "segue vllm")
+SEGUE = ("segue chat", "segue vllm", "segue sessions")
 PEER = "agentic-api"
 BARE = "relay without work"
 PACED = Plan(streams=64, tokens=225, per_s=100)
@@ -68,7 +68,8 @@ RUN_S_MAX = 60.0
 # The vocabulary whose ids the engine sends.
 TOKENIZER = files("segue") / "vocabularies" / "smollm2.gguf"
 CHAT = ("--engine", "chat")
-VLLM = ("--engine", "vllm", "--tokenizer", str(TOKENIZER))
+SESSIONS = ("--engine", "vllm", "--tokenizer", str(TOKENIZER))
+VLLM = (*SESSIONS, "--engine-sessions", "off")
 
 
 class Rig(NamedTuple):
@@ -333,6 +334,7 @@ def main(arguments: Sequence[str]) -> None:
         starts = {
             "segue chat": lambda: server(None, *CHAT, *flags, is_pinned=is_pinned),
             "segue vllm": lambda: server(None, *VLLM, *flags, is_pinned=is_pinned),
+            "segue sessions": lambda: server(None, *SESSIONS, *flags, is_pinned=is_pinned),
             PEER: lambda: agentic(engine.port, is_pinned=is_pinned),
             BARE: lambda: bare(engine.port, folder, is_pinned=is_pinned),
         }
