@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from segue.accounts.hashes import KeyHashes, issue_key
-from segue.seams.history import UsageEntry
+from segue.seams.history import CONTAINERS, UsageEntry
 from segue.stores.seals import RingSeals, new_key, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue_cli.cli import VERBS, main
@@ -22,6 +22,7 @@ ENTRIES = [
     UsageEntry("b", "ada", "tiny", "cancelled", 500, 0, 5, NOW),
     UsageEntry("c", "eve", "large", "failed", 7, 0, 0, NOW),
     UsageEntry("d", "ada", "tiny", "completed", 9_999, 9, 9, NOW - 40 * 86_400),
+    UsageEntry("e", "eve", "", CONTAINERS, 0, 0, 0, NOW, 0, 5_400.0, 12.25, 7_500_000),
 ]
 
 
@@ -108,7 +109,19 @@ def test_wrong_words_are_told_in_one_sentence(
 def test_usage_is_a_table_with_totals(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", "--store", store]) == 0
     printed = capsys.readouterr().out
-    for word in ("ada", "eve", "tiny", "large", "1,500", "400", "1,507", "25"):
+    for word in (
+        "ada",
+        "eve",
+        "tiny",
+        "large",
+        "1,500",
+        "400",
+        "1,507",
+        "25",
+        "90.0",
+        "12.2",
+        "7.5",
+    ):
         assert word in printed
     assert "9,999" not in printed
 

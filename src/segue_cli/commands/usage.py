@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,12 +18,15 @@ from segue.settings.values import Settings
 from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, amount, existing
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
-# Shown where a container was used; by column, what one of it is, and its field.
+# By column: the field, its unit, and how it is written.
 CONTAINER_COUNTS = {
-    "container min": (60.0, "container_s"),
-    "CPU s": (1.0, "cpu_s"),
-    "egress MB": (1e6, "egress_bytes"),
+    "minutes": ("container_s", 60, ",.1f"),
+    "CPU s": ("cpu_s", 1, ",.1f"),
+    "egress MB": ("egress_bytes", 1e6, ",.1f"),
 }
 
 
@@ -44,26 +48,35 @@ def run(options: argparse.Namespace) -> int:
         return 0
     # Imported here: where rich is missing, JSON is still printed.
     from rich.console import Console
+
+    console = Console()
+    counts = {name.removesuffix("_tokens").replace("_", " "): (name, 1, ",.0f") for name in COUNTS}
+    turns = [row for row in rows if row.model]
+    containers = [row for row in rows if not row.model]
+    console.print(table_of("Usage (days in UTC)", turns, ("day", "owner", "model"), counts))
+    if containers:
+        shown = table_of("Containers", containers, ("day", "owner"), CONTAINER_COUNTS)
+        console.print(shown)
+    return 0
+
+
+def table_of(
+    title: str,
+    rows: Sequence[UsageTotal],
+    names: Sequence[str],
+    counts: Mapping[str, tuple[str, float, str]],
+) -> Table:
+    """Rows with their sums: what these names are of each, and these columns: field, unit and format."""
     from rich.table import Table
 
-    table = Table("day", "owner", "model", title="Usage (days in UTC)", show_footer=True)
-    for name in COUNTS:
-        total = sum(getattr(row, name) for row in rows)
-        shown = name.removesuffix("_tokens").replace("_", " ")
-        table.add_column(shown, f"{total:,}", justify="right")
-    has_containers = any(row.container_s for row in rows)
-    for name, (unit, field) in CONTAINER_COUNTS.items() if has_containers else ():
-        total = sum(getattr(row, field) for row in rows)
-        table.add_column(name, f"{total / unit:,.1f}", justify="right")
+    table = Table(*names, title=title, show_footer=True)
+    for name, (field, unit, form) in counts.items():
+        total = sum(getattr(row, field) for row in rows) / unit
+        table.add_column(name, format(total, form), justify="right")
     for row in rows:
-        counts = [f"{getattr(row, name):,}" for name in COUNTS]
-        if has_containers:
-            used = CONTAINER_COUNTS.values()
-            counts += [f"{getattr(row, field) / unit:,.1f}" for unit, field in used]
-        model = cell(row.model) if row.model else "(containers)"
-        table.add_row(row.day, cell(row.owner), model, *counts)
-    Console().print(table)
-    return 0
+        used = (format(getattr(row, field) / unit, form) for field, unit, form in counts.values())
+        table.add_row(*(cell(getattr(row, name)) for name in names), *used)
+    return table
 
 
 async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
