@@ -129,6 +129,34 @@ async def test_output_streams_while_the_command_runs(tmp_path: Path) -> None:
     assert check_turn(events)["status"] == "completed"
 
 
+async def test_steer_waits_for_the_command_and_its_successor_has_the_container(
+    tmp_path: Path,
+) -> None:
+    slow = run("echo first; until test -e go; do sleep 0.02; done; echo second > x; cat x")
+    async with (
+        scripted(tmp_path, slow, run("cat x"), DONE, **FLAGS) as served,
+        wire(served) as socket,
+    ):
+        await socket.create(input="Go", tools=[AUTO])
+        events = [await socket.next()]
+        while not events[-1]["type"].endswith("output_content.delta"):
+            events.append(await socket.next())
+        target = events[0]["response"]
+        steer = {"type": "response.steer", "previous_response_id": target["id"]}
+        await socket.send({**steer, "input": "Read it."})
+        while events[-1]["type"] != "response.steer.accepted":
+            events.append(await socket.next())
+        await inside(served, target, "touch go")
+        while events[-1]["type"] != "response.incomplete":
+            events.append(await socket.next())
+        steered, after = events[-1]["response"], (await socket.events())[-1]["response"]
+    assert steered["incomplete_details"] == {"reason": "steered"}
+    assert steered["output"][1]["output"][0]["stdout"] == "first\nsecond\n"
+    assert after["previous_response_id"] == target["id"]
+    assert after["tools"] == target["tools"]
+    assert after["output"][1]["output"][0]["stdout"] == "second\n"
+
+
 def keeper_of(served: Served) -> KeeperClient:
     hosted = served.app.runner.resources.hosted
     assert isinstance(hosted, HostedTools)
@@ -502,7 +530,7 @@ async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_p
         output = response["output"][1]["output"][0]
         assert (output["stdout"], output["outcome"]["type"]) == ("begun\n", "exit")
         assert "does not answer" in output["stderr"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 more = {"previous_response_id": response["id"]}
                 event = await socket.turn(input="On", tools=[AUTO], **more)

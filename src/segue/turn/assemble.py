@@ -75,7 +75,7 @@ from segue.wire.items import (
     Required,
     SummaryText,
 )
-from segue.wire.kinds import KINDS, NAMED, AnyItemKind, prefix_of, required_by
+from segue.wire.kinds import KINDS, NAMED, AnyItemKind, call_id_of, prefix_of, required_by
 from segue.wire.response import Fault, IncompleteDetails, Response, Usage
 
 NewId = Callable[[str], str]
@@ -138,6 +138,8 @@ class Assembler:
         # Finds what the text of a whole message cites; set where our own tools have found sources.
         self.cite: Callable[[str], list[Raw]] | None = None
         self.items: list[Item] = []
+        # Calls that have their outputs, of our own tools or of a rollout's client.
+        self.answered: set[str] = set()
         self.ids: list[IdArray[int]] = []
         self.tail: IdArray[int] = NO_IDS
         # Why the response failed, if it did.
@@ -180,7 +182,7 @@ class Assembler:
         never after a call that the client must answer, because then it is about to finish anyway."""
         item = self._open
         if item is None:
-            return not self._pending and not any(required_by(item.value) for item in self.items)
+            return not self._pending and not self.required
         if not self.is_in_text or not item.pieces:
             return False
         return item.pieces[-1].rstrip(" ").endswith(SENTENCE_ENDS)
@@ -189,6 +191,16 @@ class Assembler:
     def is_in_text(self) -> bool:
         """Whether the open item is a text, which may be cut where it must be."""
         return self._open is not None and self._open.kind.pairing is None
+
+    @property
+    def required(self) -> list[Required]:
+        """What the client has to send for the calls of this turn that nothing has answered."""
+        return [
+            owed
+            for item in self.items
+            if call_id_of(item.value) not in self.answered
+            if (owed := required_by(item.value)) is not None
+        ]
 
     def accept(self, steer: Steer) -> Event:
         """A steer is accepted; it is not applied yet."""

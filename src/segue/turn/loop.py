@@ -287,6 +287,7 @@ class TurnLoop:
         is_answered = is_answered or any(isinstance(one.value, HostedOutput) for one in items)
         self.scene = self._scene_after(items, is_answered=is_answered)
         self.running.hold(items)
+        self.assembler.answered |= {call_id_of(item.value) for item in items}
         self.given = items
         self.is_fresh = False
         self.items_before = len(self.assembler.items)

@@ -21,7 +21,6 @@ from segue.turn.notices import Append, Notice, Steer
 from segue.turn.plan import Tally
 from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Call, Item, Required, weigh
-from segue.wire.kinds import required_by
 from segue.wire.response import Response
 
 # Clients send a few; at the limit the first ones win.
@@ -122,7 +121,7 @@ class Running:
     @property
     def required(self) -> list[Required]:
         """What the client has to send for the calls of this turn."""
-        return [owed for item in self.assembler.items if (owed := required_by(item.value))]
+        return self.assembler.required
 
     @property
     def response(self) -> Response:
