@@ -23,6 +23,7 @@ from segue.settings.values import Settings
 from segue_cli.cli import parse
 from segue_cli.commands.settings_help import FLAGS
 from tests.releases import newest_version
+from tests.rules.test_citations import ROOT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFAULTS = Settings()
@@ -165,3 +166,14 @@ def test_balancers_wait_as_long_as_sockets_are_silent_and_take_what_we_take() ->
     silence = re.search(r"timeout server (\d+)s", haproxy)
     assert silence
     assert int(silence[1]) > 2 * DEFAULTS.heartbeat_s
+
+
+def test_files_that_the_site_copies_are_there() -> None:
+    """`make site` needs a set-up of its own, so nothing else would notice that a file has moved."""
+    text = (ROOT / "deploy" / "site" / "build.py").read_text("utf-8")
+    places = re.findall(r'ROOT((?: / "[\w.-]+")+)', text)
+    paths = [ROOT.joinpath(*re.findall(r'"([^"]+)"', place)) for place in places]
+    assert len(paths) > 2
+    # Made by the build itself.
+    made = ROOT / ".cache" / "site", ROOT / "site"
+    assert [path for path in paths if path not in made and not path.exists()] == []
