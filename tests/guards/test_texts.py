@@ -94,6 +94,24 @@ def words(item: dict[str, Any]) -> list[str]:
     return texts_of([decode_item(json.dumps(item).encode(), "input[0]")])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a":"f\\u006frbidden"}',
+        '{"f\\u006frbidden":1}',
+        '{"a":[{"b":"\\u0066orbidden"}]}',
+        '{"a":' + "[" * 300 + '"f\\u006frbidden"' + "]" * 300 + "}",
+        # JSON in JSON.
+        '{"a":"{\\"b\\":\\"f\\\\u006frbidden\\"}"}',
+        '{"a":"https:\\/\\/forbidden.example"}',
+    ],
+)
+def test_letters_that_need_no_escape_are_found_behind_one(arguments: str) -> None:
+    """Templates decode arguments: the model reads the letter."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    assert any("forbidden" in text and "\\" not in text for text in words(call))
+
+
 def test_escaped_words_are_found_among_many_values() -> None:
     """So many that they are not taken apart at once; also where a text in it is JSON once more."""
     inner = json.dumps({"b": "proj\n\u00e9ct"})

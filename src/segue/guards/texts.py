@@ -22,13 +22,14 @@ from segue.seams.history import Past, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
 from segue.wire.codec import encode, string_end
-from segue.wire.inner_json import has_many_values
 from segue.wire.items import ConfigurationUpdate, Item
 from segue.wire.kinds import shown_as
 from segue.wire.requests import TextFormat
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, Offer
 
+_string = msgspec.json.Decoder(str)
+_any_json = msgspec.json.Decoder(Raw)
 # Fields with the URL of something that the model does not read as text.
 URLS = ("image_url", "audio_url", "file_url")
 # How often the escapes in JSON that the model writes are resolved: a string there may hold JSON once more.
@@ -110,40 +111,27 @@ def _of_format(wanted: TextFormat) -> Iterator[str]:
 
 
 def _meant(text: str) -> Iterator[str]:
-    """A text, and where it is JSON, the strings in it that are written there in another way."""
+    """A text, and where it is JSON, the strings in it that are written there with escapes: one by one, as to take all
+    of it apart at once would hold up other requests."""
     yield text
-    if text.lstrip()[:1] not in ("{", "["):
+    if not begins_json(text) or not _is_json(text):
         return
-    if has_many_values(text):
-        for string in _strings(text):
-            yield from _meant(string)
-        return
-    try:
-        left: list[object] = [msgspec.json.decode(text)]
-    except (ValueError, RecursionError):
-        return
-    while left:
-        match left.pop():
-            case str() as inner if dumps(inner)[1:-1] != inner:
-                # Which may be JSON again: the arguments of a call.
-                yield from _meant(inner)
-            case list() as inner:
-                left += inner
-            case dict() as fields:
-                left += (*fields, *fields.values())
-            case _:
-                pass
-
-
-def _strings(text: str) -> Iterator[str]:
-    """The strings in JSON that are written with escapes, one by one: all of it at once would hold up other requests."""
     data, at = text.encode(), 0
     while (start := data.find(b'"', at)) >= 0:
         at = string_end(data, start + 1)
         written = data[start:at]
         if b"\\" in written:
             with suppress(ValueError):
-                yield msgspec.json.decode(written, type=str)
+                # Which may be JSON again: the arguments of a call.
+                yield from _meant(_string.decode(written))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _any_json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 # --- what the model writes ------------------------------------------------------------------------
