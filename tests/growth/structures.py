@@ -774,6 +774,12 @@ def chat_called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str,
     return fields
 
 
+def sealed_thought(size: int) -> Mapping[str, Json]:
+    """A thought that is sealed, so it says, and cannot be opened."""
+    item = {"type": "reasoning", "summary": [], "encrypted_content": "AAAA" * (size // 4)}
+    return {"input": [item, message(0)]}
+
+
 # --- Chat Completions
 
 
@@ -868,6 +874,7 @@ STRUCTURES = (
     Structure("logprobs", posted(logprobs), 2_000, 10_000),
     Structure("bytes of an image", posted(image), 1_000_000, BODY),
     Structure("bytes of a file", posted(file_data), 200_000, FRAME),
+    Structure("bytes of a sealed thought", posted(sealed_thought), 1_000_000, FRAME),
     Structure("files", posted(many_files), 500, 20_000),
     # --- tools
     Structure("tools", posted(lambda n: {"tools": functions(n)}), 1_000, TOOLS),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+from base64 import b64decode, b64encode
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segue.dialects.parts import part_of
+from segue.wire import files
 from segue.wire.codec import decode_item
 from segue.wire.files import FILE_CHARS_MAX, text_of_file
 from segue.wire.items import InputFile
@@ -73,3 +77,26 @@ async def test_picture_is_told_and_counted_or_refused_as_the_operator_says() -> 
     async with serving(unseen="refuse") as served:
         refused = await fetch(served, "POST", "/v1/responses", asked(PICTURE))
         assert (refused.status, refused.json["error"]["param"]) == (400, "input[0]")
+
+
+@given(st.binary(max_size=100), st.sampled_from([4, 8, 64]))
+def test_base64_in_slices_is_base64(data: bytes, slice_chars: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "SLICE_CHARS", slice_chars)
+        assert files.from_base64(b64encode(data).decode()) == data
+
+
+@given(st.text(alphabet="Aa+/=-_ \n\u00e9", max_size=12), st.sampled_from([4, 8, 64]))
+def test_what_is_no_base64_is_none_in_slices_either(text: str, slice_chars: int) -> None:
+    """As the library refuses it as a whole."""
+    try:
+        whole = b64decode(text, validate=True)
+    except ValueError:
+        whole = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "SLICE_CHARS", slice_chars)
+        if whole is None:
+            with pytest.raises(ValueError):
+                files.from_base64(text)
+        else:
+            assert files.from_base64(text) == whole

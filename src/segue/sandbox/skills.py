@@ -9,7 +9,6 @@ prompt, which would have to be computed again.
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from functools import partial
@@ -30,6 +29,7 @@ from segue.seams.history import Owner, Past, above
 from segue.seams.skills import SkillVersion
 from segue.seams.tools import TurnAhead
 from segue.wire.codec import user_message
+from segue.wire.files import from_base64
 from segue.wire.items import Item
 from segue.wire.tools import Skill
 
@@ -198,7 +198,7 @@ def _inline(skill: Skill, at: str) -> WantedSkill:
         if len(data) > ZIP_BYTES_MAX * 4 // 3 + 4:
             raise refused(f"it is larger than {ZIP_BYTES_MAX} bytes", at)
         try:
-            packed = b64decode(data, validate=True)
+            packed = from_base64(data)
         except ValueError:
             raise refused("it is not a zip in base64", at) from None
         return LoadedSkill(folder, inline_bundle(name, description, packed, at), BytesIO(packed))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-from binascii import Error as NotBase64
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from segue.errors import Misconfigured
 from segue.seams.access import RingKey
 from segue.seams.history import Owner
+from segue.wire.files import from_base64
 
 VERSION = b"\x01"
 KEY_BYTES = 32
@@ -45,8 +45,8 @@ class RingSeals:
 
     def open(self, owner: Owner, sealed: str) -> bytes | None:
         try:
-            data = base64.b64decode(sealed.encode("ascii"), altchars=b"-_", validate=True)
-        except (NotBase64, UnicodeEncodeError):
+            data = from_base64(sealed.replace("-", "+").replace("_", "/"))
+        except ValueError:
             return None
         return self.open_bytes(owner, data)
 
