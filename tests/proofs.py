@@ -10,11 +10,13 @@ fuzzer and the simulator find without a fix is in `tests/growth/removals.py` and
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace as replaced
 
+from segue.files.objects import PART_BYTES
 from segue.turn.notices import Append
 from segue.wire.codec import encode
 
@@ -85,6 +88,15 @@ def uncounted_append(_: Any) -> Callable[..., Any]:
         return Append(items, 0)
 
     return accept_append
+
+
+def taken_apart(text: str) -> Any:
+    """The object that a text is, however large or deep."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def everybody(_: Any) -> Callable[..., None]:
@@ -252,6 +264,36 @@ PROOFS: dict[str, Proof] = {
         "segue.accounts.quota:KeyQuota.count_other_request",
         never(None),
         "tests/scenarios/test_rate_limits.py tests/scenarios/test_keys.py -k 'counts or no_response'",
+    ),
+    "letters-as-escapes": Proof(
+        "a letter that is written as an escape in the arguments of a call passes a guard",
+        "segue.guards.texts:string_end",
+        lambda _: lambda data, at: len(data),
+        "tests/guards/test_texts.py -k no_escape",
+    ),
+    "deep-arguments": Proof(
+        "arguments that are very deep are a fault of the server where a template writes them",
+        "segue.dialects.template_messages:inner_object",
+        lambda _: taken_apart,
+        "tests/dialects/test_template.py -k too_deep",
+    ),
+    "many-arguments": Proof(
+        "arguments with a million values are taken apart and written anew on the way in",
+        "segue.completions.messages:inner_object",
+        lambda _: taken_apart,
+        "tests/completions/test_messages.py -k too_much_for_an_item",
+    ),
+    "stalled-uploads": Proof(
+        "uploads that stall hold a megabyte each",
+        "segue.files.depot:Uploads.part_bytes",
+        lambda _: property(lambda _: PART_BYTES),
+        "tests/files/test_depot.py -k stall",
+    ),
+    "uploads-at-once": Proof(
+        "an owner has as many uploads at once as it likes",
+        "segue.files.depot:Uploads.one_of",
+        lambda _: lambda *_: nullcontext(),
+        "tests/files/test_depot.py -k so_many_uploads",
     ),
     "begun-first": Proof(
         "a background response that is cancelled as it begins reads `in_progress` for ever",
