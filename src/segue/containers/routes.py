@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -158,10 +159,10 @@ class ContainerRoutes:
 
     async def list(self, exchange: Exchange) -> None:
         """A page of the caller's containers."""
-        found = [as_object(each) for each in await self._client.list_all(exchange.owner)]
+        found = await self._client.list_all(exchange.owner)
         name = exchange.query.get("name")
         shown = [each for each in found if name in (None, each.name)]
-        await answer_page(exchange, shown, PAGE_USUAL, PAGE_MAX)
+        await answer_page(exchange, shown, as_object, PAGE_USUAL, PAGE_MAX)
 
     async def retrieve(self, exchange: Exchange) -> None:
         """What is known of a container; asking for it keeps it alive."""
@@ -211,8 +212,7 @@ class ContainerRoutes:
         """A page of the files of a container."""
         name = exchange.arguments["id"]
         found = await self._client.list_files(exchange.owner, name)
-        shown = [as_file(name, entry) for entry in found]
-        await answer_page(exchange, shown, PAGE_USUAL, PAGE_MAX)
+        await answer_page(exchange, found, partial(as_file, name), PAGE_USUAL, PAGE_MAX)
 
     async def retrieve_file(self, exchange: Exchange) -> None:
         """What is known of a file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,7 @@ class _Named(Protocol):
 
 
 N = TypeVar("N", bound=_Named)
+R = TypeVar("R")
 
 
 class DeletedObject(Struct, frozen=True, kw_only=True):
@@ -32,8 +33,10 @@ class DeletedObject(Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-async def answer_page(exchange: Exchange, found: Sequence[N], usual: int, most: int) -> None:
-    """A page of a list, as the query asks for it; what was found comes the newest first."""
+async def answer_page(
+    exchange: Exchange, found: Sequence[R], show: Callable[[R], N], usual: int, most: int
+) -> None:
+    """A page of a list, as the query asks for it, and no more of the list; what was found comes the newest first."""
     query = exchange.query
     limit, order = query.get("limit", str(usual)), query.get("order", "desc")
     if not re.fullmatch("[0-9]{1,5}", limit) or not 1 <= int(limit) <= most:
@@ -42,11 +45,11 @@ async def answer_page(exchange: Exchange, found: Sequence[N], usual: int, most: 
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
     rows = [*found] if order == "desc" else [*reversed(found)]
     if (after := query.get("after")) is not None:
-        places = [place for place, row in enumerate(rows) if row.id == after]
-        if not places:
+        place = next((place for place, row in enumerate(rows) if show(row).id == after), None)
+        if place is None:
             raise InvalidRequest(f"Nothing with id '{after[:128]}' found.", param="after")
-        rows = rows[places[0] + 1 :]
-    page = rows[: int(limit)]
+        rows = rows[place + 1 :]
+    page = [*map(show, rows[: int(limit)])]
     answer = {
         "object": "list",
         "data": page,

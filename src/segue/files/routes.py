@@ -49,7 +49,7 @@ class FileRoutes:
     async def list(self, exchange: Exchange) -> None:
         """A page of the caller's files."""
         files = await self._load().newest(exchange.owner, exchange.query.get("purpose"))
-        await answer_page(exchange, [as_object(file) for file in files], PAGE_MAX, PAGE_MAX)
+        await answer_page(exchange, files, as_object, PAGE_MAX, PAGE_MAX)
 
     async def retrieve(self, exchange: Exchange) -> None:
         """What is known of a file."""

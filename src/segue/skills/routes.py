@@ -74,8 +74,8 @@ class SkillRoutes:
 
     async def list(self, exchange: Exchange) -> None:
         """A page of the caller's skills."""
-        found = [as_skill(skill) for skill in await self._load().newest(exchange.owner)]
-        await answer_page(exchange, found, PAGE_USUAL, PAGE_MAX)
+        found = await self._load().newest(exchange.owner)
+        await answer_page(exchange, found, as_skill, PAGE_USUAL, PAGE_MAX)
 
     async def retrieve(self, exchange: Exchange) -> None:
         """What is known of a skill."""
@@ -110,7 +110,7 @@ class SkillRoutes:
     async def list_versions(self, exchange: Exchange) -> None:
         """A page of the versions of a skill."""
         found = await self._load().versions(exchange.owner, exchange.arguments["id"])
-        await answer_page(exchange, [*map(as_version, found)], PAGE_USUAL, PAGE_MAX)
+        await answer_page(exchange, found, as_version, PAGE_USUAL, PAGE_MAX)
 
     async def retrieve_version(self, exchange: Exchange) -> None:
         """What is known of a version."""
