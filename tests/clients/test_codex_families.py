@@ -18,8 +18,8 @@ from tests.clients.agents import AGENTS, MODEL
 from tests.clients.stage import staged
 from tests.clients.task import END, NEW, PROMPT, TEST_COMMAND
 from tests.engines.fakes.vllm import FakeVllm
-from tests.models.cells import Model
 from tests.models.families import BY_NAME, model_folder
+from tests.models.talk import Model
 
 CODEX = AGENTS["Codex CLI"]
 QUICK = ("Qwen3.5",)

@@ -175,7 +175,8 @@ def test_conversation_is_written_as_the_familys_own_library_does(
     for _ in range(250):
         talk, rounds = conversation(rng)
         instructions, effort = rng.choice([None, "Be brief.\n"]), rng.choice([None, "low", "high"])
-        has_tools = rng.random() < 0.6
+        # Without tools nothing is a call.
+        has_tools = len(rounds) > 1 or rng.random() < 0.6
         head = Head(instructions=instructions, reasoning=ReasoningConfig(effort=effort))  # type: ignore[arg-type]
         if has_tools:
             head = msgspec.structs.replace(head, tools=TOOLS)

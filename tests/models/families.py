@@ -173,7 +173,7 @@ FAMILIES = (
     ModelFamily(
         "Ling 3.0", "inclusionai-ling-3.0-flash", end="<|role_end|>", specials=("<role>", "</role>"), texts=ARGS
     ),
-    ModelFamily("Solar Open", "upstage-Solar-Open-100B", end="<|end|>", ends=("<|calls|>",)),
+    ModelFamily("Solar Open", "upstage-Solar-Open-100B", end="<|flush|>", ends=("<|calls|>",)),
     ModelFamily("GigaChat 3.1", "GigaChat3.1-10B-A1.8B", begin="<s>", end="</s>", ends=("<|message_sep|>",)),
     ModelFamily("Bielik 11B v3", "Bielik-11B-v3.0-Instruct", begin="<s>", end="<|im_end|>"),
     ModelFamily("MiniCPM5", "openbmb-MiniCPM5-1B", begin="<s>", end="<|im_end|>"),
@@ -181,6 +181,45 @@ FAMILIES = (
     ModelFamily("Spark 2.5", "Spark2.5", begin="<｜start▁of▁sentence｜>", end=DEEPSEEK_END, texts=ARGS),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
+
+OWN_WORDS = (
+    "its template has no words for tools, so they are described in Segue's own: expect weak calls"
+)
+ONE_CALL = "its template has words for one call at a time"
+IN_JSON = "in a forced call objects and lists are JSON, where its template has Python's notation"
+# What a person should know before choosing a family; most are properties of its template.
+NOTES = {
+    "QwQ": "the template in the packages forgets thoughts at once, also between calls",
+    "gpt-oss": "tools and their results are written as its makers' own package does, and not as its template",
+    "DeepSeek R1 Distill": (
+        "without tools: after the first call its template loses the marks of the others and of answers. In history it "
+        "keeps the newlines that follow a thought; Segue leaves them out"
+    ),
+    "DeepSeek V3.2": "its makers publish no template: judged by that of llama.cpp",
+    "DeepSeek V4": "its makers publish no template: judged by that of llama.cpp",
+    "Gemma 3": OWN_WORDS,
+    "Phi-3.5": OWN_WORDS,
+    "SmolLM3": "the template in the packages leaves tools out, so they are described in Segue's own words",
+    "Granite 3.3": "its template shows tools and has no words for a call: a call is kept as it was sampled",
+    "LFM2": "its template shows tools and has no words for a call: a call is kept as it was sampled",
+    "Gemma 4": "its template moves words that stand before a call behind it",
+    "Mistral Nemo": (
+        "its template forgets instructions once the model has spoken, so they are said as a user's; it drops words "
+        "before a call"
+    ),
+    "Llama 3.1": ONE_CALL,
+    "Llama 3.2": ONE_CALL,
+    "Llama 3.3": ONE_CALL,
+    "GigaChat 3.1": ONE_CALL,
+    "Nemotron Nano v2": "its template writes words before a call as an answer of their own",
+    "Command R7B": "its template drops words before a call",
+    "Solar Open": "its template drops words before a call",
+    "Seed-OSS": IN_JSON,
+    "LFM2.5": IN_JSON,
+    "MiniCPM5": IN_JSON,
+}
+# Families with which an agent would fail.
+WITHOUT_TOOLS = frozenset({"DeepSeek R1 Distill"})
 
 # What people ask for and is not tried, with the reason.
 NOT_TRIED = {

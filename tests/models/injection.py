@@ -20,7 +20,7 @@ from segue.vocabularies.vocabulary import BLANK
 from segue.wire.items import Item
 from segue.wire.tools import CustomTool, FunctionTool
 from tests.contracts.dialect import item, message, reasoning, tools_of
-from tests.models.cells import Model
+from tests.models.talk import Model
 
 # What a text says at two places that may be next to each other in a prompt.
 Attack = tuple[str, str]

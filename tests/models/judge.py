@@ -115,13 +115,23 @@ class Judge:
         """Whether the cue begins one."""
         return self.write([{"role": "user", "content": "Hi"}], [PROBE]).rstrip().endswith(THINK)
 
+    def begins_thought_after(self, chat: Chat, tools: object) -> bool:
+        """Whether the cue of this conversation begins one: some templates have none after a tool's output."""
+        return self.begins_thought and self.write(chat, tools).rstrip().endswith(THINK)
+
     def answer(
-        self, words: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()
+        self,
+        words: str = "",
+        thought: str = "",
+        calls: Sequence[dict[str, Any]] = (),
+        *,
+        begins_thought: bool | None = None,
     ) -> dict[str, Any]:
         """An answer as the template expects it. A model whose cue begins a thought has one in each answer."""
-        if not self.is_thinking:
+        begins = self.begins_thought if begins_thought is None else begins_thought
+        if not self.is_thinking or (self.begins_thought and not begins):
             thought = ""
-        elif not thought and self.begins_thought:
+        elif not thought and begins:
             thought = "Hm."
         return self._answer(words, thought, calls)
 
@@ -198,6 +208,12 @@ class Judge:
             said = f"Hm.\n</think>\n\n{said.lstrip()}"
         if said.startswith(THINK) and cued.rstrip().endswith(THINK):
             said = said.removeprefix(THINK).lstrip("\n")
+        if chat[-1]["role"] == "user" and chat[-1]["content"] in said:
+            raise Refused("the template writes this answer without its cue")
+        if cued == self.write(chat, tools, is_cued=False):
+            # It always writes its cue, after an answer too.
+            stops = [said.index(end) + len(end) for end in self.ends if end in said]
+            said = said[: min(stops, default=None)]
         ended = self._ended(said)
         return ended if ended is not None else said + self._end_before(chat, following, tools)
 
@@ -220,11 +236,21 @@ class Judge:
     @staticmethod
     def _after_cue(cued: str, bare: str, spoken: str) -> str:
         """The template writes the conversation before an answer otherwise than before its cue: look for the cue."""
+        if bare == cued:
+            # It always writes its cue: an answer begins where both texts part, at a mark.
+            letters = zip(cued, spoken, strict=False)
+            parted = next(n for n, (one, other) in enumerate(letters) if one != other)
+            at = spoken.rindex("<", 0, parted)
+            if spoken.endswith(cued[at:]):
+                return spoken[at:]
         cue = cued.removeprefix(bare) if cued.startswith(bare) else ""
         if cue.rstrip().endswith(THINK):
             # What the cue begins is dropped at once.
             said = spoken.rpartition(cue[: cue.rindex(THINK)])[2]
             return f"Hm.\n</think>\n\n{said.lstrip()}"
+        if spoken.startswith(bare) and cue not in spoken.removeprefix(bare):
+            # In history an answer stands without its cue.
+            return spoken.removeprefix(bare)
         for mark in (cue, cue[cue.rfind("<") :] if "<" in cue else ""):
             if mark and mark in spoken:
                 return spoken.rpartition(mark)[2]

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 from segue.errors import ApiError
 from tests.models import assets
-from tests.models.cells import CELLS, Absent, Model
-from tests.models.families import BY_NAME, NOT_TRIED, ModelFamily
+from tests.models.cells import CELLS
+from tests.models.families import BY_NAME, NOT_TRIED, NOTES, WITHOUT_TOOLS, ModelFamily
 from tests.models.injection import break_out
 from tests.models.judge import Refused
+from tests.models.talk import Absent, Model
 
 PAGE = assets.ROOT / "docs" / "models.md"
 BETWEEN = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.DOTALL)
+VERDICTS = re.compile(r"(<!-- use -->\n).*?(<!-- end of use -->)", re.DOTALL)
 # Texts at each place; tests/dialects/test_injection.py tries a thousand for some families.
 TEXTS = 25
 
@@ -47,7 +49,7 @@ class Result:
     why: str = ""
 
 
-TRIMMED = Result("yes, but white space")
+TRIMMED = "yes, but white space"
 Row = Mapping[str, Result]
 
 
@@ -69,8 +71,9 @@ def row_of(name: str) -> tuple[str, Row]:
     """The dialect that the server chooses for this family, and every cell."""
     model = Model(BY_NAME[name])
     row = {column: tried(model, column) for column in COLUMNS}
-    if model.is_trimmed:
-        row = {column: TRIMMED if is_turn(column, one) else one for column, one in row.items()}
+    if model.trimmed:
+        trimmed = Result(TRIMMED, model.trimmed)
+        row = {column: trimmed if is_turn(column, one) else one for column, one in row.items()}
     try:
         return model.dialect.name, row
     except Exception:
@@ -78,7 +81,7 @@ def row_of(name: str) -> tuple[str, Row]:
 
 
 def is_turn(column: str, result: Result) -> bool:
-    return column in ("turn 2", "turn 5", "thoughts") and result.mark == HOLDS
+    return column in ("turn 2", "turn 5", "turn 10", "thoughts") and result.mark == HOLDS
 
 
 def tokenizer_words(family: ModelFamily) -> str:
@@ -99,6 +102,29 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def verdict(name: str, row: Mapping[str, str]) -> str:
+    """What to make of a family, in a word."""
+    if name in WITHOUT_TOOLS or FAILS in row.values():
+        return "do not use" if name not in WITHOUT_TOOLS else "do not use with tools"
+    return "use with a note" if name in NOTES else "use"
+
+
+def verdicts(rows: Mapping[str, Mapping[str, str]]) -> str:
+    lines = ["| family | | |", "|---|---|---|"]
+    for name in BY_NAME:
+        found = verdict(name, rows.get(name, {}))
+        failed = [column for column, mark in rows.get(name, {}).items() if mark == FAILS]
+        why = NOTES.get(name, f"wrong: {', '.join(failed)}" if failed else "")
+        lines.append(f"| {name} | {found} | {why} |")
+    return "\n".join([*lines, ""])
+
+
+def written(page: str, rows: Mapping[str, Mapping[str, str]]) -> str:
+    """The page with both tables made anew."""
+    page = VERDICTS.sub(lambda found: found[1] + verdicts(rows) + found[2], page)
+    return BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page)
+
+
 def on_page() -> dict[str, dict[str, str]]:
     """The cells of the page, by family and column."""
     found = BETWEEN.search(PAGE.read_text())
@@ -112,7 +138,7 @@ def on_page() -> dict[str, dict[str, str]]:
 def show(name: str, row: Row) -> None:
     print(f"{name:22}", *(f"{one.mark:7}" for one in row.values()), flush=True)
     for column, result in row.items():
-        if result.mark in (FAILS, UNJUDGED):
+        if result.mark in (FAILS, UNJUDGED, TRIMMED):
             print(f"      {column}: {result.why[:600]}")
 
 
@@ -127,8 +153,7 @@ def main() -> None:
             marks = (row[column].mark for column in COLUMNS)
             rows[name] = dict(zip(HEADER, (*first, *marks), strict=True))
             show(name, row)
-            page = PAGE.read_text()
-            PAGE.write_text(BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page))
+            PAGE.write_text(written(PAGE.read_text(), rows))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.models.cells import Model
 from tests.models.families import BY_NAME
 from tests.models.forced import check
+from tests.models.talk import Model
 
 FORMATS = ["Qwen3.5", "GLM-4.6", "Kimi K2"]
 

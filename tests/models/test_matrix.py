@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.models.cells import CELLS, Model
-from tests.models.families import BY_NAME, FAMILIES
-from tests.models.matrix import COLUMNS, HOLDS, on_page, tried
+from tests.models.cells import CELLS
+from tests.models.families import BY_NAME, FAMILIES, NOTES, WITHOUT_TOOLS
+from tests.models.matrix import COLUMNS, HOLDS, PAGE, on_page, tried, written
+from tests.models.talk import Model
 
 QUICK = [family.name for family in FAMILIES if family.is_quick]
 
@@ -18,10 +19,38 @@ def test_family_does_what_the_page_says(name: str) -> None:
     assert not wrong, wrong
 
 
+# What was wrong once, and is not seen in the rows above.
+ONCE_WRONG = [
+    ("Mistral Nemo", "ids"),
+    ("Ministral 3", "images"),
+    ("Apertus", "turn 5"),
+    ("Solar Open", "said"),
+    ("MiniCPM5", "nested"),
+    ("MiniMax M3", "results"),
+    ("Kimi K3", "forced"),
+    ("Reka Edge", "said"),
+]
+
+
+@pytest.mark.parametrize("name, column", ONCE_WRONG)
+def test_cell_that_was_wrong_once_holds(name: str, column: str) -> None:
+    result = tried(Model(BY_NAME[name]), column)
+    assert result.mark == HOLDS, result.why
+
+
 def test_page_has_every_family_and_column() -> None:
     cells = on_page()
     assert list(cells) == list(BY_NAME)
     assert all(set(COLUMNS) <= set(row) for row in cells.values())
+
+
+def test_page_says_of_every_family_what_to_make_of_it() -> None:
+    page = PAGE.read_text()
+    assert page == written(page, on_page())
+
+
+def test_notes_are_about_families() -> None:
+    assert set(NOTES) | WITHOUT_TOOLS <= set(BY_NAME)
 
 
 def test_at_least_25_families_are_tried() -> None:

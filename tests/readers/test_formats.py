@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.readers.bound import BoundFamily
-from segue.readers.formats import FORMATS, declared_format, format_of, unread_marks
+from segue.readers.formats import FORMATS, declared_format, format_of, own_ids, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.seams.model import Ids, ItemText, Parsed, Scene
 from segue.seams.prompt import Head
@@ -247,6 +248,43 @@ def test_call_of_a_known_tool_may_lack_the_mark_around_it(text: str) -> None:
     assert called(read("xml", f"```\n{LOOSE}\n```")) == [("message", f"```\n{LOOSE}\n```")]
 
 
+@names
+def test_end_of_a_thought_that_never_began_is_no_text(name: str) -> None:
+    row = BY_NAME[name]
+
+    found = read(name, f"{row.thought}So.", is_special=False)
+
+    assert called(found) == [("message", "So.")]
+
+
+@pytest.mark.parametrize("given", [Scene(Head(), None, ()), OFFERING])
+def test_white_space_that_belongs_to_the_marks_around_an_answer_is_no_text(given: Scene) -> None:
+    words = vocabulary("hermes", is_special=False)
+    end = array("I", [words.special(END)])
+    bound = BoundFamily(words, "test", array("I"), frozenset(end), end)
+    one = TextReader(bound, given, replace(BY_NAME["hermes"], gap=" ", tail="\n"))
+    ids = words.encode(" So.\n\nOr not.\n")
+
+    parsed = [value for id in (*ids, *end) for value in one.feed(Ids([id]))]
+
+    assert called(heard(parsed + one.close(is_cut=False))) == [("message", "So.\n\nOr not.")]
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ('[TOOL_CALLS][{"name": "a", "arguments": {"id": "no"}, "id": "abcdefg01"}]</s>', ["abcdefg01"]),
+        ("[TOOL_CALLS]a[CALL_ID]abcdefg01[ARGS]{}[TOOL_CALLS]b[CALL_ID]abcdefg02[ARGS]{}", ["abcdefg01", "abcdefg02"]),
+        ("<|tool_call_begin|>functions.a:3<|tool_call_argument_begin|>{}<|tool_call_end|>", ["functions.a:3"]),
+        ("<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>a<|tool_call:args|>{}", ["a1b2c3d4e5"]),
+        ('[TOOL_CALLS][{"name": "a", ', []),
+        ("I look.", []),
+    ],
+)  # fmt: skip
+def test_ids_that_a_model_gave_its_calls_are_found(text: str, found: list[str]) -> None:
+    assert own_ids(text) == found
+
+
 @pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3", "solar"])
 def test_call_without_any_arguments_has_empty_arguments(name: str) -> None:
     text = WRITTEN[name].calls(("now", {})).replace("{}", "")
@@ -350,17 +388,18 @@ EXPECTED = {
     "minimax-m3": "MiniMax-M3",
     "mistral": "Mistral-Small-3.2-24B-Instruct-2506 mistralai-Ministral-3-14B-Reasoning-2512"
     " mistralai-Mistral-Nemo-Instruct-2407 unsloth-mistral-Devstral-Small-2507",
+    "minicpm5": "openbmb-MiniCPM5-1B",
     "nemotron-v2": "NVIDIA-Nemotron-Nano-v2",
     "seed": "ByteDance-Seed-OSS",
     "solar": "upstage-Solar-Open-100B",
     "xml": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 Qwen3-Coder Qwen3.5-4B StepFun3.5-Flash",
     "-": "HuggingFaceTB-SmolLM3-3B google-gemma-2-2b-it llama-cpp-rwkv-world microsoft-Phi-3.5-mini-instruct"
     " openai-gpt-oss-120b CohereForAI-c4ai-command-r-plus-tool_use"
-    " fireworks-ai-llama-3-firefunction-v2 meetkai-functionary-medium-v3.2 muse-glimmer openbmb-MiniCPM5-1B",
+    " fireworks-ai-llama-3-firefunction-v2 meetkai-functionary-medium-v3.2 muse-glimmer",
 }
 UNREAD = {
     "CohereForAI-c4ai-command-r-plus-tool_use", "fireworks-ai-llama-3-firefunction-v2",
-    "meetkai-functionary-medium-v3.2", "muse-glimmer", "openbmb-MiniCPM5-1B",
+    "meetkai-functionary-medium-v3.2", "muse-glimmer",
 }  # fmt: skip
 
 

@@ -66,6 +66,14 @@ def keyed(name: str, arguments: Arguments) -> str:
     return f"<tool_call>{name}\n{each}</tool_call>"
 
 
+def params(name: str, arguments: Arguments) -> str:
+    """Text that has letters of tags stands in CDATA."""
+    values = {key: text(value) for key, value in arguments.items()}
+    raw = {k: f"<![CDATA[{v}]]>" if set(v) & set("<&\n") else v for k, v in values.items()}
+    each = "".join(f'<param name="{key}">{value}</param>' for key, value in raw.items())
+    return f'<function name="{name}">{each}</function>'
+
+
 def hunyuan(name: str, arguments: Arguments) -> str:
     each = "".join(
         f"<arg_key{HY}>{k}</arg_key{HY}>\n<arg_value{HY}>{text(v)}</arg_value{HY}>\n"
@@ -119,6 +127,7 @@ WRITTEN: dict[str, Written] = {
     "minimax-m3": Written(
         minimax, "]<]minimax[>[<tool_call>\n", end="]<]minimax[>[</tool_call>", specials=("]<]minimax[>[",)
     ),
+    "minicpm5": Written(params, between="\n"),
     "dsml": Written(
         invoke("｜DSML｜", is_typed=True), "<｜DSML｜function_calls>\n", end="</｜DSML｜function_calls>",
         specials=("｜DSML｜",),

@@ -24,7 +24,7 @@ ELSEWHERE = {
     # Goes down the JSON itself, which is 256 levels deep at most, and follows no reference: among the TAKERS.
     "segue/dialects/harmony.py": {"_type", "_property", "_default"},
     # Goes down as far as NESTED_MAX, measures each part, and asks `JsonSchema` for everything else: among the TAKERS.
-    "segue/readers/call_tags.py": {"_arguments", "_value"},
+    "segue/readers/call_tags.py": {"_arguments", "_nested", "_value"},
     # Reads the names at the top, to search in them.
     "segue/tools/tool_search.py": {"_parameters"},
     # Our own description of the API.

@@ -12,7 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.errors import ServerFault
 from segue.vocabularies.cuts import ASCII_CUTS
-from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.load import (
+    vocabulary_from_file,
+    vocabulary_from_gguf,
+    vocabulary_from_metadata,
+)
 from segue.vocabularies.vocabulary import CUT_CHARS, Vocabulary, pieces_of
 from segue_embedded.weights import find_weights
 from tests.contracts.dialect import special_ids
@@ -60,6 +65,19 @@ def test_pieces_that_are_remembered_change_no_ids(vocabulary: Vocabulary, text: 
 def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars: int) -> None:
     cut = ASCII_CUTS["smollm"]
     assert list(pieces_of(text, cut, slice_chars)) == cut.findall(text)
+
+
+def test_token_that_is_not_spelt_in_bytes_is_its_own_text(vocabulary: Vocabulary) -> None:
+    """Command R's file has a joiner as it is among tokens that are spelt byte by byte."""
+    path = find_weights("smollm2")
+    head = read_gguf(path)
+    tokens, kinds = head["tokenizer.ggml.tokens"], head["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    head["tokenizer.ggml.tokens"] = [*map(str, tokens), "\u200d"]
+    head["tokenizer.ggml.token_type"] = [*(one for one in kinds if isinstance(one, int)), 1]
+    longer = vocabulary_from_metadata(head, path.name)
+    assert longer.bytes_of(len(tokens)) == "\u200d".encode()
 
 
 def test_word_that_is_too_long_is_encoded_in_parts() -> None:

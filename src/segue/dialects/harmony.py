@@ -44,6 +44,7 @@ from segue.readers.offers import (
     added_by,
     arguments_schema,
     call_in,
+    callable_offers,
     forced,
     format_schema,
     parameters_of,
@@ -462,6 +463,8 @@ class HarmonyReader:
         self._marks = {vocabulary.special(name): name for name in names}
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not scene.head.parallel_tool_calls)
+        # Without tools nothing is a call.
+        self._is_offering = bool(callable_offers(scene))
         # Whether the only call that is allowed is whole.
         self.is_over = False
         self._is_passing = False
@@ -534,7 +537,7 @@ class HarmonyReader:
         channel = self._header.get(CHANNEL, "")
         recipient = RECIPIENT.search(self._header[""]) or RECIPIENT.search(channel)
         name = "" if recipient is None else recipient[1].removeprefix(f"{FUNCTIONS}.")
-        is_called = recipient is not None and recipient[1] not in PEOPLE
+        is_called = self._is_offering and recipient is not None and recipient[1] not in PEOPLE
         self._body = call_in(self._scene, name) if is_called else None
         if self._body is not None:
             self._items.open_item(self._body)

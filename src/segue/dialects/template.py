@@ -13,6 +13,7 @@ something out, as most do with thoughts once the user speaks again, its text is 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from array import array
 from bisect import bisect_left
@@ -34,8 +35,8 @@ from segue.dialects.template_messages import Said, TemplateMessages
 from segue.dialects.warm import sampled_ids
 from segue.errors import InvalidRequest, ServerFault
 from segue.readers.bound import BoundFamily
-from segue.readers.call_tags import form_of
-from segue.readers.formats import HERMES, declared_format, format_of, unread_marks
+from segue.readers.call_tags import PROBE, form_of
+from segue.readers.formats import HERMES, declared_format, format_of, own_ids, unread_marks
 from segue.readers.text_reader import TextReader
 from segue.seams.history import Round, Warm
 from segue.seams.model import Rendered, Scene
@@ -45,6 +46,7 @@ from segue.vocabularies.images import IMAGE, IMAGE_BEFORE, Images, placeholder_o
 from segue.vocabularies.shield import PLACE, SHIELD, Shield, mended
 from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.items import Item
+from segue.wire.kinds import call_of, is_output
 from segue.wire.requests import Effort
 
 # A change of this file that changes what kept ids mean needs a new number.
@@ -152,11 +154,12 @@ def template_dialect(
         unread=prompts.unread,
         differs=prompts.differs,
         without_thought=prompts.without_thought,
-        is_thinking=lambda scene: prompts.is_thinking(scene.effort),
+        is_thinking=prompts.is_thinking_in,
         takes_images=prompts.takes_images,
     )
     dialect = TokenDialect(family, vocabulary)
     dialect.derived = prompts.derived
+    prompts.fingerprint = dialect.fingerprint
     return dialect
 
 
@@ -173,6 +176,8 @@ class _TemplatePrompts:
     ) -> None:
         self._vocabulary = vocabulary
         self._runner = TemplateRunner(template)
+        # Names the ids that can be decoded here.
+        self.fingerprint = ""
         names = sorted(vocabulary.specials, key=len, reverse=True)
         either = "|".join(map(re.escape, names))
         self._special = re.compile(f"({either})")
@@ -182,7 +187,10 @@ class _TemplatePrompts:
         # Only what is special cannot be written by a user.
         self.takes_images = self._special.search(self._placeholder) is not None
         self._name_of = {vocabulary.special(name): name.encode() for name in names}
-        self._messages = TemplateMessages(self._runner, template.text, Shield(names))
+        self._messages = TemplateMessages(
+            self._runner, template.text, Shield(names), self._placeholder.strip()
+        )
+        self._after_answer = self._after()
         self._known_cues: dict[Effort | None, tuple[_Cue, ...]] = {}
         if not self._cues(None):
             # In its own words: why the smallest conversation is refused.
@@ -199,9 +207,13 @@ class _TemplatePrompts:
         listed = None if written or is_derived else declared or format_of(template.text)
         if listed is not None or not self.ends:
             self.format = listed or HERMES
-            self.call = form_of(self.format, template.text)
+            self.call = form_of(self.format, template.text, self._messages.written_call(*PROBE))
         else:
             self._derive(template, written)
+        # What stands between marks and words of an answer, and is neither.
+        before, after = self._before_answer(), self._special.split(self._after_answer)[0]
+        gap, tail = (text if not text.strip() else "" for text in (before, after))
+        self.format = dataclasses.replace(self.format, gap=gap, tail=tail)
 
     def _derive(self, template: ChatTemplate, written: DerivedFamily | None) -> None:
         """The format of this template, worked out from what it writes and proven on it."""
@@ -216,32 +228,68 @@ class _TemplatePrompts:
         """What ends a turn: what the template writes after an answer, what the model's files say, what we know."""
         named = [self._name_of[id].decode() for id in template.ends if id in self._name_of]
         glm = NEXT_SPEAKERS if all(end in template.text for end in NEXT_SPEAKERS) else ()
-        known = (*self._written_ends(), template.end, *named, *glm, *ENDS)
-        return tuple(end for end in dict.fromkeys(known) if self._vocabulary.has_special(end))
+        known = (*self._special.findall(self._after_answer)[-1:], template.end, *named, *glm, *ENDS)
+        inner = self._inner_ends()
+        return tuple(
+            end
+            for end in dict.fromkeys(known)
+            if self._vocabulary.has_special(end) and end not in inner
+        )
 
-    def _written_ends(self) -> list[str]:
+    def _inner_ends(self) -> set[str]:
+        """What ends a thought in the template, after which the same turn goes on."""
+        field = self._messages.taken.thoughts
+        if field is None or field == "content":
+            return set()
+        chat: Chat = [*QUESTION, {"role": "assistant", field: "thought-47", "content": PLACE}]
+        try:
+            said = self._runner.run(chat, None, 0, is_cued=False)
+        except InvalidRequest:
+            return set()
+        after_thought = said.partition("thought-47")[2].partition(PLACE)[0]
+        return set(self._special.findall(after_thought))
+
+    def _after(self) -> str:
+        """What the template writes after an answer."""
         chat: Chat = [*QUESTION, {"role": "assistant", "content": PLACE}]
         try:
-            after = self._runner.run(chat, None, 0, is_cued=False).partition(PLACE)[2]
+            return self._runner.run(chat, None, 0, is_cued=False).partition(PLACE)[2]
         except InvalidRequest:
-            return []
-        return self._special.findall(after)[-1:]
+            return ""
 
-    def is_thinking(self, effort: Effort | None) -> bool:
-        """Whether the cue begins a thought."""
+    def is_thinking(self, effort: Effort | None, *, is_after_output: bool = False) -> bool:
+        """Whether the cue begins a thought: after a question, or after a tool's output."""
         think = self.format.think
-        cues = self._cues(effort)[:1] if think else ()
+        cues = self._cues(effort) if think else ()
+        cues = cues[-1:] if is_after_output else cues[:1]
         return any(cue.whole.rstrip().endswith(think) for cue in cues)
+
+    def is_thinking_in(self, scene: Scene) -> bool:
+        """Whether the cue of this scene begins a thought."""
+        is_after_output = bool(scene.given) and is_output(scene.given[-1].value)
+        return self.is_thinking(scene.effort, is_after_output=is_after_output)
 
     @property
     def without_thought(self) -> tuple[Own, ...]:
         """What ends a thought that the cue has begun."""
+        mark = self.format.thought
+        if not mark:
+            return ()
+        head, ended, rest = self._before_answer().partition(mark)
+        if ended:
+            return (Own(head + mark + rest[: len(rest) - len(rest.lstrip())]),)
         if self.derived is not None and self.derived.thoughts is not None:
             return (Own(self.derived.thoughts.end),)
-        return (Own(f"\n{self.format.thought}\n\n"),) if self.format.thought else ()
+        return (Own(f"\n{mark}\n\n"),)
+
+    def _before_answer(self) -> str:
+        """What the template writes between its cue and an answer without a thought."""
+        answer: Chat = [{"role": "assistant", "content": PLACE}]
+        before, found, _ = (self._written_answer(None, answer) or "").partition(PLACE)
+        return before if found else ""
 
     def reader(self, bound: BoundFamily, scene: Scene) -> TextReader:
-        is_thinking = self.is_thinking(scene.effort)
+        is_thinking = self.is_thinking_in(scene)
         return TextReader(bound, scene, format=self.format, is_thinking=is_thinking)
 
     def write(self, vocabulary: Vocabulary, items: Sequence[Item]) -> IdArray[int]:
@@ -257,7 +305,7 @@ class _TemplatePrompts:
     def render(self, bound: BoundFamily, scene: Scene) -> Rendered:
         images = Images(self._placeholder)
         show = images.show if scene.sees_images and self.takes_images else None
-        rounds = self._messages.rounds(scene, show)
+        rounds = self._messages.rounds(scene, show, self._own_ids)
         chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
         if IMAGE_BEFORE in cue:
@@ -282,7 +330,8 @@ class _TemplatePrompts:
         assert isinstance(rendered.context, Tokens)
         if rendered.context.all_images():
             return False
-        chat, tools = self._messages.chat(scene, self._messages.rounds(scene, None))
+        rounds = self._messages.rounds(scene, None, self._own_ids)
+        chat, tools = self._messages.chat(scene, rounds)
         context, cue = self._texts(scene, chat, tools)
         decoded = self._decode(rendered.context.flat() + rendered.cue)
         return "".join(decoded.split()) != "".join(mended(context + cue).split())
@@ -421,6 +470,16 @@ class _TemplatePrompts:
         return text
 
     # --- what was sampled ---
+
+    def _own_ids(self, round: Round) -> dict[str, str]:
+        """The ids that the model gave its calls in this round, by those that clients know."""
+        calls = [call for item in round.wrote if (call := call_of(item.value)) is not None]
+        if not calls or round.fingerprint != self.fingerprint:
+            return {}
+        found = own_ids(self._decode(sampled_ids(round)))
+        if len(found) != len(calls):
+            return {}
+        return {call.call_id: id for call, id in zip(calls, found, strict=True)}
 
     def _continued(
         self,

@@ -9,19 +9,15 @@ refused that can be said in another way.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from msgspec import structs
-
-from segue.derivation.roles import RoleRule, place
+from segue.derivation.roles import place
+from segue.derivation.taken import ASKED, ONE, TOOLS, Probe, Taken
 from segue.dialects.chatml import (
     JOINS,
     ROLES,
-    THINK,
-    THOUGHT,
     content_of,
     definitions_of,
     tools_content,
@@ -32,40 +28,17 @@ from segue.readers.offers import definition_of
 from segue.seams.history import Round
 from segue.seams.model import Scene
 from segue.vocabularies.chat_template import Chat, TemplateRunner
+from segue.vocabularies.images import moved_first, stands_first
 from segue.vocabularies.shield import Shield
 from segue.wire.inner_json import inner_object
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of, call_of
-from segue.wire.requests import Effort
 
-# The fields in which templates look for what the model thought.
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# Thoughts may be shown only where the model is to think.
-EFFORTS: tuple[Effort | None, ...] = (None, "high")
 # Of a model turn of any order.
 ANY_ORDER = JOINS | {("talk", "talk"), ("call", "talk"), ("talk", "think"), ("call", "think")}
 SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+COUNTED_ID = re.compile(r"functions\.[^\s:]+:\d+")
 NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a template takes."""
-
-    rule: RoleRule
-    # The field for thoughts; None: they stand in the text, or nowhere if the template drops them there.
-    thoughts: str | None = None
-    is_dropping: bool = False
-    # Whether there is a field for calls; if not, they stand in the text.
-    has_calls: bool = False
-    # Arguments as JSON text, not as an object; an object also where they are none; several calls in a message.
-    is_text: bool = False
-    is_object: bool = False
-    is_parallel: bool = True
-    # The content of a message that has nothing but calls.
-    nothing: str | None = ""
-    # Whether the outputs of tools have a role of their own.
-    has_outputs: bool = False
 
 
 class Said(NamedTuple):
@@ -84,22 +57,27 @@ class _WrittenCall(NamedTuple):
 
 # By the id that a client knows.
 _Calls = dict[str, _WrittenCall]
+# The ids that the model itself gave its calls in a round, by the ids that clients know.
+OwnIds = Callable[[Round], Mapping[str, str]]
+NO_IDS: Mapping[str, str] = {}
 
 
 class TemplateMessages:
     """Writes items as messages for one template."""
 
-    def __init__(self, runner: TemplateRunner, template: str, shield: Shield) -> None:
+    def __init__(
+        self, runner: TemplateRunner, template: str, shield: Shield, placeholder: str = ""
+    ) -> None:
+        self._runner = runner
+        self._has_images_first = bool(placeholder) and stands_first(runner, placeholder)
         self._shield = shield
         self._has_tools = "tools" in template
-        # Outputs are known by the ids of their calls; otherwise by their order.
-        self._names_ids = "tool_call_id" in template
         # Mistral's models want ids of nine letters, which they invent; Kimi's models count their calls.
         self.has_short_ids = NINE_LETTERS.search(template) is not None
         self._is_counting = "<|tool_call_argument_begin|>" in template
-        self.taken = _Probe(runner, template).taken()
+        self.taken: Taken = Probe(runner, template).taken()
 
-    def rounds(self, scene: Scene, show: Show | None) -> list[Said]:
+    def rounds(self, scene: Scene, show: Show | None, own_ids: OwnIds) -> list[Said]:
         """Every round that the model still sees, and then what is given now; `show` writes images."""
         rounds = [*scene.history(), Round(scene.given)]
         answered = {
@@ -113,11 +91,13 @@ class TemplateMessages:
         before: Sequence[Item] = ()
         for round in rounds:
             given = _whole(round.given, answered)
-            if not self._names_ids:
+            if not self.taken.names_ids:
                 given = in_call_order(given, before)
             before = round.wrote
             chat = self._messages(given, calls, show)
-            wrote = self.wrote(_whole(before, answered), calls) if round.did_sample else []
+            own = own_ids(round) if self.taken.names_ids else NO_IDS
+            whole = _whole(before, answered)
+            wrote = self.wrote(whole, calls, own) if round.did_sample else []
             said.append(Said(chat, wrote))
         return said
 
@@ -141,13 +121,25 @@ class TemplateMessages:
             chat.insert(chat.index(first), {"role": "user", "content": ""})
         return [*self._split(place(chat, rule))], tools
 
-    def wrote(self, items: Sequence[Item], calls: _Calls) -> Chat:
+    def wrote(self, items: Sequence[Item], calls: _Calls, own: Mapping[str, str] = NO_IDS) -> Chat:
         """What the model wrote in one go, as one message."""
         parts = parts_of(items)
         if all(part.kind in ("think", "talk", "call") for part in parts):
-            self._remember(calls, parts)
+            self._remember(calls, parts, own)
             return [self._assistant(parts, calls)]
         return self._messages(items, calls)
+
+    def written_call(self, name: str, arguments: Mapping[str, str]) -> str:
+        """What the template writes of a conversation with this call; nothing if it has no place for one."""
+        call = Part("call", dumps(arguments), name, ONE)
+        calls: _Calls = {}
+        self._remember(calls, [call])
+        try:
+            return self._runner.run(
+                [ASKED, self._assistant([call], calls)], TOOLS, 0, is_cued=False
+            )
+        except InvalidRequest:
+            return ""
 
     def looked(self) -> Chat:
         """A small conversation with a call and its output."""
@@ -172,6 +164,8 @@ class TemplateMessages:
                     chat.append(self._assistant(parts, calls))
                 case kind:
                     content = self._shield.joined(content_of(parts))
+                    if self._has_images_first and show is not None:
+                        content = moved_first(content)
                     chat.append({"role": ROLES.get(kind, kind), "content": content})
         return chat
 
@@ -192,10 +186,13 @@ class TemplateMessages:
         """One message of the model. What the template has no field for stays in the text."""
         taken = self.taken
         message: dict[str, object] = {"role": "assistant"}
+        thought = ""
         if taken.thoughts is not None:
             thoughts = [part.text for part in parts if part.kind == "think"]
             parts = [part for part in parts if part.kind != "think"]
-            message[taken.thoughts] = self._shield.text("\n\n".join(thoughts))
+            thought = self._shield.text("\n\n".join(thoughts))
+            if thought:
+                message[taken.thoughts] = thought
         elif taken.is_dropping:
             parts = [part for part in parts if part.kind != "think"]
         calls = [
@@ -206,6 +203,9 @@ class TemplateMessages:
             message["tool_calls"] = calls
         content = self._shield.joined(content_of(parts))
         message["content"] = content if content or not calls else taken.nothing
+        if taken.thoughts == "content" and thought:
+            words = [{"type": "text", "text": content}] if content else []
+            message["content"] = [{"type": "thinking", "thinking": thought}, *words]
         return message
 
     def _call(self, part: Part, calls: _Calls) -> dict[str, object]:
@@ -223,13 +223,17 @@ class TemplateMessages:
             "function": self._shield.value(function),
         }
 
-    def _remember(self, calls: _Calls, parts: Sequence[Part]) -> None:
+    def _remember(
+        self, calls: _Calls, parts: Sequence[Part], own: Mapping[str, str] = NO_IDS
+    ) -> None:
         for part in parts:
             if part.kind == "call":
-                calls[part.call_id] = _WrittenCall(part.name, self._written_id(part, len(calls)))
+                id = own.get(part.call_id) or self._written_id(part, len(calls))
+                calls[part.call_id] = _WrittenCall(part.name, id)
 
     def _written_id(self, part: Part, count: int) -> str:
-        if self._is_counting:
+        """The id of a call of which it is not known how the model wrote it."""
+        if self._is_counting and not COUNTED_ID.fullmatch(part.call_id):
             return f"functions.{part.name}:{count}"
         if not self.has_short_ids or SHORT_ID.fullmatch(part.call_id):
             return part.call_id
@@ -271,163 +275,3 @@ def _whole(items: Sequence[Item], answered: set[str | None]) -> Sequence[Item]:
         return call is not None and call.call_id not in answered
 
     return [item for item in items if not is_broken(item)]
-
-
-# --- what does this template take? ----------------------------------------------------------------
-
-
-def _said(role: str, text: str) -> dict[str, object]:
-    return {"role": role, "content": text}
-
-
-def _called(arguments: object, nothing: str | None, *ids: str) -> dict[str, object]:
-    calls = [
-        {"type": "function", "id": id, "function": {"name": f"tool_{id}", "arguments": arguments}}
-        for id in ids
-    ]
-    return {"role": "assistant", "content": nothing, "tool_calls": calls}
-
-
-def _answered(id: str) -> dict[str, object]:
-    return {"role": "tool", "tool_call_id": id, "name": f"tool_{id}", "content": f"output {id}"}
-
-
-ONE = "callnum01"
-TWO = "callnum02"
-ARGUMENTS = {"q": "argument-47"}
-TOOL = {
-    "name": "look",
-    "description": "Looks.",
-    "parameters": {
-        "type": "object",
-        "properties": {"q": {"type": "string", "description": "What"}},
-        "required": ["q"],
-    },
-}
-TOOLS = [{"type": "function", "function": TOOL}]
-ASKED = _said("user", "question-47")
-
-
-class _Probe:
-    """Tries small conversations with marked texts."""
-
-    def __init__(self, runner: TemplateRunner, template: str) -> None:
-        self._runner = runner
-        self._template = template
-
-    def taken(self) -> Taken:
-        taken = Taken(rule=self._rule())
-        if "tool_calls" in self._template:
-            taken = self._with_calls(taken)
-        call = (
-            _called(ARGUMENTS, taken.nothing, ONE) if taken.has_calls else _said("assistant", "a")
-        )
-        if taken.is_text:
-            call = _called(dumps(ARGUMENTS), taken.nothing, ONE)
-        has_role = "tool" in self._template
-        has_outputs = has_role and self._takes([ASKED, call, _answered(ONE)], f"output {ONE}")
-        fields = (field for field in THOUGHT_FIELDS if self._shows_thoughts(field, call))
-        taken = replace(taken, has_outputs=has_outputs, thoughts=next(fields, None))
-        if taken.thoughts is None:
-            text = f"{THINK}\nthought-47\n{THOUGHT}\n\n"
-            taken = replace(taken, is_dropping=not self._shows("content", text, call))
-        if has_outputs:
-            goes_on = [ASKED, call, _answered(ONE), _said("user", "another-47")]
-            alternates = taken.rule.alternates or not self._takes(
-                goes_on, "question-47", "another-47"
-            )
-            rule = RoleRule(taken.rule.system, alternates)
-            is_forgetful = self._forgets(rule, taken.thoughts, call)
-            taken = replace(taken, rule=structs.replace(rule, is_forgetful=is_forgetful))
-        return taken
-
-    def _rule(self) -> RoleRule:
-        first = _said("system", "instruction-47")
-        later = _said("system", "correction-47")
-        answer = _said("assistant", "answer-47")
-        again = _said("user", "another-47")
-        is_alternating = not self._takes([ASKED, again], "question-47", "another-47")
-        goes_on = [first, ASKED, answer, again]
-        if not self._takes(goes_on, "instruction-47", "question-47", "answer-47", "another-47"):
-            # Refused, lost, or moved to the end, where it is lost as soon as a tool answers.
-            return RoleRule(system="never", alternates=is_alternating)
-        middle = [first, ASKED, answer, later, again]
-        marks = ("instruction-47", "question-47", "answer-47", "correction-47", "another-47")
-        is_anywhere = self._takes(middle, *marks) and self._takes(
-            [first, ASKED, later], "instruction-47", "question-47", "correction-47"
-        )
-        return RoleRule(system="anywhere" if is_anywhere else "first", alternates=is_alternating)
-
-    def _with_calls(self, taken: Taken) -> Taken:
-        ways: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
-        for is_text, nothing in ways:
-            arguments: object = dumps(ARGUMENTS) if is_text else ARGUMENTS
-            chat = [ASKED, _called(arguments, nothing, ONE), _answered(ONE)]
-            if self._takes(chat, f"tool_{ONE}", "argument-47", tools=TOOLS, is_ordered=False):
-                break
-        else:
-            return taken
-        both = [ASKED, _called(arguments, nothing, ONE, TWO), _answered(ONE), _answered(TWO)]
-        names = (f"tool_{ONE}", f"tool_{TWO}", f"output {ONE}", f"output {TWO}")
-        bare = [ASKED, _called("argument-47", nothing, ONE), _answered(ONE)]
-        return replace(
-            taken,
-            has_calls=True,
-            is_text=is_text,
-            nothing=nothing,
-            is_object=not self._takes(bare, "argument-47", tools=TOOLS),
-            is_parallel=self._takes(both, *names, tools=TOOLS, is_ordered=False),
-        )
-
-    def _shows_thoughts(self, field: str, call: dict[str, object]) -> bool:
-        return field in self._template and self._shows(field, "thought-47", call)
-
-    def _shows(self, field: str, text: str, call: dict[str, object]) -> bool:
-        """Whether a thought is shown that stands in this field, of an answer or of a call."""
-        answer = [ASKED, {**_said("assistant", "answer-47"), field: text}]
-        calling = [ASKED, {**call, field: text}, _answered(ONE)]
-        return any(
-            self._takes(chat, "thought-47", tools=tools, effort=effort)
-            for effort in EFFORTS
-            for chat, tools in ((answer, None), (calling, TOOLS))
-        )
-
-    def _forgets(self, rule: RoleRule, field: str | None, call: dict[str, object]) -> bool:
-        """Whether instructions after a tool's output, said as a user's, change what stands before it: thoughts are
-        dropped, or the tools move."""
-        if rule.system == "anywhere":
-            return False
-        thought = "thought-47" if field else f"{THINK}\nthought-47\n{THOUGHT}\n\n"
-        calling = [ASKED, {**call, field or "content": thought}, _answered(ONE)]
-        asked = place([*calling, _said("system", "another-47")], rule)
-        for effort in EFFORTS:
-            try:
-                text, longer = (
-                    self._runner.run(chat, TOOLS, 0, is_cued=False, effort=effort)
-                    for chat in (calling, asked)
-                )
-            except InvalidRequest:
-                continue
-            if not longer.startswith(text.partition(f"output {ONE}")[0]):
-                return True
-        return False
-
-    def _takes(
-        self,
-        chat: Chat,
-        *marks: str,
-        tools: object = None,
-        effort: Effort | None = None,
-        is_ordered: bool = True,
-    ) -> bool:
-        """Whether the template writes all these texts, in this order."""
-        try:
-            text = self._runner.run(chat, tools, 0, is_cued=True, effort=effort)
-        except InvalidRequest:
-            return False
-        at = 0
-        for mark in marks:
-            at = text.find(mark, at if is_ordered else 0)
-            if at < 0:
-                return False
-        return True

@@ -94,6 +94,8 @@ class TaggedArguments:
         # What a value may be; None between two values.
         self._types: frozenset[str] | None = None
         self._value: list[str] = []
+        # Whether a value may begin with what stands around raw text.
+        self._may_be_raw = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
         rest: str | None = self._held + text
@@ -132,6 +134,7 @@ class TaggedArguments:
         self._value = []
         self._closing = self._tags.closing.replace("%tag%", key)
         self._ends = (self._closing, *self._tags.missed)
+        self._may_be_raw = self._tags.raw is not None
         before = self._before
         self._before = ", "
         return f"{before}{_quoted(key)}: " + ('"' if self._is_string else "")
@@ -141,6 +144,16 @@ class TaggedArguments:
         return self._types == TEXT
 
     def _more(self, text: str, parsed: list[str]) -> str | None:
+        if self._may_be_raw and self._tags.raw is not None:
+            before, after = self._tags.raw
+            if before.startswith(text):
+                self._held = text
+                return None
+            self._may_be_raw = False
+            if text.startswith(before):
+                text = text.removeprefix(before)
+                self._closing = after + self._closing
+                self._ends = (self._closing,)
         end_mark = any_of(self._ends).search(text)
         if end_mark is None:
             end = len(text) - held_back(text, self._ends)

@@ -9,6 +9,7 @@ texts: only the tag ends it.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from itertools import accumulate
 import msgspec
 
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Chunks, Forced
-from segue.readers.formats import CallFormat
+from segue.readers.formats import HUNYUAN, MINIMAX, CallFormat
 from segue.readers.offers import forced, format_schema, parameters_of
 from segue.readers.tags import (
     Node,
@@ -41,22 +42,22 @@ from segue.seams.model import Scene
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from segue.wire.tools import Offer, allowed_offers
 
-SLOT = re.compile("(%(?:name|key|string|id)%)")
+SLOT = re.compile("(%(?:name|key|string|type|id)%)")
 ID = "%id%"
 # The id of a call in families that write one, where the model does not choose it.
 OWN_ID = "000000000"
-ANY_ID: Node = {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}
+ANY_ID: Node = {"type": "regex", "pattern": "[a-zA-Z0-9]{9,10}"}
 # Names a parameter that the schema does not know.
 ANY_KEY: Node = {"type": "regex", "pattern": "[A-Za-z0-9_]+"}
-JSON_QUOTE = '"'
+JSON_QUOTE, PYTHON_QUOTE = '"', "'"
 # Objects and lists inside each other, in a notation that is not JSON: more than real tools have.
 NESTED_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One call, letter by letter: `%name%` is the tool, `%key%` a parameter, `%string%` whether it is a string, `%id%`
-    the id of the call."""
+    """One call, letter by letter: `%name%` is the tool, `%key%` a parameter, `%string%` whether it is a string,
+    `%type%` its type, `%id%` the id of the call."""
 
     # Before the call, before its arguments, and after them.
     begin: str
@@ -73,6 +74,23 @@ class Spelling:
     booleans: tuple[str, ...] = ("true", "false")
     # Whether arguments stand in the order of their names, and not in that of the schema.
     is_sorted: bool = False
+    # The tag of what stands in a list, where lists and objects are written in tags.
+    item: str = ""
+
+    def written(self, name: str, arguments: Mapping[str, str]) -> re.Pattern[str]:
+        """Finds a call of this tool with these texts as arguments, spelt like this."""
+        if self.argument is None:
+            inside = json.dumps(arguments)
+        else:
+            quote = self.quote or ""
+            opening, closing = self.argument
+            inside = self.separator.join(
+                f"{opening}{quote}{value}{quote}{closing}".replace("%key%", key)
+                for key, value in arguments.items()
+            )
+        text = f"{self.begin}{self.header}{inside}{self.end}".replace("%name%", name)
+        text = text.replace("%string%", "true").replace("%type%", "string")
+        return re.compile(re.escape(text).replace(ID, r"[A-Za-z0-9]+"))
 
     @property
     def unled(self) -> str:
@@ -97,12 +115,17 @@ BARE_OBJECT = CallForm(
 )
 
 
-def form_of(format: CallFormat, template: str) -> CallForm:
-    """How the family with this format and this template is made to call."""
-    spellings = (
-        spelling for name, mark, spelling in SPELLINGS if name == format.name and mark in template
-    )
-    return spelt_form(next(spellings, None))
+# A call with which spellings are distinguished.
+PROBE = ("look", {"q": "x", "r": "y"})
+
+
+def form_of(format: CallFormat, template: str, written: str = "") -> CallForm:
+    """How the family with this format and this template is made to call; `written`: what the template writes of the
+    call `PROBE`."""
+    rows = [row for row in SPELLINGS if row[0] == format.name]
+    exact = (spelling for _, _, spelling in rows if spelling.written(*PROBE).search(written))
+    alike = (spelling for _, mark, spelling in rows if mark in template)
+    return spelt_form(next(exact, None) or next(alike, None))
 
 
 def spelt_form(spelling: Spelling | None) -> CallForm:
@@ -123,9 +146,13 @@ def spelt_form(spelling: Spelling | None) -> CallForm:
         arguments_key=None if spelling != HERMES else "arguments",
         before_object=(Own(HERMES.begin),),
         tagged=partial(tagged_calls, spelling),
-        around_input=(Own(before.replace("%key%", "input").replace("%string%", "true")), after),
+        around_input=(Own(_text_of_input(before)), _text_of_input(after)),
         is_json=spelling.argument is None,
     )
+
+
+def _text_of_input(text: str) -> str:
+    return text.replace("%key%", "input").replace("%string%", "true").replace("%type%", "string")
 
 
 def _begun(text: str, name: str) -> Chunks:
@@ -226,15 +253,16 @@ class _CallTags:
         """A tool that takes anything gets texts by any names."""
         opening, closing = self._spelling.argument or ("", "")
         before, _, after = opening.partition("%key%")
-        key = [*self._marks(before), ANY_KEY, *self._marks(after, string="true")]
+        key = [*self._marks(before), ANY_KEY, *self._marks(after, string="true", type="string")]
         return [many([*key, self._text(closing), *self._marks(closing)])]
 
     def _argument(self, schema: JsonSchema, key: str, part: object, depth: int) -> Node:
         opening, closing = self._spelling.argument or ("", "")
         is_string = "string" in schema.types(part)
         value = self._value(schema, part, closing, depth)
-        before = self._marks(opening, key=key, string="true" if is_string else "false")
-        return sequence([*before, value, *self._marks(closing)])
+        kind = "string" if is_string else _kind_of(part)
+        before = self._marks(opening, key=key, string="true" if is_string else "false", type=kind)
+        return sequence([*before, value, *self._marks(closing, key=key)])
 
     def _value(self, schema: JsonSchema, part: object, closing: str, depth: int) -> Node:
         quote = self._spelling.quote
@@ -248,12 +276,15 @@ class _CallTags:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "boolean" and not only:
             return any_of([words(text) for text in self._spelling.booleans])
-        is_json = quote in (None, JSON_QUOTE) or kind not in ("object", "array")
+        is_spelt = quote not in (None, JSON_QUOTE, PYTHON_QUOTE) or bool(self._spelling.item)
+        is_json = not is_spelt or kind not in ("object", "array")
         if is_json or not isinstance(part, dict):
             return json_of(schema.alone(part, self._budget))
         if depth >= NESTED_MAX:
             raise too_large("tools")
-        if kind == "object":
+        if self._spelling.item:
+            node = self._nested(schema, part, kind, depth)
+        elif kind == "object":
             node = sequence([words("{"), *self._arguments(schema, part, depth + 1), words("}")])
         else:
             item = self._value(schema, part.get("items"), closing, depth + 1)
@@ -262,8 +293,22 @@ class _CallTags:
         check_size(self._sizes.of(node), "tools")
         return node
 
+    def _nested(
+        self, schema: JsonSchema, part: Mapping[str, object], kind: object, depth: int
+    ) -> Node:
+        """An object or a list in tags."""
+        if kind == "object":
+            return sequence(self._arguments(schema, part, depth + 1) or [words("")])
+        return many([self._argument(schema, self._spelling.item, part.get("items"), depth + 1)])
+
     def _text(self, closing: str) -> Node:
-        return text_without(closing.strip(), *self._spelling.ends)
+        return text_without(closing.partition("%key%")[0].strip(), *self._spelling.ends)
+
+
+def _kind_of(part: object) -> str:
+    """The type of a value, in the words of templates that name it."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return "number" if kind == "integer" else kind if isinstance(kind, str) else "object"
 
 
 def _only(part: object) -> list[object]:
@@ -304,10 +349,10 @@ def _invoke(outer: str, before: str = "", attribute: str = "") -> Spelling:
     )
 
 
-def _keyed(newline: str) -> Spelling:
+def _keyed(newline: str, last: str = "") -> Spelling:
     value = f"<arg_key>%key%</arg_key>{newline}<arg_value>"
-    closing = f"</arg_value>{newline}"
-    return Spelling("<tool_call>", f"%name%{newline}", "</tool_call>", (value, closing))
+    closing = "</arg_value>" if last else f"</arg_value>{newline}"
+    return Spelling("<tool_call>", f"%name%{newline}", f"{last}</tool_call>", (value, closing))
 
 
 def _deepseek(header: str, end: str = "") -> Spelling:
@@ -337,6 +382,31 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
     ("dsml", "", _invoke(f"{DSML}function_calls", DSML, TYPED)),
     ("glm", "</arg_key><arg_value>", _keyed("")),
     ("glm", "", _keyed("\n")),
+    ("glm", "", _keyed("\n", "\n")),
+    ("hy3", "", Spelling(
+        f"<tool_calls{HUNYUAN}>\n", f"<tool_call{HUNYUAN}>%name%<tool_sep{HUNYUAN}>\n",
+        f"</tool_call{HUNYUAN}>\n</tool_calls{HUNYUAN}>",
+        (f"<arg_key{HUNYUAN}>%key%</arg_key{HUNYUAN}>\n<arg_value{HUNYUAN}>", f"</arg_value{HUNYUAN}>\n"),
+    )),
+    ("minimax-m3", "", Spelling(
+        f"{MINIMAX}<tool_call>\n", f'{MINIMAX}<invoke name="%name%">',
+        f"{MINIMAX}</invoke>\n{MINIMAX}</tool_call>", (f"{MINIMAX}<%key%>", f"{MINIMAX}</%key%>"), item="item",
+    )),
+    ("kimi-k3", "", Spelling(
+        "<|open|>tools<|sep|>", '<|open|>call tool="%name%" index="1"<|sep|>',
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        ('<|open|>argument key="%key%" type="%type%"<|sep|>', "<|close|>argument<|sep|>"),
+    )),
+    ("minicpm5", "", Spelling(
+        "<function", ' name="%name%">', "</function>", ('<param name="%key%">', "</param>"),
+        ends=("<param name=", "</function>"), booleans=("true", "false", "True", "False"),
+    )),
+    ("solar", "", Spelling(
+        "<|tool_calls|>", "<|tool_call:begin|>%id%<|tool_call:name|>%name%<|tool_call:args|>", "<|tool_call:end|>",
+    )),
+    ("gigachat3.1", "", Spelling("<|function_call|>", HERMES.header, "}")),
+    ("gigachat3", "", Spelling("function call<|role_sep|>\n", HERMES.header, "}")),
+    ("functionary", "", Spelling("<function=", "%name%>", "</function>")),
     ("kimi-k2", "", Spelling(
         "<|tool_calls_section_begin|>", KIMI_HEADER, "<|tool_call_end|><|tool_calls_section_end|>",
     )),
@@ -347,6 +417,9 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
         is_sorted=True,
     )),
     ("pythonic", "", PYTHON),
+    ("lfm2", "format_arg_value", replace(
+        PYTHON, begin="<|tool_call_start|>[", end=")]<|tool_call_end|>", quote="'",
+    )),
     ("lfm2", "", replace(PYTHON, begin="<|tool_call_start|>[", end=")]<|tool_call_end|>")),
     ("mistral", "[CALL_ID]", replace(MISTRAL_CALL, header="%name%[CALL_ID]%id%[ARGS]")),
     ("mistral", "[ARGS]", MISTRAL_CALL),

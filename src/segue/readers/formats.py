@@ -28,6 +28,8 @@ class Tags:
     is_wrapped: bool = False
     # Stands before the tags of lists and objects inside a value.
     nested: str = ""
+    # May stand around a value that holds letters of tags.
+    raw: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class CallFormat:
     thought: str = "</think>"
     # Marks that say nothing.
     dropped: tuple[str, ...] = ()
+    # White space that stands between the cue and an answer, and between the answer and its end.
+    gap: str = ""
+    tail: str = ""
     # Begins the header of a call; the call of a tool that there is may stand without the marks around it.
     loose: str = ""
     # Whether calls stand in a list.
@@ -295,7 +300,12 @@ FORMATS: tuple[CallFormat, ...] = (
             begins=("<|tool_call_start|>",), ends=("<|tool_call_end|>",)),
     PYTHON,
     MISTRAL,
-    _list("command-r", "<|START_ACTION|>", "<|END_ACTION|>", CallShape(COMMAND, ("{",), closing="}")),
+    replace(
+        _list("command-r", "<|START_ACTION|>", "<|END_ACTION|>", CallShape(COMMAND, ("{",), closing="}")),
+        think="<|START_THINKING|>",
+        thought="<|END_THINKING|>",
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     _list("apertus", "<|tools_prefix|>", "<|tools_suffix|>", CallShape('{ "%name%" : ', ("{",), closing="}")),
     _list("apriel", "<tool_calls>", "</tool_calls>"),
     _list("nemotron-v2", "<TOOLCALL>", "</TOOLCALL>"),
@@ -316,6 +326,23 @@ FORMATS: tuple[CallFormat, ...] = (
         (CallShape("%name%> ", ("{",)),),
     ),
     CallFormat(
+        "minicpm5",
+        ('<function name="', '<param name="'),
+        ("<function",),
+        ("</function>",),
+        (
+            CallShape(
+                ' name="%name%">',
+                arguments=Tags(
+                    '<param name="%key%">',
+                    "</param>",
+                    ("\n<param name=", "\n</function>"),
+                    raw=("<![CDATA[", "]]>"),
+                ),
+            ),
+        ),
+    ),
+    CallFormat(
         "solar",
         ("<|tool_call:begin|>",),
         ("<|tool_calls|>",),
@@ -327,6 +354,10 @@ FORMATS: tuple[CallFormat, ...] = (
                 "<|tool_call:end|>",
             ),
         ),
+        think="<|think|>",
+        thought="<|end|>",
+        # Between the parts of an answer.
+        dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
     ),
     LLAMA3,
     HERMES,
@@ -359,6 +390,30 @@ def declared_format(declared: object) -> CallFormat | None:
             return replace(found, think=think.strip(), thought=thought.strip())
         case _:
             return found
+
+
+# How families write the id of a call: before its arguments, or at the end of its object.
+OWN_ID = re.compile(
+    r"\[CALL_ID\](?P<mistral>\w{9})\[ARGS\]"
+    r"|<\|tool_call_begin\|> ?(?P<kimi>\S{1,256}?) ?<\|tool_call_argument_begin\|>"
+    r"|<\|tool_call:begin\|>(?P<solar>[^<>\s]{1,256})<\|tool_call:name\|>"
+)
+LISTED_CALLS = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)
+
+
+def own_ids(text: str) -> list[str]:
+    """The ids that the model itself gave its calls in this answer."""
+    if listed := LISTED_CALLS.search(text):
+        return _listed_ids(listed[1])
+    return [next(filter(None, found.groups())) for found in OWN_ID.finditer(text)]
+
+
+def _listed_ids(text: str) -> list[str]:
+    try:
+        calls = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [str(call["id"]) for call in calls if isinstance(call, dict) and "id" in call]
 
 
 # What looks like the mark of a call.

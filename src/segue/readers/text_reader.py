@@ -198,7 +198,7 @@ class TextReader:
 
     def _between(self, text: str) -> str | None:
         bare = text.lstrip()
-        known = tuple(filter(None, (self._format.think, *self._marks)))
+        known = tuple(filter(None, (self._format.think, self._format.thought, *self._marks)))
         mark = next(filter(bare.startswith, known), None)
         is_bare = self._is_bare_read and bare.startswith("{")
         if mark is None and not is_bare and any(other.startswith(bare) for other in known):
@@ -209,7 +209,7 @@ class TextReader:
             self._state = self._thinking if mark == self._format.think else self._between
             return bare[len(mark) :]
         # Newlines after a mark belong to the mark; at the very beginning they are the model's own.
-        own = text.lstrip("\n") if self._is_after_mark else text
+        own = text.lstrip("\n") if self._is_after_mark else text.removeprefix(self._format.gap)
         is_guessing = self._is_guessing
         self._is_guessing = False
         if mark is not None or is_bare:
@@ -261,9 +261,9 @@ class TextReader:
         return len(text), ""
 
     def _unsure(self, text: str) -> int:
-        """How many characters at the end may belong to a mark, or to a fence."""
+        """How many characters at the end may belong to a mark, or to a fence, or are not said at the very end."""
         if not self._marks:
-            return 0
+            return len(text) - len(text.rstrip("\n")) if self._format.tail else 0
         return max(held_back(text, self._marks), len(text) - len(text.rstrip("`")))
 
     def _thinking(self, text: str) -> str | None:
@@ -484,6 +484,8 @@ class TextReader:
 
     def _write_last(self, held: str) -> None:
         items = self._items
+        if self._stop is not None and self._state == self._talking:
+            held = held.removesuffix(self._format.tail)
         if items.open is None and held.strip():
             is_thought = self._state == self._thinking
             held = held.lstrip("\n") if is_thought or self._is_after_mark else held

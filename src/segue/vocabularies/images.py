@@ -8,6 +8,7 @@ images only in messages of a user. In the end the mark becomes the ids of the pl
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -20,6 +21,7 @@ from segue.wire.items import InputImage
 IMAGE_BEFORE = "\ufdd3"
 IMAGE_AFTER = "\ufdd4"
 IMAGE = f"{IMAGE_BEFORE}[0-9a-f]{{32}}{IMAGE_AFTER}"
+ENDING_IMAGE = re.compile(f"(?P<text>[^{IMAGE_BEFORE}]+)(?P<image>{IMAGE})", re.DOTALL)
 # Two words that no template has.
 WORDS = ("Before9b1", "After9b1")
 
@@ -34,6 +36,17 @@ def placeholder_of(runner: TemplateRunner) -> str | None:
     return written[1] if is_known and written[0] != written[1] else None
 
 
+def stands_first(runner: TemplateRunner, placeholder: str) -> bool:
+    """Whether an image that follows the only text of a message is written before that text."""
+    content: list[dict[str, str]] = [{"type": "text", "text": WORDS[0]}, {"type": "image"}]
+    try:
+        text = runner.run([{"role": "user", "content": content}], None, 0, is_cued=True)
+    except InvalidRequest:
+        return False
+    before, found, after = text.partition(WORDS[0])
+    return bool(found) and placeholder in before and placeholder not in after
+
+
 def _between(runner: TemplateRunner, content: list[dict[str, str]]) -> str | None:
     chat: Chat = [{"role": "user", "content": content}]
     try:
@@ -43,6 +56,12 @@ def _between(runner: TemplateRunner, content: list[dict[str, str]]) -> str | Non
     _, found, rest = text.partition(WORDS[0])
     written, ended, _ = rest.partition(WORDS[1])
     return written if found and ended else None
+
+
+def moved_first(text: str) -> str:
+    """A text with one image at its end, with that image before it."""
+    found = ENDING_IMAGE.fullmatch(text)
+    return f"{found['image']}{found['text']}" if found else text
 
 
 @dataclass(slots=True)

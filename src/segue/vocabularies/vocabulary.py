@@ -295,7 +295,11 @@ class Vocabulary:
             return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_LETTER, " ").encode()
         if id in self._texts:
             return token.encode()
-        return bytes(BYTE_OF_LETTER[letter] for letter in token)
+        try:
+            return bytes(BYTE_OF_LETTER[letter] for letter in token)
+        except KeyError:
+            # Some files have a few tokens as they are, among those of bytes.
+            return token.encode()
 
 
 def pieces_of(
