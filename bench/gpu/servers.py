@@ -70,6 +70,8 @@ FORMS: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "one": ((), STEP_ONE),
     "two": (STEP_TWO, STEP_ONE),
 }
+# Step two keeps at most half of its blocks for turns to come.
+ROOM = {"two": 2}
 # Begin of the name, model, first port, room for one conversation at 100k tokens, and flags.
 FAMILIES: tuple[tuple[str, str, int, int, Sequence[str]], ...] = (
     ("plain", "written", 8200, 13, ()),
@@ -89,10 +91,27 @@ for _family, _model, _port, _cache_gb, _flags in FAMILIES:
         _more, _variables = FORMS[_form]
         ENGINES.setdefault(
             engine_name(_family, _form, _blocks),
-            Engine(_model, _port + 10 * _place, _cache_gb, (*_flags, *_more, *_blocks), _variables),
+            Engine(
+                _model,
+                _port + 10 * _place,
+                _cache_gb * ROOM.get(_form, 1),
+                (*_flags, *_more, *_blocks),
+                _variables,
+            ),
         )
+# Real weights with little room, so that requests are preempted; in float32, or with kernels whose sums do not depend on
+# what else is in a batch.
+LITTLE_ROOM = (
+    *STEP_TWO,
+    *("--max-model-len", "6000", "--num-gpu-blocks-override", "420", "--max-num-seqs", "8"),
+)
+ENGINES["exact"] = Engine("real", 8180, 2, (*LITTLE_ROOM, "--dtype", "float32"), STEP_ONE)
+ENGINES["exact-bf16"] = Engine(
+    "real", 8190, 2, LITTLE_ROOM, {**STEP_ONE, "VLLM_BATCH_INVARIANT": "1"}
+)
 # Name, and how far its port is from the engine's.
-GATEWAYS = {"segue": 1, "segue-off": 2, "agentic": 3}
+GATEWAYS = {"segue": 1, "segue-off": 2, "agentic": 3, "segue-plain": 4, "segue-tool": 5}
+USUAL_GATEWAYS = ("segue", "segue-off", "agentic")
 
 
 class Servers:
@@ -153,18 +172,23 @@ class Servers:
             print(f"{name} did not answer: {self._tail(name)}", flush=True)
         return ready
 
-    def start_gateways(self, engine: str, wanted: Sequence[str] = tuple(GATEWAYS)) -> None:
-        """These of Segue, with its render cache on and off, and agentic-api, in front of this vLLM."""
+    def start_gateways(self, engine: str, wanted: Sequence[str] = USUAL_GATEWAYS) -> None:
+        """These, in front of this vLLM: Segue with its render cache on and off, without sessions at the engine, with a
+        tool that is slow; and agentic-api."""
         base = f"http://127.0.0.1:{self.port(engine)}"
         segue = [
             *(sys.executable, "-m", "segue_cli.cli", "serve", "--engine", "vllm"),
             *("--engine-url", base, "--model", "m", "--tokenizer", str(self.model(engine))),
             *("--engine-parallel", str(PARALLEL), "--context-tokens", str(CONTEXT_TOKENS)),
         ]
-        run, environment = self.folder / "run", {"PYTHONPATH": str(self.folder / "segue")}
+        own = Path(__file__).parents[2]
+        run = self.folder / "run"
+        environment = {"PYTHONPATH": f"{self.folder / 'segue'}:{own}"}
         commands: dict[str, list[str]] = {
             "segue": segue,
             "segue-off": [*segue, "--render-cache-bytes-max", "0"],
+            "segue-plain": [*segue, "--engine-sessions", "off"],
+            "segue-tool": [*segue, "--hosted-tools", "bench.gpu.slow_tool:build"],
             "agentic": [
                 *(str(self.folder / "bin" / "agentic-server"), "--llm-api-base", base),
                 *("--gateway-host", "127.0.0.1"),
