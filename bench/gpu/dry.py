@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.gpu.cases import SHAPE
-from bench.gpu.servers import TOOL_FLAGS, Servers
+from bench.gpu.servers import ENGINES, TOOL_FLAGS, Servers
 from bench.hollow.server import hollow_command, hollow_environment, write_model
 
 STEP_MS = 2.0
@@ -34,10 +34,15 @@ class HollowServers(Servers):
             folder = self.model(name)
             folder.mkdir(parents=True, exist_ok=True)
             write_model(folder, TEMPLATE.read_text())
-            environment = hollow_environment(self.folder, STEP_MS)
+            environment = hollow_environment(self.folder / "plugins" / name, STEP_MS)
             tokens = SHAPE.output_tokens
             environment["HOLLOW_ANSWER_TOKENS"] = f"{tokens},{tokens}"
-            flags = [*TOOL_FLAGS, *self.more_flags]
+            engine = ENGINES[name]
+            environment |= engine.environment if "VLLM_PLUGINS" in engine.environment else {}
+            # Nothing is computed, so no step goes on beside the next one.
+            own = [flag.replace("KeepAsyncScheduler", "KeepScheduler") for flag in engine.flags]
+            own = own if engine.model in ("written", "big") else []
+            flags = [*TOOL_FLAGS, *own, *self.more_flags]
             command = hollow_command(folder, "m", self.port(name), flags)
             self.spawn(name, command, environment)
 
