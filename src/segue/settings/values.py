@@ -117,6 +117,8 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     model: tuple[str, ...] = ()
+    # Flags of the vLLM that is started where no URL says that one runs.
+    engine_arg: tuple[str, ...] = ()
     apis: tuple[ApiName, ...] = API_NAMES
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     store: str = "sqlite:///segue.db"

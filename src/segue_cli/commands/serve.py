@@ -17,6 +17,7 @@ from segue.server.served import has_engines_inside
 from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import Settings
+from segue_cli.commands.engine_child import wants_child, with_engine
 from segue_cli.commands.engine_name import with_engine_name
 from segue_cli.commands.flags import add_settings
 
@@ -36,8 +37,9 @@ def run(options: argparse.Namespace) -> int:
     for warning in sources.warnings():
         log.warning("%s", warning)
     try:
-        settings = _with_model(asked)
-        return _serve(settings, partial(_read_again, options, asked, settings))
+        with with_engine(asked) as ready:
+            settings = _with_model(ready)
+            return _serve(settings, partial(_read_again, options, asked, settings))
     except Misconfigured as error:
         raise Misconfigured(sources.located(str(error))) from None
 
@@ -56,6 +58,9 @@ def _read_again(options: argparse.Namespace, asked: Settings, chosen: Settings) 
     """The settings as they are now; where they still name no model, the one that was chosen at the start, or that the
     engine has by now."""
     again = settings_of(read_sources(vars(options)))
+    if wants_child(again) and wants_child(asked):
+        again = structs.replace(again, engine_url=chosen.engine_url, tokenizer=chosen.tokenizer)
+        asked = structs.replace(asked, engine_url=chosen.engine_url)
     names = ("model", "models", "engine", "engine_url")
     if chosen.is_unnamed or any(getattr(again, one) != getattr(asked, one) for one in names):
         return asyncio.run(with_engine_name(again))

@@ -29,6 +29,7 @@ HELP = {
         "engine_drained": "URL of a replica that gets no requests; repeatable. See also `segue engines drain`",
         "engine_discovery": "find replicas by the name in engine_url: off, dns (addresses), kubernetes (ready pods)",
         "engine_discovery_s": "seconds between two lookups of the replicas",
+        "engine_arg": "flag for the vLLM that Segue starts (without engine_url), such as --port=8001; repeatable",
         "engine_sessions": "send a vLLM with the plugin segue-vllm only what is new: auto (where it says so), or off",
         "context_tokens": "context window in tokens; 0: what the engine says (embedded: at most 8192)",
         "dialect": "chat format: auto (from the model's files), "

@@ -1,0 +1,135 @@
+"""A vLLM that Segue starts itself: a real process over a real socket, which is no vLLM (`vllm_program.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from msgspec import structs
+
+from segue.errors import Misconfigured
+from segue.settings.checks import load_settings
+from segue.settings.values import Settings
+from segue_cli.commands import engine_child
+from segue_cli.commands.engine_child import BEST, EngineChild, with_engine
+from segue_embedded.weights import find_weights
+from tests.support import served_process, until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`vllm` on the path; this interpreter has none."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "vllm"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.commands.vllm_program "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return script
+
+
+def asked(port: int, model: str = "good", *flags: str) -> Settings:
+    settings = load_settings({"engine": "vllm"}, environment={})
+    words = (f"--port={port}", "--port", str(port), *flags)
+    return structs.replace(settings, model=(model,), engine_arg=words[1:])
+
+
+def test_segue_starts_vllm_serves_with_it_and_stops_it(
+    program: Path, port: int, tmp_path: Path
+) -> None:
+    flags = ["--engine", "vllm", "--model", "good", "--tokenizer", str(find_weights("smollm2"))]
+    flags += ["--engine-arg=--port", f"--engine-arg={port}", "--engine-arg=--seed=7"]
+    with served_process(*flags, cwd=tmp_path) as served:
+        body = json.dumps({"model": "good", "input": "Hi", "store": False}).encode()
+        request = Request(f"{served.url}/v1/responses", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["usage"]["output_tokens"] > 0
+        assert served.stop() == 0
+    words = (tmp_path / "state" / "segue" / f"vllm-{port}.log").read_text().splitlines()[0]
+    assert " ".join(BEST) in words
+    assert words.endswith(f"--port {port} --seed=7")
+    assert "vLLM answers after" in "".join(served.printed)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_vllm_that_ends_by_itself_is_started_again_three_times(
+    program: Path, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = EngineChild(asked(port))
+    child.start()
+    try:
+        for _ in range(3):
+            process = child._process
+            assert process is not None
+            process.send_signal(signal.SIGKILL)
+            await until(lambda last=process: child._process is not last)  # type: ignore[misc]
+        assert child._process is not None
+        child._process.send_signal(signal.SIGKILL)
+        await until(lambda: not child._watcher.is_alive())
+        assert "for the fourth time in ten minutes and is not started again" in caplog.text
+    finally:
+        child.stop()
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [("small-card", "The card is too small"), ("bad-flag", "It does not know one of its flags")],
+)
+def test_end_at_the_start_is_said_in_words(
+    program: Path, port: int, model: str, words: str
+) -> None:
+    with pytest.raises(Misconfigured) as refused, with_engine(asked(port, model)):
+        pass
+    assert words in str(refused.value)
+    assert f"vllm-{port}.log" in str(refused.value)
+
+
+def test_port_that_is_taken_is_named(program: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Misconfigured, match=f"port {port}, which vLLM would take, is in use"):
+            EngineChild(asked(port)).start()
+
+
+def test_without_vllm_it_is_said_how_to_get_one(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Misconfigured, match="vLLM is not installed here"):
+        EngineChild(asked(port))
+
+
+def test_flags_for_an_engine_that_runs_elsewhere_are_refused(port: int) -> None:
+    settings = structs.replace(asked(port), engine_url=("http://127.0.0.1:1",))
+    with (
+        pytest.raises(Misconfigured, match="only an engine that Segue starts"),
+        with_engine(settings),
+    ):
+        pass
+
+
+def test_tokenizer_is_the_models_folder_or_where_the_hub_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--Qwen--Q" / "snapshots" / "1"
+    kept.mkdir(parents=True)
+    assert engine_child._tokenizer("Qwen/Q") == ""
+    (kept / "tokenizer.json").write_text("{}")
+    assert engine_child._tokenizer("Qwen/Q") == str(kept)
+    assert engine_child._tokenizer(str(tmp_path)) == str(tmp_path)

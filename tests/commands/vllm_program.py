@@ -1,0 +1,44 @@
+"""A small program that behaves as `vllm serve`: a real process on a real port, with a FAKE vLLM and no model in it.
+
+`serve MODEL --port N …`. The model `small-card` ends as vLLM does where the card has no room; `bad-flag` as for a flag
+that it does not know. It prints its command line first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from tests.engines.fakes.vllm import FakeVllm
+
+ENDS = {
+    "small-card": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+    "bad-flag": "vllm: error: unrecognized arguments: --nosuch",
+}
+
+
+async def serve(model: str, port: int) -> None:
+    """Until it is asked to end."""
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
+    fake = FakeVllm(model=model)
+    fake._port = port
+    async with fake:
+        await is_over.wait()
+
+
+def main() -> int:
+    print("argv:", *sys.argv[1:], flush=True)
+    assert sys.argv[1] == "serve"
+    model = sys.argv[2]
+    if model in ENDS:
+        print(ENDS[model], flush=True)
+        return 1
+    places = [place for place, word in enumerate(sys.argv) if word == "--port"]
+    asyncio.run(serve(model, int(sys.argv[places[-1] + 1])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
