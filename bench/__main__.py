@@ -27,6 +27,7 @@ NAMES = (
     "hostile",
     "compare",
     "reuse",
+    "repeats",
     "fleet",
     "scale",
     "cold",

@@ -65,6 +65,7 @@ from segue_cli.client.talk import (
 from segue_cli.client.traffic import print_traffic
 from segue_cli.commands.engine_name import with_engine_name
 from segue_cli.commands.flags import add_settings
+from segue_cli.commands.vllm_advice import vllm_advice
 from segue_cli.terminal import styled
 
 # Timeout of an engine's health check; clients would not wait longer either.
@@ -426,6 +427,8 @@ async def check_model(settings: Settings, model: ModelSettings) -> AsyncGenerato
         if is_up and model.engine == "vllm":
             for url in model.engine_url:
                 yield Check("sessions", True, await _sessions(model, url))
+                for advice in await asyncio.to_thread(vllm_advice, url):
+                    yield Check("advice", True, advice)
 
 
 async def _sessions(model: ModelSettings, url: str) -> str:

@@ -32,6 +32,8 @@ class FakeVllm(Fake):
     image_id: int | None = None
     # What its plugin says of itself, if it has that.
     sessions: dict[str, object] | None = None
+    # What it says of itself at /metrics.
+    metrics: str = ""
     tokenize: Callable[[str], list[int]] = lambda text: list(text.encode())
 
     def routes(self) -> list[web.RouteDef]:
@@ -40,10 +42,14 @@ class FakeVllm(Fake):
             web.post("/inference/v1/generate", self._generate),
             web.get("/version", self._version),
             web.get("/segue/session", self._sessions),
+            web.get("/metrics", self._metrics),
             web.get("/v1/models", self._models),
             web.post("/tokenize", self._tokenize),
             web.post("/v1/completions/render", self._render),
         ]
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
 
     async def _render(self, request: web.Request) -> web.Response:
         """Of its own it samples at 0.3; `/v1/completions` does so by itself, the other endpoint does not."""
