@@ -926,12 +926,12 @@ STRUCTURES = (
     Structure("brackets, on a socket", framed(brackets), 200_000, FRAME),
     Structure("brackets and commas, on a socket", framed(structure), 200_000, FRAME),
     Structure("quotes in an open string, on a socket", framed(quotes), 16_000, FRAME // 2),
-    Structure("fields of a request, refused", posted(too_many_fields, 400), 640_000, 8_000_000),
+    Structure("fields of a request, refused", posted(too_many_fields, 400), 640_000, 5_000_000),
     Structure(
         "parts of a message, refused",
         posted(text_parts("input_text", "user"), 400),
         200_000,
-        1_000_000,
+        500_000,
     ),
     # --- HTTP
     Structure("gzip", zipped, 400_000, TEXT),
