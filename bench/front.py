@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -324,11 +325,11 @@ def _sessions(
     """Three servers with the plugin."""
     variables = {**variables, "VLLM_PLUGINS": "segue"}
     keeps = ("--scheduler-cls", "segue_vllm.scheduler.KeepScheduler")
-    one = stack.enter_context(hollow_vllm(*flags, variables=variables))
-    two = stack.enter_context(hollow_vllm(*flags, *keeps, variables=variables))
-    large = stack.enter_context(
-        hollow_vllm("--block-size", "128", *more, *keeps, variables=variables)
-    )
+    starts = [flags, (*flags, *keeps), ("--block-size", "128", *more, *keeps)]
+    # Each takes half a minute, so they start together.
+    with ThreadPoolExecutor() as pool:
+        opened = [hollow_vllm(*words, variables=variables) for words in starts]
+        one, two, large = pool.map(stack.enter_context, opened)
     return {
         "generate, ids in JSON": Way(one, partial(HttpClient, one.url, generate)),
         "sessions, step one": Way(one, partial(SessionClient, one.url)),
