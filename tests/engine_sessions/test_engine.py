@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from array import array
 from contextlib import aclosing
+from typing import cast
 
 import pytest
 
 from segue.engine_sessions.engine import SessionEngine
+from segue.engines.queued import QueuedEngine
+from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import EngineLost
+from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, Unavailable
+from segue.observe.metrics import Metrics
 from segue.seams.model import Ids, Sampling
 from segue.seams.prompt import Tokens, id_array
 from segue_vllm.chains import Chains, Unknown, new_digest
@@ -230,3 +235,21 @@ def test_ids_of_forgotten_turns_are_freed_when_nothing_stands_on_them() -> None:
     chains.end(second)
     chains.forget(second.handle)
     assert chains.tokens == 0
+
+
+# --- what is counted --------------------------------------------------------------------------------
+
+
+async def test_jobs_and_refusals_are_counted_on_the_page_of_metrics_once() -> None:
+    replica = Replica("one")
+    server = QueuedEngine("one", replica.engine())
+    metrics = Metrics()
+    await turn(cast(SessionEngine, server.engine), PROMPT)
+    for _ in range(2):
+        metrics.count_sessions("one", *server.take_sessions())
+    metrics.count_sessions("one", {}, {"evicted": 3})
+    page = metrics.write().decode()
+    assert 'segue_engine_session_turns_total{how="whole",replica="one"} 1.0' in page
+    assert 'segue_engine_session_refusals_total{reason="evicted",replica="one"} 3.0' in page
+    assert QueuedEngine("two", TokenEngine(VLLM, replica)).take_sessions() == ({}, {})
+    await replica.close()
