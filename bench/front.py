@@ -169,12 +169,18 @@ class HttpClient:
         return first or time.perf_counter()
 
 
+class SessionAddress(ServerAddress):
+    """The path of the plugin's connection."""
+
+    path = "/v1/segue/session"
+
+
 class SessionClient:
     """One connection to the plugin; the engine has what was said before."""
 
     def __init__(self, url: str) -> None:
         self._traffic = Traffic()
-        self._connection = open_websocket(ServerAddress(f"{url}/v1/segue/session"), self._traffic)
+        self._connection = open_websocket(SessionAddress(url), self._traffic)
         read_said(read_message(self._connection))
         self._digest = new_digest()
         self._handle = self._length = self._stream = 0

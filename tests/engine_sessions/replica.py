@@ -105,11 +105,14 @@ class FakeCore:
         block.hash, block.slots = None, [None] * BLOCK
         return block
 
+    def arrive(self, request: FakeRequest, kept: dict[str, Any] | None) -> None:
+        """It waits from now on."""
+        if kept is not None and kept.get("from") is not None:
+            self.kept.go_on(request, kept)
+
     def run(self, request: FakeRequest, kept: dict[str, Any] | None, limit: int) -> list[int]:
         """Schedule it, compute and sample, and keep what is left."""
         id = request.request_id
-        if kept is not None and kept.get("from") is not None:
-            self.kept.go_on(request, kept)
         assert request.block_hashes == request.fresh()
         assert list(request.prompt_token_ids) == request._all_token_ids
         claim = self.kept.claims.get(id)
@@ -197,16 +200,24 @@ class FakeDoor:
             self.has_waiting.set()
         await self.may_go.wait()
         made = FakeRequest(request.id, list(ids), ask.salt, None)
-        try:
-            sampled = (
-                answer_to(ids, limit) if self.core is None else self.core.run(made, kept, limit)
-            )
-        except Refusal:
-            assert self.core is not None
-            self.core.kept.drop(request.id)
-            request.heard.end("error", None)
-            self.flush()
-            return
+        core = self.core
+        if core is None:
+            sampled = answer_to(ids, limit)
+        else:
+            try:
+                core.arrive(made, kept)
+                # Others come, are scheduled and end before it is.
+                for _ in range(self._count % 4):
+                    await asyncio.sleep(0)
+            except Refusal:
+                core.kept.drop(request.id)
+                request.heard.end("error", None)
+                self.flush()
+                return
+            except asyncio.CancelledError:
+                core.kept.drop(request.id)
+                raise
+            sampled = core.run(made, kept, limit)
         self.asked.append(made._all_token_ids[: made.num_prompt_tokens])
         for place, id in enumerate(sampled):
             request.heard.tokens([id], 0 if not place else None)
