@@ -260,6 +260,13 @@ class McpLister:
 # --- sessions -------------------------------------------------------------------------------------
 
 
+def _load_library() -> None:
+    """Import what speaks the protocol."""
+    import mcp.client.sse
+    import mcp.client.stdio
+    import mcp.client.streamable_http  # noqa: F401
+
+
 class _McpConnection:
     """An open session with a server, held by a task of its own: the library must be closed by the task that opened it,
     while callers come and go."""
@@ -284,9 +291,11 @@ class _McpConnection:
             self.task.cancel()
 
     async def _hold(self) -> None:
-        from mcp import Client
-
         try:
+            # Most of a second for the first session of a process: a busy machine would take its loop for blocked.
+            await asyncio.to_thread(_load_library)
+            from mcp import Client
+
             async with AsyncExitStack() as stack:
                 transport = await self._transport(stack)
                 client = await stack.enter_async_context(Client(transport, cache=None))
