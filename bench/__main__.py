@@ -23,6 +23,7 @@ NAMES = (
     "reencode",
     "guards",
     "ending",
+    "families",
     "hosted",
     "hostile",
     "compare",

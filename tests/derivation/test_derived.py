@@ -16,9 +16,10 @@ from segue.derivation.atoms import Lexer
 from segue.derivation.family import DerivedFamily, from_toml, readable, to_toml
 from segue.dialects.choose import derived_dialect
 from segue.dialects.family import TokenDialect
-from segue.errors import Misconfigured
+from segue.errors import InvalidRequest, Misconfigured
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
+from segue.vocabularies.chat_template import Chat, ChatTemplate, TemplateRunner
 from segue.vocabularies.load import vocabulary_from_file
 from segue.vocabularies.vocabulary import Own
 from segue.wire.tools import FunctionTool
@@ -172,6 +173,13 @@ def test_marks_that_no_table_has_are_read() -> None:
     assert (found.calls.header, found.calls.end) == ("<zz:run>%name%|", "</zz:run>")
 
 
+def test_json_on_several_lines_is_read() -> None:
+    call = "{'name': c.function.name, 'arguments': c.function.arguments} | tojson(indent=2)"
+    calls = of_template(f"{{{{ '<zz:run>' + ({call}) + '</zz:run>' }}}}").calls
+    assert calls is not None
+    assert calls.arguments.form == "json"
+
+
 def test_file_with_other_marks_than_the_template_is_not_used(tmp_path: Path) -> None:
     """A file is proven like what was worked out."""
     folder = model_folder("GLM-4.6")
@@ -187,3 +195,32 @@ def test_file_with_other_marks_than_the_template_is_not_used(tmp_path: Path) -> 
 def test_file_that_says_nothing_of_a_dialect_is_refused(text: str) -> None:
     with pytest.raises(Misconfigured, match=r"a\.toml"):
         from_toml(text, "a.toml")
+
+
+# --- limits ---------------------------------------------------------------------------------------------
+
+ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set ns = namespace(t='xy') %}{% for a in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
+LONG = "{{ 'x' * 2000000000 }}"
+
+
+@pytest.mark.parametrize("hostile", [ENDLESS, DOUBLING, LONG])
+def test_template_that_would_never_end_is_stopped(hostile: str) -> None:
+    runner = TemplateRunner(
+        ChatTemplate(f"{{% if tools %}}{hostile}{{% endif %}}Hi"), is_limited=True
+    )
+    assert runner.run([{"role": "user", "content": "Hi"}], None, 0, is_cued=True) == "Hi"
+    with pytest.raises(InvalidRequest, match="too long|more than"):
+        runner.run([{"role": "user", "content": "Hi"}], [{}], 0, is_cued=True)
+
+
+def test_limits_change_no_text() -> None:
+    """Loops, macros and joins are counted, and write the same."""
+    macro = "{% macro m(a) %}<{{ a ~ '!' ~ 1 }}>{% endmacro %}"
+    text = macro + "{% for x in messages %}{{ m(x.role) + 'z' * 2 }}{% endfor %}"
+    chat: Chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    written = [
+        TemplateRunner(ChatTemplate(text), is_limited=is_limited).run(chat, None, 0, is_cued=True)
+        for is_limited in (False, True)
+    ]
+    assert written == ["<user!1>zz<assistant!1>zz"] * 2

@@ -30,12 +30,9 @@ from segue.derivation.samples import (
     SaidCall,
     Samples,
 )
+from segue.readers.call_json import Braces
 from segue.vocabularies.chat_template import Chat
 
-# The ways in which JSON is written.
-WAYS: tuple[Mapping[str, object], ...] = (
-    {}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}, {"sort_keys": True},
-)  # fmt: skip
 PAIRED = re.compile(
     r"(<(?:[\w:｜|]*:)?(\w*(?:think|thought|reason)\w*)>|\[(THINK\w*)\])", re.IGNORECASE
 )
@@ -621,11 +618,16 @@ class _Said:
 
 
 def _written_json(arguments: Mapping[str, object], text: str) -> str | None:
-    """The arguments as JSON, as they stand in this text."""
-    for way in WAYS:
-        written = json.dumps(arguments, **way)  # type: ignore[arg-type]
-        if written in text:
-            return written
+    """The arguments as JSON, as they stand in this text, whatever white space is in them."""
+    begin = text.find("{")
+    while begin >= 0:
+        end = Braces().end_in(text, begin)
+        try:
+            if end is not None and json.loads(text[begin:end]) == arguments:
+                return text[begin:end]
+        except ValueError:
+            pass
+        begin = text.find("{", begin + 1)
     return None
 
 

@@ -36,7 +36,7 @@ from segue.readers.formats import HERMES, CallFormat
 from segue.readers.text_reader import TextReader
 from segue.seams.model import Ids, ItemOpened, ItemText, Scene
 from segue.seams.prompt import NO_IDS, Head, id_array
-from segue.vocabularies.chat_template import TemplateRunner
+from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.vocabularies.vocabulary import Mark, Own, Vocabulary
 from segue.wire.tools import FunctionTool, Tools, offers_of
 
@@ -73,14 +73,14 @@ class Derived:
 
 
 def derived(
-    runner: TemplateRunner,
-    text: str,
+    template: ChatTemplate,
     vocabulary: Vocabulary,
     ends: Sequence[str],
     written: DerivedFamily | None = None,
 ) -> Derived:
     """How this template writes, worked out or as it is `written` in a file, and proven in either case."""
-    samples = Samples(runner, text, ends)
+    text = template.text
+    samples = Samples(TemplateRunner(template, is_limited=True), text, ends)
     lexer = Lexer(vocabulary.specials)
     family = written or derived_family(samples, lexer, text)
     family, made = proven(family, samples, lexer, vocabulary, ends)

@@ -27,6 +27,8 @@ OTHER_VALUE = "qzlast"
 WORDS = "qzwords"
 THOUGHT = "qzthought"
 RESULT = "qzresult"
+# Some hundred are usual.
+RUNS_MAX = 1_000
 # Nine letters, as some templates want them.
 IDS = ("qzidentab", "qzidentcd")
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -79,6 +81,7 @@ class Samples:
         """`ends`: the special tokens that end a turn."""
         self._runner = runner
         self.stops = tuple(ends)
+        self._runs = 0
         self._ends = sorted(ends, key=len, reverse=True)
         self._is_text = False
         self._nothing: dict[str, object] = {}
@@ -187,6 +190,9 @@ class Samples:
         return None
 
     def _run(self, chat: Chat, tools: object, *, is_cued: bool) -> str:
+        self._runs += 1
+        if self._runs > RUNS_MAX:
+            raise InvalidRequest(f"The chat template was tried {RUNS_MAX} times without a result.")
         return self._runner.run(chat, tools, 0, is_cued=is_cued, effort=self.effort)
 
     def _ended(self, text: str) -> str:

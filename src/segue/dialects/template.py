@@ -217,7 +217,7 @@ class _TemplatePrompts:
 
     def _derive(self, template: ChatTemplate, written: DerivedFamily | None) -> None:
         """The format of this template, worked out from what it writes and proven on it."""
-        found = derived(self._runner, template.text, self._vocabulary, self.ends, written)
+        found = derived(template, self._vocabulary, self.ends, written)
         self.derived = found.family
         self.format = found.format
         self.call = found.call

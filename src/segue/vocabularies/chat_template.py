@@ -132,7 +132,8 @@ def _text(token: str | _Token | None) -> str:
 class TemplateRunner:
     """Runs a chat template as the usual libraries do. Needs the optional package `jinja2`."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, *, is_limited: bool = False) -> None:
+        """`is_limited`: a run that takes too many steps or makes too long a text is refused."""
         try:
             sandbox = import_module("jinja2.sandbox")
         except ImportError as missing:
@@ -140,11 +141,15 @@ class TemplateRunner:
                 "To run this model's chat template, `pip install jinja2`."
             ) from missing
         # Templates may build lists of their own; what they are given is made anew for every run.
-        environment = sandbox.SandboxedEnvironment(
+        made = sandbox.SandboxedEnvironment
+        if is_limited:
+            made = import_module("segue.vocabularies.template_limits").LimitedEnvironment
+        environment = made(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
+        self._limits = environment if is_limited else None
         self._names = {"bos_token": template.begin, "eos_token": template.end}
         self._values = template.values
         self._told: dict[Effort | None, dict[str, object]] = {}
@@ -204,6 +209,8 @@ class TemplateRunner:
         return True
 
     def _written(self, run: Callable[[Mapping[str, object]], str], told: dict[str, object]) -> str:
+        if self._limits is not None:
+            self._limits.steps = 0
         try:
             return run({**told, **self._names})
         except Exception as wrong:

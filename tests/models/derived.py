@@ -1,0 +1,208 @@
+"""What is read of each family without the table? `python -m tests.models.derived` writes it into docs/models.md.
+
+Every family is tried by its template alone (dialect `derived`), beside what the page says of it by the table. With
+`--further FOLDER` also families that no row was made for, whose templates lie in this folder under the names of
+`FURTHER`; where they come from is said there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+
+from segue.dialects.choose import derived_dialect
+from segue.dialects.family import TokenDialect
+from segue.vocabularies.load import vocabulary_from_file
+from tests.models import assets
+from tests.models.cells import ROOT_AT, Model
+from tests.models.families import (
+    BY_NAME,
+    LLAMA3_1,
+    QWEN3,
+    ModelFamily,
+    _write_folder,
+    model_folder,
+)
+from tests.models.judge import Judge, date_of
+from tests.models.matrix import COLUMNS, FAILS, HOLDS, Result, on_page, tried
+
+PAGE = assets.ROOT / "docs" / "models.md"
+BETWEEN = re.compile(r"(<!-- derived -->\n).*?(<!-- end of derived -->)", re.DOTALL)
+FURTHER_BETWEEN = re.compile(r"(<!-- further -->\n).*?(<!-- end of further -->)", re.DOTALL)
+VLLM = "vllm-project+vllm-examples_tool_chat_template_"
+LLAMA_CPP = "ggml-org+llama.cpp-models_templates_"
+GEMMA3 = "gemma3"
+# Templates of public repositories: `vllm-project/vllm` (examples) at a014e35f, `ggml-org/llama.cpp` (models/templates)
+# at b21e4de7.
+FURTHER = (
+    ModelFamily("FunctionGemma", f"{VLLM}functiongemma", GEMMA3, end="<end_of_turn>",
+                texts=("<start_function_call>", "<end_function_call>", "<escape>")),
+    ModelFamily("Granite 20B FC", f"{VLLM}granite_20b_fc", QWEN3, end="<|endoftext|>", texts=("<function_call>",)),
+    ModelFamily("Granite 3.0", f"{VLLM}granite", QWEN3, end="<|end_of_text|>"),
+    ModelFamily("Hunyuan A13B", f"{VLLM}hunyuan_a13b", QWEN3, begin="<|startoftext|>", end="<|eos|>"),
+    ModelFamily("InternLM2", f"{VLLM}internlm2_tool", QWEN3, begin="<s>", end="<|im_end|>"),
+    ModelFamily("Llama 3.2, pythonic", f"{VLLM}llama3.2_pythonic", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("Llama 4, JSON", f"{VLLM}llama4_json", LLAMA3_1, end="<|eot|>", ends=("<|eom|>",)),
+    ModelFamily("Llama 4, pythonic", f"{VLLM}llama4_pythonic", LLAMA3_1, end="<|eot|>"),
+    ModelFamily("ToolACE", f"{VLLM}toolace", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("xLAM Llama", f"{VLLM}xlam_llama", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("xLAM Qwen", f"{VLLM}xlam_qwen", QWEN3, end="<|im_end|>"),
+    ModelFamily("Phi-4 mini", f"{VLLM}phi4_mini", QWEN3, end="<|end|>"),
+    ModelFamily("Muse Glimmer", f"{VLLM}muse_glimmer", QWEN3, begin="<|begin_of_text|>", end="<|eot|>",
+                ends=("<|eom|>",)),
+    ModelFamily("Gemma 3, pythonic", f"{VLLM}gemma3_pythonic", GEMMA3, end="<end_of_turn>"),
+    ModelFamily("Firefunction 2", f"{LLAMA_CPP}fireworks-ai-llama-3-firefunction-v2", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("Functionary 3.1", f"{LLAMA_CPP}meetkai-functionary-medium-v3.1", LLAMA3_1, end="<|eot_id|>",
+                ends=("<|eom_id|>",)),
+    ModelFamily("Functionary 3.2", f"{LLAMA_CPP}meetkai-functionary-medium-v3.2", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("Cohere 2 MoE", f"{LLAMA_CPP}Cohere2MoE", QWEN3, begin="<BOS_TOKEN>", end="<|END_OF_TURN_TOKEN|>"),
+    ModelFamily("Apriel 1.5", f"{LLAMA_CPP}unsloth-Apriel-1.5", QWEN3, end="<|end|>"),
+    ModelFamily("MiniCPM-V 4.5", "vllm-project+vllm-vllm_transformers_utils_chat_templates_template_minicpmv45",
+                QWEN3, end="<|im_end|>", texts=("<think>", "</think>")),
+)  # fmt: skip
+
+
+@dataclass
+class DerivedModel(Model):
+    """A family by its template alone; `folder` is where the templates of further families lie."""
+
+    folder: Path | None = None
+
+    @cached_property
+    def files(self) -> Path:
+        if self.folder is None:
+            return model_folder(self.family.name)
+        text = (self.folder / f"{self.family.template}.jinja").read_text()
+        digest = blake2b(f"{self.family}{text}".encode(), digest_size=6).hexdigest()
+        folder = assets.CACHE / "folders" / f"further-{digest}"
+        if not (folder / "generation_config.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            source = assets.tokenizer_folder(self.family.tokenizer)
+            _write_folder(folder, self.family, source, text)
+        return folder
+
+    @cached_property
+    def judge(self) -> Judge:
+        return Judge(self.files, date_of(ROOT_AT), self.family.values)
+
+    @cached_property
+    def dialect(self) -> TokenDialect:
+        vocabulary = vocabulary_from_file(self.files)
+        return derived_dialect(self.files, vocabulary, "", dict(self.family.values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a family by derivation."""
+
+    name: str
+    has_tools: bool
+    results: Mapping[str, Result]
+    refused: Mapping[str, str]
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        marks = [result.mark for result in self.results.values()]
+        return marks.count(HOLDS), marks.count(HOLDS) + marks.count(FAILS)
+
+
+def row_of(family: ModelFamily, folder: Path | None = None) -> Row:
+    model = DerivedModel(family, folder=folder)
+    results = {column: tried(model, column) for column in COLUMNS}
+    try:
+        derived = model.dialect.derived
+        has_tools = model.takes_tools
+    except Exception as wrong:
+        return Row(family.name, False, results, {"start": str(wrong)})
+    return Row(family.name, has_tools, results, derived.refused if derived else {})
+
+
+def show(row: Row) -> None:
+    held, all_of = row.counted
+    print(f"{row.name:22} {held}/{all_of}", "" if row.has_tools else "(no calls)", flush=True)
+    for column, result in row.results.items():
+        if result.mark == FAILS:
+            print(f"      {column}: {result.why[:400]}")
+    for part, why in row.refused.items():
+        print(f"      not used: {part}: {why[:400]}")
+
+
+def by_table(cells: Mapping[str, str]) -> tuple[int, int]:
+    marks = [cells.get(column, "") for column in COLUMNS]
+    held = sum(mark.startswith("yes") for mark in marks)
+    return held, held + marks.count(FAILS)
+
+
+def table(rows: list[Row]) -> str:
+    """Both side by side."""
+    page = on_page()
+    lines = ["| family | by the table | derived | not so by derivation |", "|---|---|---|---|"]
+    sums = [0, 0, 0, 0]
+    whole = [0, 0]
+    calling = [row for row in rows if row.has_tools]
+    for row in calling:
+        listed, derived = by_table(page[row.name]), row.counted
+        wrong = [column for column, result in row.results.items() if result.mark == FAILS]
+        lines.append(
+            f"| {row.name} | {listed[0]}/{listed[1]} | {derived[0]}/{derived[1]} | {', '.join(wrong)} |"
+        )
+        sums = [total + part for total, part in zip(sums, (*listed, *derived), strict=True)]
+        whole[0] += listed[0] == listed[1]
+        whole[1] += derived[0] == derived[1]
+    lines += [
+        f"| **{len(calling)} families** | {sums[0]}/{sums[1]}, {whole[0]} whole"
+        f" | {sums[2]}/{sums[3]} ({sums[2] / sums[3]:.1%}), {whole[1]} whole ({whole[1] / len(calling):.0%}) | |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def further_table(rows: list[Row]) -> str:
+    lines = ["| family | cells | not so | not used, and why |", "|---|---|---|---|"]
+    for row in rows:
+        held, all_of = row.counted
+        wrong = [column for column, result in row.results.items() if result.mark == FAILS]
+        why = "; ".join(f"{part}: {text}" for part, text in row.refused.items()).replace("|", "\\|")
+        why = re.sub(r"\s+", " ", why.replace("<", "&lt;"))[:220]
+        lines.append(f"| {row.name} | {held}/{all_of} | {', '.join(wrong)} | {why} |")
+    held = sum(row.counted[0] for row in rows)
+    all_of = sum(row.counted[1] for row in rows)
+    whole = sum(row.counted[0] == row.counted[1] for row in rows)
+    lines += [
+        f"| **{len(rows)} families** | {held}/{all_of} ({held / all_of:.1%}) | {whole} whole | |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write(between: re.Pattern[str], text: str) -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(between.sub(lambda found: found[1] + text + found[2], page))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these families, and nothing is written")
+    parser.add_argument("--further", type=Path, help="a folder with the templates of FURTHER")
+    options = parser.parse_args()
+    known = FURTHER if options.further else tuple(BY_NAME.values())
+    families = [family for family in known if not options.names or family.name in options.names]
+    rows = []
+    with ProcessPoolExecutor(2) as pool:
+        for row in pool.map(partial(row_of, folder=options.further), families):
+            show(row)
+            rows.append(row)
+    text = further_table(rows) if options.further else table(rows)
+    print(text)
+    if not options.names:
+        write(FURTHER_BETWEEN if options.further else BETWEEN, text)
+
+
+if __name__ == "__main__":
+    main()
