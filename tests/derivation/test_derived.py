@@ -210,7 +210,7 @@ def test_template_that_would_never_end_is_stopped(hostile: str) -> None:
         ChatTemplate(f"{{% if tools %}}{hostile}{{% endif %}}Hi"), is_limited=True
     )
     assert runner.run([{"role": "user", "content": "Hi"}], None, 0, is_cued=True) == "Hi"
-    with pytest.raises(InvalidRequest, match="too long|more than"):
+    with pytest.raises(InvalidRequest, match=r"too long|more than"):
         runner.run([{"role": "user", "content": "Hi"}], [{}], 0, is_cued=True)
 
 
