@@ -21,11 +21,13 @@ from segue.listener.services import Services
 from segue.listener.table import routes_of
 from segue.passthrough.api import passthrough_api
 from segue.process.runner import Runner
+from segue.reports.usage import UsageReports
 from segue.seams.history import Turn
 from segue.server.apis import APIS
 from segue.server.app import edge_limits
 from segue.server.pages import ServerPages
 from segue.settings.values import Settings
+from segue.stores.memory import MemoryLedger
 from segue.turn.assemble import Assembler
 from segue.turn.notices import Cancel
 from segue.turn.plan import Arrival, Caller
@@ -208,5 +210,5 @@ def described_routes() -> tuple[tuple[str, str], ...]:
     """What the OpenAPI document is made from: the routes of all APIs and of the server itself."""
     stage = Stage()
     apis = (*APIS.values(), passthrough_api(forwarded), files_api(no_files))
-    routes = routes_of(apis, stage.services)
+    routes = [*routes_of(apis, stage.services), *UsageReports(MemoryLedger()).routes]
     return ServerPages(stage.services, stage.is_ready, stage.write_metrics, routes).described

@@ -53,6 +53,7 @@ ALLOWED = {
     "engines/test_vllm_hollow.py": (1, LONG),
     "kills.py": (3, LONG),
     "observe/test_prometheus.py": (2, LONG),
+    "availability.py": (5, LONG),
     "pauses.py": (9, LONG),
     "powercuts.py": (1, LONG),
     "reliability/test_hangs.py": (2, LONG),

@@ -508,7 +508,7 @@ async def test_use_of_containers_is_counted_once_and_in_the_ledger(tmp_path: Pat
         again = await fetch(served, "POST", "/v1/responses", body)
         assert again.status == 200
     # What was not counted yet is written when the server ends.
-    rows = await read_usage(load_settings({"store": store}, {}), None, 2)
+    rows, _ = await read_usage(load_settings({"store": store}, {}), None, 2)
     (used,) = [row for row in rows if row.container_s]
     assert (used.owner, used.model, used.turns) == (LOCAL, "", 0)
     assert (used.container_s > 0.1, used.cpu_s > 0) == (True, True)

@@ -139,6 +139,9 @@ OPERATIONS: dict[str, RouteDoc] = {
     ),
     "GET /v1/models": RouteDoc("List the models.", "ModelList"),
     "GET /v1/models/{id}": RouteDoc("One model.", "ModelCard"),
+    "GET /v1/organization/usage/completions": RouteDoc(
+        "Tokens by day or month, key, owner and model.", reference=f"{OPENAI}usage/completions"
+    ),
     "GET /health": RouteDoc("Whether the process is alive."),
     "GET /api/hello": RouteDoc("The same, where Claude Code looks first."),
     "GET /ready": RouteDoc("Whether engine and store answer.", also=(503,)),

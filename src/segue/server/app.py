@@ -31,6 +31,7 @@ from segue.passthrough.api import passthrough_api
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
+from segue.reports.usage import UsageReports
 from segue.reports.workers import CacheReports
 from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, is_on
@@ -153,7 +154,7 @@ async def _open_server(
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
         watch_gauges(observers, served, state, hosted, runner, upgrades)
-        routes = routes_of(apis, services)
+        routes = [*routes_of(apis, services), *UsageReports(store.ledger).routes]
         pages = ServerPages(services, health.check, health.write_metrics, routes)
         routes += pages.routes
         if has_dashboard():

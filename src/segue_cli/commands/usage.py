@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import calendar
+import csv
+import io
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,12 +25,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COUNTS = ("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+# What rows may be told apart by, and the field of a total.
+GROUPS = {"key": "key_id", "owner": "owner", "model": "model"}
 # By column: the field, its unit, and how it is written.
 CONTAINER_COUNTS = {
     "minutes": ("container_s", 60, ",.1f"),
     "CPU s": ("cpu_s", 1, ",.1f"),
     "egress MB": ("egress_bytes", 1e6, ",.1f"),
 }
+
+COUNTED = (*COUNTS, *(field for field, _, _ in CONTAINER_COUNTS.values()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,26 +43,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owner", metavar="OWNER", help="only this owner")
     days = "number of days, today included (default: 30)"
     parser.add_argument("--days", type=amount, default=30, metavar="N", help=days)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    months = "rows of months instead of days: the number of months, this one included"
+    parser.add_argument("--months", type=amount, metavar="N", help=months)
+    by = (
+        "what rows are told apart by besides the day: key, owner, model, separated by commas; none: the day alone "
+        "(default: owner,model)"
+    )
+    parser.add_argument("--by", default="owner,model", metavar="NAMES", type=_groups, help=by)
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON")
+    forms.add_argument(
+        "--csv", action="store_true", help="print CSV, a row for each line of the table"
+    )
+
+
+def _groups(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
+    if odd := [name for name in names if name not in GROUPS]:
+        raise argparse.ArgumentTypeError(f"'{odd[0]}' is not one of: {', '.join(GROUPS)}")
+    return names
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a row for each day, owner and model, and for containers; returns the exit status."""
     settings = existing(load_settings(vars(options)))
-    rows = asyncio.run(read_usage(settings, options.owner, options.days))
+    span = (options.days, options.months)
+    found, key_names = asyncio.run(read_usage(settings, options.owner, *span))
+    is_monthly = options.months is not None
+    rows = grouped(found, options.by, is_monthly=is_monthly)
     if options.json:
         say(msgspec.json.encode(rows).decode())
+        return 0
+    if options.csv:
+        say(as_csv(rows, options.by, key_names).rstrip("\r\n"))
         return 0
     # Imported here: where rich is missing, JSON is still printed.
     from rich.console import Console
 
     console = Console()
     counts = {name.removesuffix("_tokens").replace("_", " "): (name, 1, ",.0f") for name in COUNTS}
-    turns = [row for row in rows if row.model]
-    containers = [row for row in rows if not row.model]
-    console.print(table_of("Usage (days in UTC)", turns, ("day", "owner", "model"), counts))
-    if containers:
-        shown = table_of("Containers", containers, ("day", "owner"), CONTAINER_COUNTS)
+    period = "month" if is_monthly else "day"
+    turns = grouped([row for row in found if row.model], options.by, is_monthly=is_monthly)
+    names = (period, *options.by)
+    console.print(table_of(f"Usage ({period}s in UTC)", turns, names, counts, key_names))
+    if used := [row for row in found if not row.model]:
+        by = [name for name in options.by if name == "owner"]
+        containers = grouped(used, by, is_monthly=is_monthly)
+        shown = table_of("Containers", containers, (period, *by), CONTAINER_COUNTS, key_names)
         console.print(shown)
     return 0
 
@@ -65,6 +99,7 @@ def table_of(
     rows: Sequence[UsageTotal],
     names: Sequence[str],
     counts: Mapping[str, tuple[str, float, str]],
+    key_names: Mapping[str, str],
 ) -> Table:
     """Rows with their sums: what these names are of each, and these columns: field, unit and format."""
     from rich.table import Table
@@ -75,12 +110,67 @@ def table_of(
         table.add_column(name, format(total, form), justify="right")
     for row in rows:
         used = (format(getattr(row, field) / unit, form) for field, unit, form in counts.values())
-        table.add_row(*(cell(getattr(row, name)) for name in names), *used)
+        words = (_shown(row, name, key_names) for name in names)
+        table.add_row(*map(cell, words), *used)
     return table
 
 
-async def read_usage(settings: Settings, owner: Owner | None, days: int) -> Sequence[UsageTotal]:
-    """What was used on the last days, today included, by day, owner and model."""
-    today = int(time.time()) // 86_400
+def grouped(
+    rows: Sequence[UsageTotal], by: Sequence[str], *, is_monthly: bool = False
+) -> list[UsageTotal]:
+    """These rows added up by what they are told apart by. Containers keep a row of their own beside models."""
+    totals: dict[tuple[str, ...], UsageTotal] = {}
+    for row in rows:
+        kept = {GROUPS[name]: getattr(row, GROUPS[name]) for name in by}
+        blank = dict.fromkeys(GROUPS.values(), "") | kept
+        blank["day"] = row.day[:7] if is_monthly else row.day
+        key = tuple(blank[name] for name in ("day", "owner", "model", "key_id"))
+        one = msgspec.structs.replace(row, **blank)
+        if (sum_so_far := totals.get(key)) is not None:
+            counts = {name: getattr(one, name) + getattr(sum_so_far, name) for name in COUNTED}
+            one = msgspec.structs.replace(one, **counts)
+        totals[key] = one
+    return [totals[key] for key in sorted(totals)]
+
+
+def as_csv(rows: Sequence[UsageTotal], by: Sequence[str], names: Mapping[str, str]) -> str:
+    """A line of names, then a line for each row. A key has its id and its name."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    heads = [word for name in by for word in (("key", "key_name") if name == "key" else (name,))]
+    writer.writerow(["period", *heads, *COUNTED])
+    for row in rows:
+        words = []
+        for name in by:
+            words.append(getattr(row, GROUPS[name]))
+            if name == "key":
+                words.append(names.get(row.key_id, ""))
+        writer.writerow([row.day, *map(_plain, words), *(getattr(row, name) for name in COUNTED)])
+    return out.getvalue()
+
+
+def _plain(word: str) -> str:
+    """A word that no spreadsheet takes for a formula."""
+    return f"'{word}" if word[:1] in ("=", "+", "-", "@", "\t", "\r") else word
+
+
+def _shown(row: UsageTotal, name: str, key_names: Mapping[str, str]) -> str:
+    if name in ("day", "month"):
+        return row.day
+    if name == "key":
+        return key_names.get(row.key_id, row.key_id) or "-"
+    return str(getattr(row, GROUPS[name]))
+
+
+async def read_usage(
+    settings: Settings, owner: Owner | None, days: int, months: int | None = None
+) -> tuple[Sequence[UsageTotal], Mapping[str, str]]:
+    """What was used on the last days, today included, or in the last months; and the names of the keys."""
+    now = time.time()
+    since = (int(now) // 86_400 - days + 1) * 86_400
+    if months is not None:
+        year, month = divmod(12 * time.gmtime(now).tm_year + time.gmtime(now).tm_mon - months, 12)
+        since = calendar.timegm((year, month + 1, 1, 0, 0, 0))
     async with open_durable(settings, "usage") as store:
-        return await store.ledger.report(owner, (today - days + 1) * 86_400)
+        keys = await store.keys.given_out()
+        return await store.ledger.report(owner, since), {key.id: key.name for key in keys}

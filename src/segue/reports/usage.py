@@ -1,0 +1,193 @@
+"""Who used how much, by day or month, key, owner and model? `GET /v1/organization/usage/completions`.
+
+In the shape of OpenAI's usage API, so that its SDKs and the programs that add up costs read it: an owner is a project
+there. The numbers are those of the ledger, as `segue usage` prints them. A key sees its own owner, an operator's all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from operator import add
+from urllib.parse import parse_qsl
+
+from msgspec import Struct
+
+from segue.errors import InvalidRequest
+from segue.listener.api import Route
+from segue.listener.exchange import Exchange
+from segue.seams.store import Ledger, UsageTotal
+from segue.wire.codec import encode
+
+DAY_S = 86_400
+# The newest so many days, or months, where the request does not say; and at most.
+LIMITS = {"1d": (7, 366), "1mo": (12, 120)}
+# What results may be told apart by, and the field of a total.
+GROUPS = {"project_id": "owner", "api_key_id": "key_id", "model": "model"}
+FILTERS = {"project_ids": "owner", "api_key_ids": "key_id", "models": "model"}
+COUNTED = (
+    *("turns", "input_tokens", "cached_tokens", "output_tokens", "tool_calls"),
+    *("container_s", "cpu_s", "egress_bytes"),
+)
+# What OpenAI tells apart and we do not: taken, and null.
+UNKNOWN_GROUPS = {"user_id", "batch", "service_tier", "api_source"}
+
+Totals = dict[tuple[str, ...], list[float]]
+
+
+class UsageResult(Struct, frozen=True):
+    """What was used in a bucket; the last fields are ours."""
+
+    input_tokens: int
+    num_model_requests: int
+    output_tokens: int
+    input_cached_tokens: int
+    project_id: str | None
+    api_key_id: str | None
+    model: str | None
+    tool_calls: int
+    container_seconds: float
+    container_cpu_seconds: float
+    container_egress_bytes: int
+    object: str = "organization.usage.completions.result"
+    user_id: None = None
+    batch: None = None
+    service_tier: None = None
+
+
+class UsageBucket(Struct, frozen=True):
+    start_time: int
+    end_time: int
+    results: Sequence[UsageResult]
+    object: str = "bucket"
+
+
+class UsagePage(Struct, frozen=True):
+    data: Sequence[UsageBucket]
+    has_more: bool
+    next_page: str | None
+    object: str = "page"
+
+
+class UsageReports:
+    """The route of usage."""
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.time) -> None:
+        self._ledger = ledger
+        self._clock = clock
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        path = "/v1/organization/usage/completions"
+        return (Route("GET", path, self._answer, "dashboard"),)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        asked = _Asked(exchange.scope["query_string"].decode("latin-1"), self._clock())
+        spans = asked.spans
+        owner = None if exchange.account.is_operator else exchange.owner
+        rows = await self._ledger.report(owner, spans[0][0], spans[-1][1]) if spans else []
+        buckets = [UsageBucket(*span, asked.results(rows, span)) for span in spans]
+        after = spans[-1][1] if spans else 0
+        has_more = bool(spans) and after < asked.end
+        await exchange.answer(
+            200, encode(UsagePage(buckets, has_more, f"page_{after}" if has_more else None))
+        )
+
+
+class _Asked:
+    """What a request asks for."""
+
+    def __init__(self, query: str, now: float) -> None:
+        pairs = [(name.removesuffix("[]"), value) for name, value in parse_qsl(query)]
+        given = dict(pairs)
+        self.lists = {
+            name: [value for key, value in pairs if key == name] for name in ("group_by", *FILTERS)
+        }
+        if odd := {*self.lists["group_by"]} - {*GROUPS} - UNKNOWN_GROUPS:
+            raise _refused("group_by", f"'{min(odd)[:64]}' is none of: {', '.join(GROUPS)}.")
+        self.width = given.get("bucket_width", "1d")
+        if self.width not in LIMITS:
+            raise _refused("bucket_width", f"must be one of: {', '.join(LIMITS)}.")
+        usual, most = LIMITS[self.width]
+        self.limit = min(most, _number(given, "limit", usual))
+        if "start_time" not in given:
+            raise _refused("start_time", "is missing: seconds since 1970.")
+        start = _number(given, "start_time", 0)
+        if page := given.get("page"):
+            start = _number({"page": page.removeprefix("page_")}, "page", 0)
+        self.end = min(_number(given, "end_time", int(now) + 1), int(now) + 1)
+        self.start = _first(start, self.width)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The buckets of this page, from when to when."""
+        spans: list[tuple[int, int]] = []
+        at = self.start
+        while at < self.end and len(spans) < self.limit:
+            following = _following(at, self.width)
+            spans.append((at, following))
+            at = following
+        return spans
+
+    def results(self, rows: Sequence[UsageTotal], span: tuple[int, int]) -> list[UsageResult]:
+        """What was used in this bucket, a result for each group."""
+        groups = [name for name in GROUPS if name in self.lists["group_by"]]
+        totals: Totals = {}
+        for row in self._within(rows, span):
+            key = tuple(getattr(row, GROUPS[name]) for name in groups)
+            used = [getattr(row, name) for name in COUNTED]
+            totals[key] = [*map(add, totals[key], used)] if key in totals else used
+        return [_result(dict(zip(groups, key, strict=True)), totals[key]) for key in sorted(totals)]
+
+    def _within(self, rows: Sequence[UsageTotal], span: tuple[int, int]) -> Iterator[UsageTotal]:
+        first, last = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in span)
+        for row in rows:
+            is_wanted = all(
+                not self.lists[name] or getattr(row, field) in self.lists[name]
+                for name, field in FILTERS.items()
+            )
+            if is_wanted and first <= row.day < last:
+                yield row
+
+
+def _result(group: dict[str, str], used: Sequence[float]) -> UsageResult:
+    turns, given, cached, written, calls, container_s, cpu_s, egress = used
+    return UsageResult(
+        int(given),
+        int(turns),
+        int(written),
+        int(cached),
+        group.get("project_id"),
+        group.get("api_key_id"),
+        group.get("model"),
+        int(calls),
+        container_s,
+        cpu_s,
+        int(egress),
+    )
+
+
+def _first(at: int, width: str) -> int:
+    """When the bucket of this time begins."""
+    day = at // DAY_S * DAY_S
+    return day if width == "1d" else day - (time.gmtime(day).tm_mday - 1) * DAY_S
+
+
+def _following(at: int, width: str) -> int:
+    if width == "1d":
+        return at + DAY_S
+    day = datetime.fromtimestamp(at, UTC)
+    year, month = divmod(12 * day.year + day.month, 12)
+    return int(datetime(year, month + 1, 1, tzinfo=UTC).timestamp())
+
+
+def _number(given: dict[str, str], name: str, usual: int) -> int:
+    text = given.get(name, str(usual))
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise _refused(name, "must be a whole number.")
+    return int(text)
+
+
+def _refused(name: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {problem}", param=name)
