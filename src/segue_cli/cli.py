@@ -63,6 +63,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "write the database and its seal keys to one file, while servers run",
         ),
         "restore": Verb("segue_cli.commands.backup", "make a store from a backup"),
+        "erase": Verb("segue_cli.commands.erase", "erase everything of one owner"),
     },
     "models and documents": {
         "models": Verb(

@@ -51,6 +51,12 @@ class LostCaches:
             if cache_owner == owner:
                 await cache.delete(owner, turn_id)
 
+    def drop(self, owner: Owner) -> None:
+        """Everything of the owner was erased."""
+        for entry in tuple(self._caches):
+            if entry[0] == owner:
+                self._drop(entry)
+
     def _drop(self, entry: tuple[Owner, NearTurns]) -> None:
         if entry in self._caches:
             self._caches.remove(entry)

@@ -126,6 +126,13 @@ class Upgrades:
                 await session.erase(turn_id)
         await self.lost.erase(owner, turn_id)
 
+    def forget_owner(self, owner: Owner) -> None:
+        """Close the connections of an owner of which everything was erased, with their caches."""
+        for session in tuple(self.sessions):
+            if session.account.owner == owner:
+                session.dismiss()
+        self.lost.drop(owner)
+
     def close_idle(self) -> None:
         """Close the idle sockets; the others close right after their last turn."""
         for session in tuple(self.sessions):

@@ -17,6 +17,7 @@ from segue.ids import new_turn_id
 from segue.process.replay import decide_replay, end_after, goes_on
 from segue.seams.history import Owner
 from segue.seams.store import EventLog, Turns
+from segue.turn.notices import Cancel
 from segue.turn.running import Running, Subscriber
 from segue.wire.codec import encode
 from segue.wire.events import Event
@@ -180,6 +181,14 @@ class TurnRegistry:
     def remove_ended(self, owner: Owner, turn_id: str) -> None:
         """A turn was deleted."""
         if self._find_ended(owner, turn_id) is not None:
+            self._drop(turn_id)
+
+    def forget_owner(self, owner: Owner) -> None:
+        """Everything of the owner was erased: what runs for it ends, and what has ended is forgotten."""
+        for running in tuple(self.running.values()):
+            if running.owner == owner:
+                running.notify(Cancel())
+        for turn_id in [name for name, (ended, _) in self._ended.items() if ended.owner == owner]:
             self._drop(turn_id)
 
     def _drop(self, turn_id: str) -> None:

@@ -199,6 +199,11 @@ class KeeperClient:
     async def delete(self, owner: str, container_id: str, *, unless_used: bool = False) -> None:
         await self._ask(DeleteContainer(owner, container_id, unless_used))
 
+    async def delete_all(self, owner: str) -> None:
+        """Delete every container of this owner."""
+        for container in await self.list_all(owner):
+            await self.delete(owner, container.id)
+
     async def take_usage(self) -> KeeperAnswer:
         """What all owners have used since this was last asked, and how many containers are alive."""
         return await self._ask(TakeUsage())

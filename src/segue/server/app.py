@@ -153,6 +153,9 @@ async def _open_server(
         services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
+        eraser.owners += [upgrades.forget_owner, *state.owner_caches()]
+        if hosted.environment is not None:
+            eraser.owners.append(hosted.environment.delete_all)
         watch_gauges(observers, served, state, hosted, runner, upgrades)
         routes = [*routes_of(apis, services), *UsageReports(store.ledger).routes]
         pages = ServerPages(services, health.check, health.write_metrics, routes)

@@ -102,6 +102,10 @@ class LateFiles(AsyncExitStack):
         path = settings.files_path
         return FolderObjects(path or Path(self.enter_context(TemporaryDirectory(prefix="segue-"))))
 
+    async def delete_object(self, object_id: str) -> None:
+        """Delete the bytes of a file or a skill, whose row is gone."""
+        await self._objects.delete(object_id)
+
     async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
         """The name and the bytes of a file, for an input."""
         file, data = await self.load().read_whole(owner, file_id, bytes_max)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +33,8 @@ from segue.turn.plan import Caller
 
 if TYPE_CHECKING:
     from segue.cluster.peers import Peers
+
+log = logging.getLogger(__name__)
 
 # What memos may hold of the bytes that are for clients that resend everything.
 MEMO_SHARE = 4
@@ -100,6 +104,11 @@ class State:
         is_salted = wanted == "on" or (wanted == "auto" and self.accounts.has_several_owners)
         return self.hashes.salt(owner) if is_salted else None
 
+    def owner_caches(self) -> list[Callable[[Owner], None]]:
+        """What lets go of an owner in the memory of this process, besides its connections."""
+        caches = (self.render_cache, self.memo, self.reuse)
+        return [self.threads.drop_owner, *(partial(_empty, cache) for cache in caches)]
+
     def trim(self, turn: EndedTurn) -> None:
         """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
         owner, cached = turn.entry.owner, self.store.state
@@ -142,6 +151,10 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     )
 
 
+def _empty(cache: RenderCache | Memo[tuple[Raw, ...]] | ReuseWatch, owner: Owner) -> None:
+    cache.trim(owner, 0)
+
+
 class Eraser:
     """Deletes a turn everywhere: in the store, in the caches of this process, and in those of other processes."""
 
@@ -150,6 +163,8 @@ class Eraser:
         self._runner = runner
         # Further caches that forget erased turns.
         self.caches: list[Forget] = []
+        # What else lets go of an owner.
+        self.owners: list[Callable[[Owner], Awaitable[object] | None]] = []
         self._peers = state.peers
         if self._peers is not None:
             self._peers.on_message("erased", self._erased_elsewhere)
@@ -166,9 +181,22 @@ class Eraser:
         return True
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
-        """Drop a turn that is no longer in the store from the caches of this process."""
+        """Drop a turn that is no longer in the store from the caches of this process; without a name, all of the
+        owner."""
+        if not turn_id:
+            await self._forget_owner(owner)
+            return
         await self._store.state.delete(owner, turn_id)
         await self._forget(owner, turn_id)
+
+    async def _forget_owner(self, owner: Owner) -> None:
+        log.info(
+            "everything of an owner is erased: its connections are closed, and its caches emptied"
+        )
+        for forget in (self._runner.registry.forget_owner, *self.owners):
+            if (forgetting := forget(owner)) is not None:
+                await forgetting
+        self._store.state.trim(owner, 0)
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
         self._runner.registry.remove_ended(owner, turn_id)

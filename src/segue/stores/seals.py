@@ -87,7 +87,7 @@ def rotate_ring(path: Path) -> int:
     """Add a new key, which seals from now on; the older ones still decrypt. Returns how many there are."""
     keys = [new_key(), *(read_ring(path) if path.exists() else [])]
     beside = path.with_name(path.name + ".new")
-    _write(beside, keys)
+    write_ring(beside, keys)
     os.replace(beside, path)
     sync_folder(path)
     return len(keys)
@@ -111,7 +111,7 @@ def read_ring(path: Path) -> list[RingKey]:
 def _create(path: Path) -> None:
     """Written under another name and then linked, so that of several processes one wins and all read the same."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    _write(beside, [new_key()])
+    write_ring(beside, [new_key()])
     try:
         os.link(beside, path)
     except FileExistsError:
@@ -122,7 +122,8 @@ def _create(path: Path) -> None:
         beside.unlink()
 
 
-def _write(path: Path, keys: Sequence[RingKey]) -> None:
+def write_ring(path: Path, keys: Sequence[RingKey]) -> None:
+    """A file of seal keys, the newest first, which only its owner may read."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file:

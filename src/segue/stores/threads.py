@@ -114,6 +114,11 @@ class Threads:
         if not self._caches.get(owner):
             self._caches.pop(owner, None)
 
+    def drop_owner(self, owner: Owner) -> None:
+        """Everything of the owner was erased."""
+        for key_id in tuple(self._caches.get(owner, ())):
+            self.drop(owner, key_id)
+
     async def expire_forever(self) -> None:
         """Drop what is too old, again and again."""
         while True:

@@ -9,6 +9,7 @@ file of seal keys is kept here.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import os
@@ -28,10 +29,11 @@ from msgspec import Struct
 
 from segue import __version__
 from segue.archives.sqlite_copy import Contents, check_database, copy_database, is_in_use
-from segue.errors import Misconfigured
+from segue.errors import Misconfigured, need_package
 from segue.files.objects import folder_path
 from segue.settings.values import Settings
-from segue.stores.seals import read_ring, sync_folder
+from segue.stores.seals import read_ring, sync_folder, write_ring
+from segue.stores.sqlite import SqliteStore
 from segue_cli.terminal import Steps
 
 # What this version reads. A backup with uploaded files has the second and one with skills the third, which versions
@@ -56,8 +58,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     sha256: dict[str, str]
 
 
-def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) -> Manifest:
-    """Write a backup of the store, whether servers use it or not."""
+def back_up(
+    settings: Settings, file: Path, steps: Steps, *, is_forced: bool, is_portable: bool = False
+) -> Manifest:
+    """Write a backup of the store, whether servers use it or not. A portable one of PostgreSQL is the same as one of
+    SQLite: it can be restored into either."""
     if settings.store_kind == "memory":
         raise Misconfigured("store: memory keeps nothing that could be backed up.")
     if file.exists() and not is_forced:
@@ -65,15 +70,19 @@ def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
     with _scratch(file.parent, "backup") as folder:
         contents = None
         names: list[str] = []
-        if source := settings.store_path:
+        if is_portable or settings.store_path:
             # Before the database and after it: a file that is uploaded or deleted meanwhile is whole or absent.
             _collect_files(settings, folder)
-            copy_database(source, folder / DATABASE, partial(steps, "Copying"))
+            if settings.store_path:
+                copy_database(settings.store_path, folder / DATABASE, partial(steps, "Copying"))
+            else:
+                _copy_postgres(settings, folder, steps)
             contents = check_database(folder / DATABASE, partial(steps, "Checking"))
             _collect_files(settings, folder)
             names = _file_names(settings, contents, folder)
         # After the database: a seal key that an API key of the copy needs is never younger than the copy.
-        _copy_seals(settings, folder / SEALS)
+        if not (is_portable and settings.is_ring_stored):
+            _copy_seals(settings, folder / SEALS)
         _check_seals(contents, folder / SEALS)
         has_skills = any(name.startswith(f"{FILES}/skill-") for name in names)
         number = 2 if has_skills else bool(names)
@@ -82,7 +91,7 @@ def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
             format=FORMATS[number],
             version=__version__,
             created_at=int(time.time()),
-            store=settings.store_kind,
+            store="sqlite" if is_portable else settings.store_kind,
             contents=contents,
             sha256={name: _digest((folder / name).open("rb")) for name in names},
         )
@@ -96,6 +105,8 @@ def back_up(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
 def restore(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) -> Manifest:
     """Put the database and the seal keys of a backup where the settings say."""
     manifest = read_backup(file)
+    if is_transfer(settings, manifest):
+        return _restore_into_postgres(settings, file, manifest, steps, is_forced=is_forced)
     targets = _targets(settings, manifest)
     database = targets.get(DATABASE)
     if database is not None and is_in_use(database):
@@ -122,6 +133,73 @@ def restore(settings: Settings, file: Path, steps: Steps, *, is_forced: bool) ->
         for name, path in targets.items():
             _put(folder / name, path)
     return manifest
+
+
+def is_transfer(settings: Settings, manifest: Manifest) -> bool:
+    """Whether a backup of SQLite is to become a PostgreSQL database."""
+    return manifest.store == "sqlite" and settings.store_kind == "postgresql"
+
+
+def _restore_into_postgres(
+    settings: Settings, file: Path, manifest: Manifest, steps: Steps, *, is_forced: bool
+) -> Manifest:
+    """All rows in one transaction. Files come before: without their rows they are nothing."""
+    need_package("store", "asyncpg", "postgres")
+    # Imported here: most commands need no PostgreSQL.
+    from segue.archives.transfer import into_postgres
+
+    names = [name for name in manifest.sha256 if name.startswith(f"{FILES}/")]
+    if names and settings.files_path is None:
+        raise Misconfigured(
+            "files_dir: this backup holds files. Name a folder that all machines share: --files-dir DIR."
+        )
+    parent = settings.files_path or Path(tempfile.gettempdir()) / "x"
+    parent.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file) as archive, _scratch(parent.parent, "restore") as folder:
+        (folder / FILES).mkdir()
+        for name in manifest.sha256:
+            _unpack(archive, name, folder / name)
+        database = folder / DATABASE
+        # The tables of an older version are brought up to date; the copy is ours.
+        asyncio.run(_bring_up_to_date(database))
+        contents = check_database(database, partial(steps, "Checking"))
+        _check_seals(contents, folder / SEALS)
+        ring = read_ring(folder / SEALS) if (folder / SEALS).exists() else []
+        for name in names:
+            path = _file_path(settings, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _put(folder / name, path)
+        if not settings.is_ring_stored and settings.seal_path is not None:
+            if settings.seal_path.exists() and not is_forced:
+                raise Misconfigured(f"seal_keys: {settings.seal_path} would be replaced: --force.")
+            _put(folder / SEALS, settings.seal_path)
+            ring = []
+        moving = into_postgres(database, settings.direct_store, ring, steps, is_forced=is_forced)
+        asyncio.run(moving)
+    return manifest
+
+
+async def _bring_up_to_date(database: Path) -> None:
+    await (await SqliteStore.open(database)).close()
+
+
+def _copy_postgres(settings: Settings, folder: Path, steps: Steps) -> None:
+    """Everything that a PostgreSQL database holds, as a SQLite file with its seal keys."""
+    need_package("store", "asyncpg", "postgres")
+    from segue.archives.transfer import out_of_postgres
+
+    asyncio.run(_bring_up_to_date(folder / DATABASE))
+    _, ring = asyncio.run(out_of_postgres(settings.direct_store, folder / DATABASE, steps))
+    if settings.is_ring_stored and ring:
+        write_ring(folder / SEALS, ring)
+
+
+def _file_path(settings: Settings, name: str) -> Path:
+    assert settings.files_path is not None
+    file_id = name.removeprefix(f"{FILES}/")
+    if not FILE_ID.fullmatch(file_id):
+        raise Misconfigured(f"backup: '{file_id}' is no name of a file.")
+    return folder_path(settings.files_path, file_id)
 
 
 def read_backup(file: Path) -> Manifest:

@@ -10,7 +10,7 @@ from pathlib import Path
 from segue.printable import say
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
-from segue_cli.commands.archive import Manifest, back_up, restore
+from segue_cli.commands.archive import Manifest, back_up, is_transfer, read_backup, restore
 from segue_cli.commands.flags import add_store
 from segue_cli.terminal import progress_bar
 
@@ -27,19 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the backup, one file; it holds secrets")
     add_store(parser, has_seal_keys=True)
     parser.add_argument("--force", action="store_true", help="replace what exists already")
+    about = "folder of uploaded files, where that is not beside the SQLite file"
+    parser.add_argument("--files-dir", metavar="DIR", help=about)
+    if parser.prog.endswith("backup"):
+        about = "of PostgreSQL: write a backup that `segue restore` puts into SQLite or another PostgreSQL"
+        parser.add_argument("--portable", action="store_true", help=about)
 
 
 def run(options: argparse.Namespace) -> int:
     """Back up or restore; returns the exit status: 1 if some responses cannot be read."""
     settings, file = load_settings(vars(options)), Path(options.file)
-    if settings.store_kind == "postgresql":
+    is_backup = options.verb == "backup"
+    is_portable = is_backup and options.portable and settings.store_kind == "postgresql"
+    is_moved = is_portable or (not is_backup and is_transfer(settings, read_backup(file)))
+    if settings.store_kind == "postgresql" and not is_moved:
         say(_postgres(settings))
         if settings.is_ring_stored:
             # Nothing was written: a script must notice.
             return 2
     with progress_bar() as steps:
-        work = back_up if options.verb == "backup" else restore
-        manifest = work(settings, file, steps, is_forced=options.force)
+        if is_backup:
+            manifest = back_up(
+                settings, file, steps, is_forced=options.force, is_portable=is_portable
+            )
+        else:
+            manifest = restore(settings, file, steps, is_forced=options.force)
     say(_report(options.verb, settings, file, manifest))
     return 1 if manifest.contents is not None and manifest.contents.unreadable else 0
 

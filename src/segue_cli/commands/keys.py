@@ -186,7 +186,7 @@ async def create_key(
         created = await issue_key(
             store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
         )
-    await _notify_servers(settings)
+    await notify_servers(settings)
     return created
 
 
@@ -201,7 +201,7 @@ async def edit_key(settings: Settings, key: Key, given: Mapping[str, object]) ->
                 if other.owner == key.owner and other.id != key.id
             ]
             changed += await _limit(store, others, shared)
-    await _notify_servers(settings)
+    await notify_servers(settings)
     return changed
 
 
@@ -227,11 +227,11 @@ async def revoke_key(settings: Settings, key_id: str) -> bool:
     async with open_durable(settings, "API keys") as store:
         is_revoked = await store.keys.revoke(key_id)
     if is_revoked:
-        await _notify_servers(settings)
+        await notify_servers(settings)
     return is_revoked
 
 
-async def _notify_servers(settings: Settings) -> None:
+async def notify_servers(settings: Settings) -> None:
     """Tell running servers at once that API keys have changed, where the database can; other servers poll."""
     if settings.store_kind != "postgresql":
         return

@@ -549,3 +549,12 @@ DELETE FROM places WHERE worker = $1;
 -- name: present_files
 -- $1 a list of ids in JSON.
 SELECT id FROM files WHERE id IN (SELECT json_array_elements_text(CAST($1 AS json)));
+
+-- name: mark_owner_erased
+-- No turn has this name: it stands for all of the owner.
+INSERT INTO erased (owner, turn_id, erased_at) VALUES ($1, '', seconds_now())
+ON CONFLICT (owner, turn_id) DO UPDATE SET erased_at = excluded.erased_at;
+
+-- name: delete_owner_key_names
+-- A key stays as a revoked row without a name, so that a store that has once had keys goes on asking for them.
+UPDATE keys SET revoked_at = coalesce(revoked_at, seconds_now()), name = 'erased', secret_start = '' WHERE owner = $1;

@@ -98,3 +98,52 @@ WHERE owner = $1 AND skill_id = $2 AND version = CAST($3 AS bigint) AND id IS NO
 
 -- name: present_skill_version
 SELECT id FROM skill_versions WHERE id = $1;
+
+-- name: count_owner
+SELECT
+    (SELECT count(*) FROM turns WHERE owner = $1),
+    (SELECT count(*) FROM conversations WHERE owner = $1),
+    (SELECT count(*) FROM files WHERE owner = $1),
+    (SELECT count(id) FROM skill_versions WHERE owner = $1),
+    (SELECT count(*) FROM claims WHERE owner = $1),
+    (SELECT count(*) FROM keys WHERE owner = $1),
+    (SELECT count(*) FROM usage WHERE owner = $1);
+
+-- name: delete_owner_turns
+-- $1 owner, $2 how many at most.
+DELETE FROM turns WHERE owner = $1 AND id IN (SELECT id FROM turns WHERE owner = $1 LIMIT CAST($2 AS bigint));
+
+-- name: delete_owner_shelved
+DELETE FROM shelved WHERE owner = $1;
+
+-- name: delete_owner_conversations
+DELETE FROM conversations WHERE owner = $1;
+
+-- name: delete_owner_events
+DELETE FROM events WHERE owner = $1;
+
+-- name: delete_owner_claims
+DELETE FROM claims WHERE owner = $1;
+
+-- name: delete_owner_parts
+-- They went with their turns, but for those of a turn that is being saved.
+DELETE FROM parts WHERE owner = $1
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE turns.owner = $1);
+
+-- name: owner_objects
+SELECT id FROM files WHERE owner = $1
+UNION ALL
+SELECT id FROM skill_versions WHERE owner = $1 AND id IS NOT NULL;
+
+-- name: delete_owner_object_file
+DELETE FROM files WHERE owner = $1 AND id = $2;
+
+-- name: delete_owner_skills
+DELETE FROM skill_versions WHERE owner = $1;
+
+-- name: delete_owner_usage
+DELETE FROM usage WHERE owner = $1;
+
+-- name: delete_owner_spending
+DELETE FROM spending WHERE subject = 'owner ' || CAST($1 AS text)
+    OR subject IN (SELECT 'key ' || id FROM keys WHERE owner = $1);

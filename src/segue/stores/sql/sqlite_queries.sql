@@ -351,3 +351,14 @@ SELECT id FROM files ORDER BY id;
 
 -- name: every_skill_version
 SELECT id FROM skill_versions WHERE id IS NOT NULL ORDER BY id;
+
+-- name: mark_owner_erased
+-- No turn has this name: it stands for all of the owner.
+INSERT INTO erased (owner, turn_id, erased_at) VALUES ($1, '', CAST(strftime('%s', 'now') AS INTEGER))
+ON CONFLICT (owner, turn_id) DO UPDATE SET erased_at = excluded.erased_at;
+
+-- name: delete_owner_key_names
+-- A key stays as a revoked row without a name, so that a store that has once had keys goes on asking for them.
+UPDATE keys SET
+    revoked_at = coalesce(revoked_at, CAST(strftime('%s', 'now') AS INTEGER)), name = 'erased', secret_start = ''
+WHERE owner = $1;
