@@ -1,9 +1,9 @@
 """How does everything of an owner go away: responses, conversations, files, skills, and what servers keep in memory?
 
 In: the tables of a store that servers may use, and who is to be erased. It is done in small steps, so that no turn
-waits long, and a step that is tried again finds nothing to do. A mark in the store tells servers to let go of the owner,
-which they do within seconds: they cancel what runs for it, close its connections and empty their caches. What they save
-meanwhile goes in a second pass.
+waits long, and a step that is tried again finds nothing to do. A mark in the store tells servers to let go of the
+owner, which they do within seconds: they cancel what runs for it, close its connections and empty their caches. What
+they save meanwhile goes in a second pass.
 """
 
 from __future__ import annotations

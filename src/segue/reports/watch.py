@@ -391,6 +391,12 @@ class ReuseWatch:
         record = self._records.get((owner, turn_id))
         return None if record is None else record.report
 
+    async def forget_owner(self, owner: Owner) -> None:
+        """Everything of the owner was erased, also what is not compared yet."""
+        for key in [key for key in (*self._waiting, *self._records) if key[0] == owner]:
+            await self.forget(*key)
+        self.trim(owner, 0)
+
     async def forget(self, owner: Owner, turn_id: str) -> None:
         """The turn is erased: its report, and what other reports quote of it."""
         key = (owner, turn_id)

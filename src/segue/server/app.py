@@ -153,7 +153,7 @@ async def _open_server(
         services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
-        eraser.owners += [upgrades.forget_owner, *state.owner_caches()]
+        eraser.owners += [upgrades.forget_owner, state.forget_owner]
         if hosted.environment is not None:
             eraser.owners.append(hosted.environment.delete_all)
         watch_gauges(observers, served, state, hosted, runner, upgrades)

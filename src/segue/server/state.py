@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,10 +103,12 @@ class State:
         is_salted = wanted == "on" or (wanted == "auto" and self.accounts.has_several_owners)
         return self.hashes.salt(owner) if is_salted else None
 
-    def owner_caches(self) -> list[Callable[[Owner], None]]:
-        """What lets go of an owner in the memory of this process, besides its connections."""
-        caches = (self.render_cache, self.memo, self.reuse)
-        return [self.threads.drop_owner, *(partial(_empty, cache) for cache in caches)]
+    async def forget_owner(self, owner: Owner) -> None:
+        """Everything of the owner was erased: let go of it, besides its connections."""
+        self.threads.drop_owner(owner)
+        self.render_cache.trim(owner, 0)
+        self.memo.trim(owner, 0)
+        await self.reuse.forget_owner(owner)
 
     def trim(self, turn: EndedTurn) -> None:
         """After each turn: what its owner has in the process's caches, besides connections, counts for each key."""
@@ -149,10 +150,6 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
         reuse=ReuseWatch(settings.reuse_bytes_max),
         memory=Memory(settings.memory_bytes_max, settings.body_bytes_max),
     )
-
-
-def _empty(cache: RenderCache | Memo[tuple[Raw, ...]] | ReuseWatch, owner: Owner) -> None:
-    cache.trim(owner, 0)
 
 
 class Eraser:
