@@ -93,7 +93,12 @@ class Line:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        to_reader, to_writer = await asyncio.open_unix_connection(self._database)
+        try:
+            to_reader, to_writer = await asyncio.open_unix_connection(self._database)
+        except OSError:
+            # The database is away.
+            writer.close()
+            return
         there = asyncio.create_task(self._forward(reader, to_writer))
         await self._forward(to_reader, writer)
         there.cancel()

@@ -20,6 +20,14 @@ BATCH = 100
 # Servers look for marks every two seconds; what they run ends within another one.
 SETTLE_S = 5.0
 PASSES_MAX = 6
+# What lies beside turns.
+BESIDE = (
+    "delete_owner_shelved",
+    "delete_owner_conversations",
+    "delete_owner_events",
+    "delete_owner_claims",
+    "delete_owner_parts",
+)
 
 # Called with a kind, how many are gone, and how many there were.
 Note = Callable[[str, int, int], None]
@@ -87,8 +95,8 @@ async def _erase_contents(
     while gone := await tables.execute("delete_owner_turns", owner, BATCH):
         done += gone
         note("Erasing responses", min(done, found.responses), found.responses)
-    for name in ("shelved", "conversations", "events", "claims", "parts"):
-        await tables.execute(f"delete_owner_{name}", owner)
+    for statement in BESIDE:
+        await tables.execute(statement, owner)
     ids = await tables.fetch("owner_objects", str, owner)
     for number, object_id in enumerate(ids, 1):
         # The row first: a file without a row is found by the sweep of any server.

@@ -189,7 +189,7 @@ def _copy_postgres(settings: Settings, folder: Path, steps: Steps) -> None:
     from segue.archives.transfer import out_of_postgres
 
     asyncio.run(_bring_up_to_date(folder / DATABASE))
-    _, ring = asyncio.run(out_of_postgres(settings.direct_store, folder / DATABASE, steps))
+    ring = asyncio.run(out_of_postgres(settings.direct_store, folder / DATABASE, steps))
     if settings.is_ring_stored and ring:
         write_ring(folder / SEALS, ring)
 

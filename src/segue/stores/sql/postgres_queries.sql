@@ -558,3 +558,68 @@ ON CONFLICT (owner, turn_id) DO UPDATE SET erased_at = excluded.erased_at;
 -- name: delete_owner_key_names
 -- A key stays as a revoked row without a name, so that a store that has once had keys goes on asking for them.
 UPDATE keys SET revoked_at = coalesce(revoked_at, seconds_now()), name = 'erased', secret_start = '' WHERE owner = $1;
+
+-- name: move_out_parts
+SELECT
+    owner, digest, body
+FROM parts ORDER BY owner, digest;
+
+-- name: move_out_turns
+SELECT
+    owner, id, parent_id, history, response, instructions, tools, worker, saved_at
+FROM turns ORDER BY seq;
+
+-- name: move_out_events
+SELECT
+    owner, turn_id, first, last, body, logged_at
+FROM events ORDER BY owner, turn_id, first;
+
+-- name: move_out_claims
+SELECT
+    owner, key, turn_id, digest, worker, claimed_at
+FROM claims ORDER BY owner, key;
+
+-- name: move_out_usage
+SELECT
+    turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls, container_s,
+    cpu_s, egress_bytes, key_id
+FROM usage ORDER BY turn_id;
+
+-- name: move_out_conversations
+SELECT
+    owner, id, created_at, metadata, tip_id, tip_items, count, version, speaker, worker
+FROM conversations ORDER BY owner, id;
+
+-- name: move_out_shelved
+SELECT
+    owner, conversation_id, position, item_id, body
+FROM shelved ORDER BY owner, conversation_id, position;
+
+-- name: move_out_keys
+SELECT
+    id, digest, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start, expires_at, used_at
+FROM keys ORDER BY id;
+
+-- name: move_out_files
+SELECT
+    id, owner, filename, purpose, bytes, created_at, expires_at
+FROM files ORDER BY id;
+
+-- name: move_out_skill_versions
+SELECT
+    id, owner, skill_id, name, description, bytes, created_at, version, skill_created_at, rank
+FROM skill_versions ORDER BY skill_id, version;
+
+-- name: keep_servers_out
+-- Whoever joins waits for the end of the transaction.
+SELECT 1 FROM needs FOR UPDATE;
+
+-- name: live_workers
+-- $1 seconds that a lease lasts.
+SELECT count(*) FROM workers WHERE claimed_by IS NULL AND seen_at >= seconds_now() - $1::bigint;
+
+-- name: empty_all
+TRUNCATE parts, turns, events, claims, usage, conversations, shelved, keys, files, skill_versions, erased, spending, meters, places;
+
+-- name: empty_ring
+DELETE FROM ring;

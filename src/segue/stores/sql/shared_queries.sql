@@ -147,3 +147,17 @@ DELETE FROM usage WHERE owner = $1;
 -- name: delete_owner_spending
 DELETE FROM spending WHERE subject = 'owner ' || CAST($1 AS text)
     OR subject IN (SELECT 'key ' || id FROM keys WHERE owner = $1);
+
+-- name: count_rows
+-- Of the tables that are moved, in the order in which they are.
+SELECT
+    (SELECT count(*) FROM parts),
+    (SELECT count(*) FROM turns),
+    (SELECT count(*) FROM events),
+    (SELECT count(*) FROM claims),
+    (SELECT count(*) FROM usage),
+    (SELECT count(*) FROM conversations),
+    (SELECT count(*) FROM shelved),
+    (SELECT count(*) FROM keys),
+    (SELECT count(*) FROM files),
+    (SELECT count(*) FROM skill_versions);

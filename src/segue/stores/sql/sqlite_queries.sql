@@ -362,3 +362,127 @@ ON CONFLICT (owner, turn_id) DO UPDATE SET erased_at = excluded.erased_at;
 UPDATE keys SET
     revoked_at = coalesce(revoked_at, CAST(strftime('%s', 'now') AS INTEGER)), name = 'erased', secret_start = ''
 WHERE owner = $1;
+
+-- name: move_out_parts
+SELECT
+    owner, digest, body
+FROM parts ORDER BY owner, digest;
+
+-- name: move_in_parts
+INSERT INTO parts
+    (owner, digest, body)
+VALUES (
+    ?1, ?2, ?3
+);
+
+-- name: move_out_turns
+SELECT
+    owner, id, parent_id, history, response, (SELECT digest FROM parts WHERE id = turns.instructions),
+    (SELECT digest FROM parts WHERE id = turns.tools), worker, saved_at
+FROM turns ORDER BY seq;
+
+-- name: move_in_turns
+INSERT INTO turns
+    (owner, id, parent_id, history, response, instructions, tools, worker, saved_at)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, (SELECT id FROM parts WHERE owner = ?1 AND digest = ?6),
+    (SELECT id FROM parts WHERE owner = ?1 AND digest = ?7), ?8, ?9
+);
+
+-- name: move_out_events
+SELECT
+    owner, turn_id, first, last, body, logged_at
+FROM events ORDER BY owner, turn_id, first;
+
+-- name: move_in_events
+INSERT INTO events
+    (owner, turn_id, first, last, body, logged_at)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6
+);
+
+-- name: move_out_claims
+SELECT
+    owner, key, turn_id, digest, worker, claimed_at
+FROM claims ORDER BY owner, key;
+
+-- name: move_in_claims
+INSERT INTO claims
+    (owner, key, turn_id, digest, worker, claimed_at)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6
+);
+
+-- name: move_out_usage
+SELECT
+    turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls, container_s,
+    cpu_s, egress_bytes, key_id
+FROM usage ORDER BY turn_id;
+
+-- name: move_in_usage
+INSERT INTO usage
+    (turn_id, owner, model, status, input_tokens, cached_tokens, output_tokens, ended_at, tool_calls, container_s,
+    cpu_s, egress_bytes, key_id)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
+);
+
+-- name: move_out_conversations
+SELECT
+    owner, id, created_at, metadata, tip_id, tip_items, count, version, speaker, worker
+FROM conversations ORDER BY owner, id;
+
+-- name: move_in_conversations
+INSERT INTO conversations
+    (owner, id, created_at, metadata, tip_id, tip_items, count, version, speaker, worker)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10
+);
+
+-- name: move_out_shelved
+SELECT
+    owner, conversation_id, position, item_id, body
+FROM shelved ORDER BY owner, conversation_id, position;
+
+-- name: move_in_shelved
+INSERT INTO shelved
+    (owner, conversation_id, position, item_id, body)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5
+);
+
+-- name: move_out_keys
+SELECT
+    id, digest, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start, expires_at, used_at
+FROM keys ORDER BY id;
+
+-- name: move_in_keys
+INSERT INTO keys
+    (id, digest, name, owner, scopes, limits, ring, created_at, revoked_at, secret_start, expires_at, used_at)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+);
+
+-- name: move_out_files
+SELECT
+    id, owner, filename, purpose, bytes, created_at, expires_at
+FROM files ORDER BY id;
+
+-- name: move_in_files
+INSERT INTO files
+    (id, owner, filename, purpose, bytes, created_at, expires_at)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6, ?7
+);
+
+-- name: move_out_skill_versions
+SELECT
+    id, owner, skill_id, name, description, bytes, created_at, version, skill_created_at, rank
+FROM skill_versions ORDER BY skill_id, version;
+
+-- name: move_in_skill_versions
+INSERT INTO skill_versions
+    (id, owner, skill_id, name, description, bytes, created_at, version, skill_created_at, rank)
+VALUES (
+    ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10
+);
