@@ -1,11 +1,12 @@
-"""Two servers on one PostgreSQL: what fails for how long when one of the three does? The figures of docs/availability.md.
+"""Two servers on one PostgreSQL: what fails for how long when one of the three does? The figures of
+docs/availability.md.
 
     python -m tests.availability
 
-A client of each server writes and reads back stored turns all the time; a chain goes on at whichever server answers.
-Then, one after the other: a server is killed, PostgreSQL is killed and started again after three seconds, a server is
-cut off from PostgreSQL for twenty. It prints for how long each client had no answer, with which statuses, and checks that
-every turn that was acknowledged is there in the end.
+A client of each server writes stored turns all the time; a chain goes on at whichever server answers. Then, one after
+the other: a server is killed, PostgreSQL is killed and started again after three seconds, a server is cut off from
+PostgreSQL for twenty. It prints for how long each client had no answer, with which statuses, and checks that every turn
+that was acknowledged is there in the end.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.pauses import Line
 from tests.postgres import PostgresServer, running_postgres
-from tests.support import MODEL, ServedProcess, fetch, served_process
+from tests.support import MODEL, ServedProcess, fetch, served_process, until
 
 EVERY_S = 0.1
 # A client that hears nothing for this long tries again.
@@ -57,7 +59,7 @@ class Client:
     def gap_s(self, since: float) -> float:
         """The longest time without an answer since then."""
         times = [since, *(at for at in self.answered_at if at > since), time.monotonic()]
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(b - a for a, b in pairwise(times))
 
 
 async def ask(served: ServedProcess, verb: str, path: str, body: Any = None) -> tuple[str, Any]:
@@ -121,8 +123,7 @@ async def kill_postgres(a: ServedProcess, b: ServedProcess, database: PostgresSe
         await asyncio.sleep(DOWN_S)
         await asyncio.to_thread(database.start)
         back = time.monotonic()
-        while not all(client.answered_at[-1] > back for client in clients):
-            await asyncio.sleep(0.01)
+        await until(lambda: all(client.answered_at[-1] > back for client in clients))
         print(
             f"  both servers answer {time.monotonic() - back:.2f} s after PostgreSQL takes connections again"
         )
@@ -144,8 +145,7 @@ async def cut_off(a: ServedProcess, b: ServedProcess, line: Line) -> None:
         line.is_open.set()
         back = time.monotonic()
         ready = await until_status(a, "/ready", "200")
-        while clients[0].answered_at[-1] < back:
-            await asyncio.sleep(0.01)
+        await until(lambda: clients[0].answered_at[-1] > back)
         print(
             f"  after the cut it is ready in {ready:.1f} s, and answers in {time.monotonic() - back:.1f} s"
         )
