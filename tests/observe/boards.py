@@ -42,8 +42,8 @@ def shown() -> Iterator[str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
-    return list(group["rules"])
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ BESIDE = (
 )
 
 # Called with a kind, how many are gone, and how many there were.
-Note = Callable[[str, int, int], None]
+NoteErased = Callable[[str, int, int], None]
 DeleteObject = Callable[[str], Awaitable[None]]
 
 
@@ -61,7 +61,7 @@ async def erase_owner(
     tables: Tables,
     owner: Owner,
     delete_object: DeleteObject | None,
-    note: Note,
+    note: NoteErased,
     *,
     with_keys: bool = False,
     with_usage: bool = False,
@@ -88,7 +88,7 @@ async def _erase_contents(
     tables: Tables,
     owner: Owner,
     delete_object: DeleteObject | None,
-    note: Note,
+    note: NoteErased,
     found: OwnerCounts,
 ) -> None:
     done = 0

@@ -25,7 +25,7 @@ ROWS = 200
 # A table of ten million rows is counted in less.
 COMMAND_S = 3_600.0
 
-Note = Callable[[str, int, int], None]
+NoteMoved = Callable[[str, int, int], None]
 
 # Each with the columns that are the same in both, in the order of the statements `move_out_…` and `move_in_…`. Not
 # moved: leases, levels of limits, sums of usage (a trigger makes them), names of what was erased.
@@ -47,7 +47,7 @@ TABLES = {
 
 
 async def into_postgres(
-    file: Path, url: str, ring: Sequence[RingKey], note: Note, *, is_forced: bool
+    file: Path, url: str, ring: Sequence[RingKey], note: NoteMoved, *, is_forced: bool
 ) -> None:
     """Move everything from this file into the database, with these seal keys, the newest first."""
     async with _alone(url) as connection, connection.transaction():
@@ -69,7 +69,7 @@ async def into_postgres(
         _check(expected, await connection.fetchrow(QUERIES["count_rows"]))
 
 
-async def out_of_postgres(url: str, file: Path, note: Note) -> list[RingKey]:
+async def out_of_postgres(url: str, file: Path, note: NoteMoved) -> list[RingKey]:
     """Copy everything that the database held at one moment into this file, which has the tables of this version and no
     rows; returns its seal keys, the newest first. Servers go on."""
     connection = await asyncpg.connect(url, command_timeout=COMMAND_S)

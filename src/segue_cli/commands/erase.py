@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 
-from segue.archives.erasure import DeleteObject, Note, OwnerCounts, count_owner, erase_owner
+from segue.archives.erasure import DeleteObject, NoteErased, OwnerCounts, count_owner, erase_owner
 from segue.errors import Misconfigured
 from segue.printable import printable, say
 from segue.server.files import LateFiles, has_place
@@ -84,7 +84,7 @@ async def _count(settings: Settings, owner: str) -> OwnerCounts:
         return await count_owner(_tables(store), owner)
 
 
-async def _erase(settings: Settings, options: argparse.Namespace, note: Note) -> None:
+async def _erase(settings: Settings, options: argparse.Namespace, note: NoteErased) -> None:
     async with (
         open_durable(settings, "data") as store,
         LateFiles(settings, store.files, store.skills) as files,
