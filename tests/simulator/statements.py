@@ -22,8 +22,10 @@ STATEMENTS: dict[str, Statement] = {}
 TURN = ("id", "parent_id", "history", "response", "instructions", "tools")
 USAGE = (
     "turn_id", "owner", "model", "status", "input_tokens", "cached_tokens", "output_tokens", "ended_at",
-    "tool_calls",
+    "tool_calls", "container_s", "cpu_s", "egress_bytes", "key_id",
 )  # fmt: skip
+# Of a turn that used no container and was asked without a key.
+NO_CONTAINERS, NO_KEY = (0.0, 0.0, 0), ""
 
 
 def statement(function: Statement) -> Statement:
@@ -76,7 +78,7 @@ def put_usage(t: Transaction, values: Sequence[Any], *, is_provisional: bool = F
 @statement
 def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
     parent_id, history, response, instructions, tools, worker, *usage = rest[:13]
-    digests, bodies, me, is_keyed = rest[13:]
+    digests, bodies, me, is_keyed, key_id = rest[13:]
     if is_keyed and not holds_key(t, owner, id, me):
         return []
     new = dict(zip(digests, bodies, strict=True))
@@ -102,7 +104,8 @@ def save(t: Transaction, owner: str, id: str, *rest: Any) -> object:
         drop_beside(t, owner, id)
     if usage[0] is not None:
         t.lock("usage", id)
-        counted = dict(zip(USAGE, (id, owner, *usage), strict=True))
+        values = (id, owner, *usage, *NO_CONTAINERS, key_id)
+        counted = dict(zip(USAGE, values, strict=True))
         t.put("usage", (id,), {**counted, "is_provisional": False})
     return [(1,)]
 
@@ -145,26 +148,40 @@ def settle(t: Transaction, *values: Any) -> object:
     before = t.lock("usage", values[0])
     if before is None:
         put_usage(t, values)
-    elif before["is_provisional"]:
+    elif before["is_provisional"] or before["status"] == "containers":
         counted = dict(zip(USAGE, values, strict=True))
-        names = ("input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+        names = ("input_tokens", "cached_tokens", "output_tokens", *USAGE[8:])
         known = {name: counted[name] for name in names}
         t.put("usage", (values[0],), {**before, **known, "is_provisional": False})
     return touched(1)
 
 
 @statement
-def report(t: Transaction, owner: str | None, since: int) -> object:
-    groups: dict[tuple[str, str, str], list[int]] = {}
+def report(t: Transaction, owner: str | None, since: int, until: int) -> object:
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    names = ("input_tokens", "cached_tokens", "output_tokens", *USAGE[8:12])
     for row in t.rows("usage"):
-        if row["ended_at"] >= since and owner in (None, row["owner"]):
+        if since <= row["ended_at"] < until and owner in (None, row["owner"]):
             day = datetime.fromtimestamp(row["ended_at"], UTC).strftime("%Y-%m-%d")
-            sums = groups.setdefault((day, row["owner"], row["model"]), [0] * 5)
-            sums[0] += 1
-            names = ("input_tokens", "cached_tokens", "output_tokens", "tool_calls")
+            key = (day, row["owner"], row["model"], row["key_id"])
+            sums = groups.setdefault(key, [0] * 8)
+            sums[0] += row["status"] != "containers"
             for at, name in enumerate(names, 1):
                 sums[at] += row[name]
-    return [(*group, *sums) for group, sums in sorted(groups.items())]
+    return [(*group[:3], *sums, group[3]) for group, sums in sorted(groups.items())]
+
+
+@statement
+def spent(t: Transaction, owner: str, key_id: str, day: int, month: int) -> object:
+    """The trigger's sums, from the rows that it adds up."""
+    counts = [0] * 4
+    for row in t.rows("usage"):
+        its_day, tokens = row["ended_at"] // 86_400, row["input_tokens"] + row["output_tokens"]
+        is_key = key_id != "" and row["key_id"] == key_id
+        for at, is_meant in ((0, is_key), (2, row["owner"] == owner)):
+            counts[at] += tokens * (is_meant and its_day == day)
+            counts[at + 1] += tokens * (is_meant and its_day >= month)
+    return [tuple(counts)]
 
 
 # --- events ---
@@ -352,7 +369,8 @@ def end_turns(t: Transaction, me: str, *columns: list[Any]) -> object:
         if row is not None:
             ended = {"response": response, "worker": None, "saved_by": me, "saved_at": t.now}
             t.put("turns", (owner, id), {**row, **ended})
-        usage = (id, owner, model, "failed", *tokens, ended_at, tool_calls)
+        known = (id, owner, model, "failed", *tokens, ended_at, tool_calls)
+        usage = (*known, *NO_CONTAINERS, NO_KEY)
         put_usage(t, usage, is_provisional=True)
     return touched(len(columns[0]))
 
@@ -439,6 +457,7 @@ for _name in (
     "delete_erased_events",
     "delete_old_claims",
     "delete_old_erased",
+    "delete_old_spending",
 ):
     STATEMENTS[_name] = _nothing_old
 
@@ -454,6 +473,18 @@ def add_key(t: Transaction, *values: Any) -> object:
     row = dict(zip(KEY, values, strict=True))
     t.put("keys", (row["id"],), row)
     return touched(1)
+
+
+@statement
+def expired_key(t: Transaction, digests: list[str]) -> object:
+    return [
+        (row["expires_at"],)
+        for row in t.rows("keys")
+        if row["digest"] in digests
+        and row["revoked_at"] is None
+        and row["expires_at"] is not None
+        and row["expires_at"] <= t.now
+    ]
 
 
 @statement
