@@ -159,7 +159,7 @@ async def test_uploads_that_stall_hold_little_memory_which_is_counted(tmp_path: 
     for one in stalled:
         await one.asked.wait()
     # Those that began while there were few of them may have kept a larger part.
-    assert 0 < uploads.waiting_bytes <= 2 * WAITING_BYTES_MAX < 64 * PART_BYTES // 2
+    assert 0 < uploads.waiting_bytes <= 2 * WAITING_BYTES_MAX <= 64 * PART_BYTES // 2
     for one in stalled:
         one.left.set()
     assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {
