@@ -32,9 +32,13 @@ def figures(found: Iterator[Bar]) -> dict[str, tuple[float, float]]:
 def test_figures_are_read_from_the_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    costs = {"segue": LoopCost(0.002, 0.001, 34), "agentic-api": LoopCost(0.004, 0.002, 34)}
+    costs = {
+        "segue": LoopCost(0.002, 0.001, 0.003, 0.003),
+        "agentic-api": LoopCost(0.004, 0.002, 0.003, 0.003),
+        "alone": LoopCost(0.001, 0.0, 0.001, 0.0),
+    }
     assert set(bars.WAYS) <= set(peers.WAYS)
-    print_rows([PeerRow("http-full", {**costs, "alone": LoopCost(0.001, 0.0, 34)})])
+    print_rows([PeerRow("http-full", costs)])
     paced.show_paced(
         {
             "segue chat": [paced.Paced(20e-6, [0.001] * 9)],
@@ -52,8 +56,8 @@ def test_figures_are_read_from_the_tables(
         "HTTP with full history, SSE: CPU": (0.5, 1.0),
     }
     assert figures(bars.paced(is_quick=True)) == {
-        "a token in 64 streams: CPU": (0.25, 0.4),
-        "a token in 64 streams: late p50": (0.25, 0.5),
+        "a token in 64 streams: CPU": (0.25, 0.45),
+        "a token in 64 streams: late p50": (0.25, 0.6),
         "events of a full core, socket": (200_000.0, 150_000),
         "events of a full core, SSE": (200_000.0, 150_000),
     }

@@ -27,6 +27,7 @@ ANCHORED = {
     "segue.ids._OF_TURN",
     "segue.readers.call_json.OPENINGS.code",
     "segue.readers.call_json.OPENINGS.input",
+    "segue.vocabularies.images.ENDING_IMAGE",
     "segue.wire.codec.STREAM_ID",
 }
 # These read what the operator has written, or the files of a model.

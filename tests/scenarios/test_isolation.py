@@ -25,6 +25,7 @@ ONE = "/v1/responses/{id}"
 TALK = "/v1/conversations/{id}"
 SAID = TALK + "/items/{item_id}"
 KEY = "/dashboard/keys/{id}"
+USAGE = "/v1/organization/usage/completions"
 FILE = "/v1/files/{id}"
 CHAT = "/v1/chat/completions"
 WRONG = "sk-segue-" + "y" * 43
@@ -135,6 +136,8 @@ MATRIX: dict[tuple[str, str], list[Probe]] = {
     ("GET", "/dashboard/advice"): [Probe("GET", "/dashboard/advice", foreign=403, right=403)],
     ("GET", "/dashboard/fleet"): [Probe("GET", "/dashboard/fleet", foreign=403, right=403)],
     ("GET", "/dashboard/feed"): [Probe("GET", "/dashboard/feed", foreign=403, right=403)],
+    ("GET", "/dashboard/stored"): [Probe("GET", "/dashboard/stored", foreign=200)],
+    ("GET", USAGE): [Probe("GET", USAGE + "?start_time=0", foreign=403, right=403)],
     ("GET", "/dashboard/keys"): [Probe("GET", "/dashboard/keys", foreign=403, right=403)],
     ("POST", "/dashboard/keys"): [Probe("POST", "/dashboard/keys", {}, foreign=403, right=403)],
     ("POST", KEY): [Probe("POST", "/dashboard/keys/{key}", {}, foreign=403, right=403)],

@@ -274,10 +274,14 @@ def ruling(world: World) -> Iterator[None]:
         KeyQuota.__init__: world_clock(world),
         SharedIdempotencyKeys.__init__: world.wall,
     }
-    kept = {function: function.__defaults__ for function in by_default}
+    kept = {function: function.__defaults__ or () for function in by_default}
     for function, clock in by_default.items():
-        assert function.__defaults__ is not None
-        function.__defaults__ = (*function.__defaults__[:-1], clock)
+        places = [default in (time.time, time.monotonic) for default in kept[function]]
+        assert sum(places) == 1, f"{function.__qualname__} has no clock that could be taken over"
+        function.__defaults__ = tuple(
+            clock if is_clock else default
+            for default, is_clock in zip(kept[function], places, strict=True)
+        )
     chance = random.getstate()
     random.seed(world.random.random())
     try:
