@@ -77,8 +77,8 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
     },
     "keys and usage": {
-        "keys": Verb("segue_cli.commands.keys", "create, list and revoke API keys"),
-        "usage": Verb("segue_cli.commands.usage", "print token usage by day, owner and model"),
+        "keys": Verb("segue_cli.commands.keys", "create, list, change and revoke API keys"),
+        "usage": Verb("segue_cli.commands.usage", "print token usage by day or month, key, owner and model"),
         "seals": Verb(
             "segue_cli.commands.seals",
             "manage the keys that encrypt compactions and reasoning and hash API keys",
@@ -96,7 +96,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "run": Verb(
             "segue_cli.client.run",
-            "start Codex, opencode, pi or Cline on a server, with its key and model",
+            "start Codex, Claude Code or another agent on a server, with its key and model",
         ),
         "connect": Verb(
             "segue_cli.client.connect",

@@ -8,7 +8,8 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 const request = (model) => {
   const key = hasKey() ? ' -H "Authorization: Bearer $SEGUE_KEY"' : "";
-  const body = JSON.stringify({ model, input: "Name a fruit." });
+  // A small model does not always know when to stop.
+  const body = JSON.stringify({ model, input: "Name a fruit.", max_output_tokens: 64 });
   return `curl ${location.origin}/v1/responses${key} -d ${quoted(body)}`;
 };
 

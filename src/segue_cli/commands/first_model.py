@@ -91,8 +91,8 @@ def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
     if note.exists():
         return False
     say(
-        f"{SMALL_MODEL} has 135 million parameters: it shows the server, but it is no agent. "
-        f"{name} writes code and calls tools, and fits into the memory of this machine."
+        f"{SMALL_MODEL} has 135 million parameters: it shows the server, and is often wrong. "
+        f"{name} answers better and fits into the memory of this machine. Neither is a coding agent."
     )
     answer = ask(f"Fetch it ({size / 1e9:.1f} GB) and use it? [y/N] ").strip().lower()
     note.parent.mkdir(parents=True, exist_ok=True)
