@@ -84,7 +84,9 @@ def test_command_alone_prints_every_verb(capsys: pytest.CaptureFixture[str]) -> 
             "`segue chat` takes no 'hello'. To ask one question: segue ask 'hello …'. See `segue chat --help`.",
         ),
         (["keys", "create"], "--name is missing. See `segue keys create --help`."),
-        (["seals"], "ACTION is missing. See `segue seals --help`."),
+        (["keys"], "ACTION is missing: create, edit, list, revoke. See `segue keys --help`."),
+        (["completion"], "SHELL is missing: bash, zsh, fish. See `segue completion --help`."),
+        (["connect"], "CLIENT is missing. See `segue connect --help`."),
         (
             ["seals", "rotat"],
             "ACTION: 'rotat' is not one of: rotate. Did you mean rotate? See `segue seals --help`.",
@@ -157,6 +159,7 @@ def test_unreachable_store_is_said_without_its_password(
         assert main(["usage", "--store", url]) == 2
         printed = capsys.readouterr()
         assert "127.0.0.1:1/x" in printed.err
+        assert "refused: no PostgreSQL listens there." in printed.err
         assert "s3cret" not in printed.err + printed.out
 
 

@@ -147,7 +147,16 @@ OURS_LOADED = {"segue", "segue_cli", "segue_dashboard"}
 ROOMS_LOADED = {
     *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
-    *("vocabularies", "schemas", "readers", "derivation", "dialects", "border", "engines", "stores"),
+    *(
+        "vocabularies",
+        "schemas",
+        "readers",
+        "derivation",
+        "dialects",
+        "border",
+        "engines",
+        "stores",
+    ),
     *("engine_sessions", "budgets"),
     *(
         "listener",

@@ -78,7 +78,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
     },
     "keys and usage": {
         "keys": Verb("segue_cli.commands.keys", "create, list, change and revoke API keys"),
-        "usage": Verb("segue_cli.commands.usage", "print token usage by day or month, key, owner and model"),
+        "usage": Verb(
+            "segue_cli.commands.usage", "print token usage by day or month, key, owner and model"
+        ),
         "seals": Verb(
             "segue_cli.commands.seals",
             "manage the keys that encrypt compactions and reasoning and hash API keys",
@@ -254,6 +256,12 @@ class Parser(argparse.ArgumentParser):
         """Raise it: `main` prints it."""
         raise Misconfigured(f"{self._sentence(message)} See `{self.prog} --help`.")
 
+    def _offered(self, name: str) -> str:
+        """The words that may stand for a missing one, if there is a list of them."""
+        named = (one.choices for one in self._actions if name in (one.metavar, one.dest))
+        choices = next(filter(None, named), ())
+        return f": {', '.join(choices)}" if choices else ""
+
     def _sentence(self, message: str) -> str:
         """What argparse says, in the words of all other errors."""
         if found := UNKNOWN.match(message):
@@ -270,7 +278,7 @@ class Parser(argparse.ArgumentParser):
             listed = f"'{found[2]}' is not one of: {', '.join(choices)}."
             return f"{found[1]}: {listed}{nearest(found[2], choices)}"
         if found := MISSING.match(message):
-            return f"{found[1]} is missing."
+            return f"{found[1]} is missing{self._offered(found[1])}."
         return f"{message.removeprefix('argument ')}."
 
 

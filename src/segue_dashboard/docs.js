@@ -9,10 +9,15 @@ const LINES_MAX = 2000;
 const GROUPS = [
   ["Responses", /^\/v1\/responses/],
   ["Conversations", /^\/v1\/conversations/],
-  ["Models", /^\/v1\/models/],
+  ["Messages", /^\/v1\/messages/],
+  ["Chat Completions", /^\/v1\/chat/],
+  ["Files", /^\/v1\/files/],
+  ["Containers and skills", /^\/v1\/(containers|skills)/],
+  ["Models", /^\/v1\/(models|completions|embeddings)/],
   ["Server", /./],
 ];
 const message = { type: "message", role: "user", content: "Hello" };
+const asked = { role: "user", content: "Say hello." };
 // By path; `model` is the first that is served.
 const EXAMPLES = {
   "/v1/responses": { model: "", input: "Say hello.", stream: true },
@@ -21,6 +26,9 @@ const EXAMPLES = {
   "/v1/conversations": { metadata: { topic: "demo" } },
   "/v1/conversations/{id}": { metadata: { topic: "another" } },
   "/v1/conversations/{id}/items": { items: [message] },
+  "/v1/messages": { model: "", max_tokens: 64, messages: [asked], stream: true },
+  "/v1/messages/count_tokens": { model: "", messages: [asked] },
+  "/v1/chat/completions": { model: "", messages: [asked], stream: true },
 };
 const SOCKET = { type: "response.create", model: "", input: "Say hello." };
 

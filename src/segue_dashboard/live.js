@@ -9,7 +9,8 @@ const ERRORS_MAX = 40;
 
 const spark = (values) => {
   const known = values.filter((one) => one !== null);
-  if (known.length < 2) return s("svg", { viewBox: "0 0 100 26" });
+  // Of nothing there is no line.
+  if (known.length < 2 || !known.some(Boolean)) return s("svg", { viewBox: "0 0 100 26" });
   const top = Math.max(...known) || 1;
   const points = known.map(
     (value, at) => `${((at * 100) / (known.length - 1)).toFixed(2)},${(24 - (value / top) * 21).toFixed(2)}`,

@@ -44,13 +44,16 @@ class _Said(Struct):
     type: str = "message"
     role: str | None = None
     content: str | list[_Part] | None = None
+    # Of a tool.
+    output: str | list[_Part] | None = None
     name: str | None = None
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content or () if part.text)
+        said = self.content or self.output
+        if isinstance(said, str):
+            return said
+        return "\n".join(part.text for part in said or () if part.text)
 
 
 class StoredRow(Struct, frozen=True):
@@ -111,7 +114,7 @@ def _row_of(turn: Turn, words: str) -> list[StoredRow]:
     response = turn.response
     given = _said(item.raw for round_ in turn.rounds for item in round_.given)
     asked = [item.text for item in given if item.role == "user"]
-    question = asked[-1] if asked else " ".join(f"[{item.type}]" for item in given[-1:])
+    question = asked[-1] if asked else " ".join(f"[{item.type}] {item.text}" for item in given[-1:])
     wrote = _said(map(bytes, response.output))
     answer = "\n".join(item.text for item in wrote if item.role == "assistant")
     calls = ", ".join(item.name for item in wrote if item.name)

@@ -48,6 +48,14 @@ async def test_conversations_are_listed_by_their_last_response(kind: str, tmp_pa
         assert await listed(served, "?q=a%20tree") == ([third], None)
         assert await listed(served, f"?q={second}") == ([second], None)
         assert await listed(served, "?q=cellar") == ([], None)
+        # What a tool said stands where nobody has asked anything.
+        answered = [
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "twelve files"},
+        ]
+        tool = await say(served, answered, "")
+        row = (await fetch(served, "GET", f"{STORED}?q=twelve", None)).json["data"][0]
+        assert (row["id"], row["question"]) == (tool, "[function_call_output] twelve files")
         row = (await fetch(served, "GET", f"{STORED}?q={second}", None)).json["data"][0]
         assert row["question"] == "And a vegetable?"
         assert "And a vegetable?" in row["answer"]

@@ -74,6 +74,9 @@ LONG_STORIES = {
         + sections("clients/ai-sdk.md", "Install and configure")
     ),
     "application developer, to the end": Story(pages("how-to/application.md")),
+    "application developer with files": Story(
+        sections("how-to/application.md", "Start") + pages("files.md")
+    ),
     "application developer with a real model": Story(
         pages("how-to/application.md"), environment={"SEGUE_ENGINE": "embedded"}
     ),

@@ -61,10 +61,13 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
     try:
         store = await OPENERS[settings.store_kind](settings)
     except ApiError as error:
-        path, why = settings.store_path, str(error.__cause__ or error)
+        path, cause = settings.store_path, error.__cause__ or error
+        why = str(cause)
         if path is not None and not path.absolute().parent.is_dir():
             folder = path.absolute().parent
             why = f"there is no folder {folder}. Create it: `mkdir -p {folder}`"
+        elif isinstance(cause, ConnectionRefusedError):
+            why = "the connection was refused: no PostgreSQL listens there"
         raise Misconfigured(f"store: {settings.shown_store} cannot be opened: {why}.") from error
     try:
         await store.maintenance.recover()

@@ -212,7 +212,7 @@ def _show_rest(path: Path, said: str) -> str:
     except Misconfigured:
         return said
     left = 0 if status is None else sum(one.responses_running for one in status.workers)
-    words = f"Stopping: waiting for {left} running responses." if left else said
+    words = f"Stopping: waiting for running responses ({left})." if left else said
     if words != said:
         say(words, file=sys.stderr)
     return words

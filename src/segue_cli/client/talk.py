@@ -181,8 +181,10 @@ class RunningServer:
         )
 
     def _silent(self, reason: object) -> NotReachable:
+        # Without the number of the error.
+        why = getattr(reason, "strerror", None) or reason
         return NotReachable(
-            f"no answer from a server at {self.url}: {reason}. "
+            f"no answer from a server at {self.url}: {why}. "
             "Start one with `segue serve`, or name another with --url."
         )
 

@@ -163,7 +163,10 @@ def existing(settings: Settings) -> Settings:
     """Refuse a SQLite file that does not exist: opening it would create it."""
     path = settings.store_path
     if path is not None and not path.exists():
-        raise Misconfigured(f"store: there is no file {path}.")
+        raise Misconfigured(
+            f"store: there is no file {path}. Run this in the folder of the server, or name its store with --store or "
+            "--config."
+        )
     return settings
 
 
