@@ -86,7 +86,7 @@ async def test_debt_of_tokens_is_waited_off() -> None:
     some = quota(clock, tokens_per_min=60)
     await some.count_request()
     await some.hold()
-    some.release(tokens=180)
+    some.release("turn", 180)
     with pytest.raises(TooMany) as caught:
         await some.count_request()
     assert caught.value.wait_s == pytest.approx(120)
@@ -141,7 +141,7 @@ async def test_turn_after_turn_asks_the_store_for_nothing() -> None:
     for _ in range(200):
         await some.count_request()
         await some.hold()
-        some.release(tokens=10)
+        some.release("turn", 10)
     assert shared_limits.asked == 3, "a place, a few seconds' requests, a lane"
 
 
@@ -153,7 +153,7 @@ async def test_store_that_cannot_be_asked_refuses_only_what_was_not_granted_befo
     shared_limits.is_down = True
     await some.count_request()
     await some.hold()
-    some.release(tokens=150)
+    some.release("turn", 150)
     with pytest.raises(Unavailable):
         await some.report()
     with pytest.raises(TooMany):
@@ -179,7 +179,7 @@ async def test_key_whose_report_fails_keeps_no_other_from_reporting() -> None:
     for one in quotas:
         await one.count_request()
         await one.hold()
-        one.release(7)
+        one.release("turn", 7)
     shared_limits.draw = fail_for_one  # type: ignore[method-assign]
     assert await meter.report() == 1
     assert [one.has_changes for one in quotas] == [True, False]

@@ -247,3 +247,14 @@ def test_budget_of_an_owner_is_that_of_all_its_keys(
     assert status == 0
     assert len(out.splitlines()) == 3
     assert budgets() == {"a": 0, "other": 0, "b": 0, "c": 0}
+
+
+def test_budget_of_an_owner_outlives_its_last_key(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who revokes the only key, and then gives out another one, has not taken the budget away."""
+    of_owner = ("--owner", "team", "--store", store)
+    run(capsys, "create", "--name", "a", "--owner-budget-tokens-day", "500", *of_owner)
+    assert run(capsys, "revoke", "a", "--store", store)[0] == 0
+    _, out, _ = run(capsys, "create", "--name", "b", "--json", *of_owner)
+    assert json.loads(out)["limits"]["owner_budget_tokens_day"] == 500

@@ -15,7 +15,8 @@ from segue.accounts.hashes import issue_key
 from segue.budgets.budget import DAY_S, day_of, next_month
 from segue.limits import Key, KeyLimits
 from segue.seams.history import UsageEntry
-from tests.support import Answer, Served, fetch, serving, until, wire
+from tests.postgres import PostgresServer
+from tests.support import WAIT_S, Answer, Served, fetch, serving, until, wire
 
 MODELS = ["small", "large-1", "large-2"]
 # How each API asks for a turn.
@@ -211,6 +212,61 @@ async def test_many_turns_at_once_pass_the_border_by_no_more_than_run(tmp_path: 
         assert {answer.status for answer in many} == {429}
         spent = await served.app.state.store.ledger.spent("ada", key.id, *day_of(time.time()))
         assert spent.day == spent.month == spent.owner_day == sum(used)
+
+
+async def test_request_that_is_refused_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has used nothing: the next turn does not look for its usage."""
+    monkeypatch.setattr("segue.budgets.budget.SETTLE_S_MAX", 10 * WAIT_S)
+    async with serving(auth="keys", model=MODELS) as served, asyncio.timeout(WAIT_S):
+        _, headers = await key_with(served, budget_tokens_day=100_000)
+        for path in ASKS:
+            assert (await ask(served, headers, path, "unknown")).status == 404
+            assert (await ask(served, headers, path)).status == 200
+
+
+async def test_budget_that_is_changed_while_a_turn_ends_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("segue.budgets.budget.SETTLE_S_MAX", 10 * WAIT_S)
+    async with serving(auth="keys", model=MODELS) as served, asyncio.timeout(WAIT_S):
+        state = served.app.state
+        key, headers = await key_with(served, budget_tokens_day=100_000)
+        assert (await ask(served, headers)).status == 200
+        for limits in (KeyLimits(), KeyLimits(budget_tokens_day=100_000)):
+            await state.store.keys.limit(key.id, limits)
+            await state.accounts.confirm()
+            # What has ended is in the ledger while the key has no budget.
+            await state.meter.budget_sources.settle()
+        assert (await ask(served, headers)).status == 200
+
+
+async def test_two_servers_pass_the_border_by_no_more_than_they_run(
+    postgres: PostgresServer,
+) -> None:
+    """Each asks what the other one has counted."""
+    url = await postgres.make_database()
+    async with (
+        serving(auth="keys", model=MODELS, store=url) as one,
+        serving(auth="keys", model=MODELS, store=url) as two,
+    ):
+        key, headers = await key_with(one, budget_tokens_day=1_000)
+        body = {"model": "small", "input": "hello"}
+
+        async def asks_until_refused(served: Served) -> list[int]:
+            used = list[int]()
+            while True:
+                answer = await fetch(served, "POST", "/v1/responses", body, headers)
+                if answer.status == 429:
+                    return used
+                used.append(answer.json["usage"]["total_tokens"])
+
+        clients = [asks_until_refused(served) for served in (one, two) for _ in range(3)]
+        used = await asyncio.gather(*clients)
+        most = max(max(turns) for turns in used)
+        total = sum(map(sum, used))
+        assert 1_000 <= total < 1_000 + len(clients) * most
+        spent = await two.app.state.store.ledger.spent("ada", key.id, *day_of(time.time()))
+        assert spent.day == total
 
 
 def test_months_of_all_lengths() -> None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Literal
-from weakref import WeakValueDictionary
 
 from segue.aio import in_background
 from segue.errors import ApiError, TooMany
@@ -165,11 +164,11 @@ class KeyQuota:
             self._used_at["lanes"] = self._clock()
         self.in_flight += 1
 
-    def release(self, tokens: int = 0) -> None:
-        """A turn is over, and has used this many tokens."""
+    def release(self, turn_id: str = "", tokens: int = 0) -> None:
+        """A turn is over, and has used this many tokens; without an id none has run."""
         self.in_flight -= 1
-        if self.budget is not None:
-            self.budget.add(tokens)
+        if self.budget is not None and turn_id:
+            self.budget.add(turn_id, tokens)
         if self.limits.tokens_per_min:
             self._tokens.level -= tokens
             self._used_tokens += tokens
@@ -365,7 +364,6 @@ class Meter:
         self._quotas: dict[str, KeyQuota] = {}
         # What budgets are compared with.
         self.budget_sources: BudgetSources | None = None
-        self._budgets: WeakValueDictionary[str, KeyBudget] = WeakValueDictionary()
         if others is not None:
             others.on_message("short", self._give_back)
 
@@ -376,14 +374,7 @@ class Meter:
         # Imported here: few keys have one.
         from segue.budgets.budget import KeyBudget
 
-        budget = KeyBudget(quota.limits, quota.owner, quota.key_id, self.budget_sources)
-        self._budgets[quota.key_id] = budget
-        return budget
-
-    def settled(self, key_id: str) -> None:
-        """The usage of a turn of this key is in the ledger."""
-        if (budget := self._budgets.get(key_id)) is not None:
-            budget.settled()
+        return KeyBudget(quota.limits, quota.owner, quota.key_id, self.budget_sources)
 
     def register(self, quota: KeyQuota) -> None:
         """Look at this quota regularly from now on."""

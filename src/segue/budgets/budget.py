@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Literal, Protocol
@@ -53,8 +52,12 @@ class BudgetSources(Struct, frozen=True):
     settle: Callable[[], Awaitable[None]]
     note: Callable[[BudgetEvent, Period], None] = lambda event, period: None
     clock: Callable[[], float] = time.time
-    # Turns of each owner that have ended here, and whose usage the ledger may not have yet.
-    unsettled: Counter[Owner] = msgspec.field(default_factory=Counter)
+    # Of each owner the turns that have ended here, and whose usage the ledger may not have yet.
+    unsettled: dict[Owner, set[str]] = msgspec.field(default_factory=dict)
+
+    def settled(self, owner: Owner, turn_id: str) -> None:
+        """The usage of this turn is in the ledger."""
+        self.unsettled.get(owner, set()).discard(turn_id)
 
 
 class BudgetLine(Struct, frozen=True):
@@ -122,15 +125,10 @@ class KeyBudget:
         # One question at a time: who waits for it takes its answer.
         self._lock = asyncio.Lock()
 
-    def add(self, tokens: int) -> None:
+    def add(self, turn_id: str, tokens: int) -> None:
         """A turn has ended here."""
         self._unread += tokens
-        self._sources.unsettled[self._owner] += 1
-
-    def settled(self) -> None:
-        """The usage of a turn of this key is in the ledger."""
-        unsettled = self._sources.unsettled
-        unsettled[self._owner] = max(0, unsettled[self._owner] - 1)
+        self._sources.unsettled.setdefault(self._owner, set()).add(turn_id)
 
     async def check(self) -> None:
         """Refuse a turn if a budget is used up."""
@@ -168,6 +166,8 @@ class KeyBudget:
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S_MAX):
                 await self._settle()
+        # What takes longer is not waited for again.
+        self._sources.unsettled.pop(self._owner, None)
         self._unread = 0
         asked_at, days = time.monotonic(), day_of(self._sources.clock())
         self._spent = await self._sources.spent(self._owner, self._key_id, *days)
@@ -175,9 +175,10 @@ class KeyBudget:
 
     async def _settle(self) -> None:
         """Wait for the usage of turns that have just ended here."""
-        while self._sources.unsettled[self._owner]:
+        unsettled = self._sources.unsettled
+        while unsettled.get(self._owner):
             await self._sources.settle()
-            if self._sources.unsettled[self._owner]:
+            if unsettled.get(self._owner):
                 # Its client has the end, and its usage is just being handed over.
                 await asyncio.sleep(SETTLE_S)
 

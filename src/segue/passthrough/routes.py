@@ -130,7 +130,7 @@ async def _counted(
     finally:
         prompt, cached, completion = usage().counts(exchange.body_bytes)
         if quota is not None:
-            quota.release(prompt + completion)
+            quota.release(exchange.response_id, prompt + completion)
         entry = UsageEntry(
             turn_id=exchange.response_id,
             owner=exchange.owner,

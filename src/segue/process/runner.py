@@ -364,7 +364,7 @@ class Runner:
             await self._release(conversation, plan.id)
         response = running.assembler.response
         if (quota := plan.arrival.caller.quota) is not None:
-            quota.release(response.usage.total_tokens if response.usage else 0)
+            quota.release(plan.id, response.usage.total_tokens if response.usage else 0)
         running.publish([running.assembler.end()])
         sent_at = perf_counter()
         self._leave_tools(plan)

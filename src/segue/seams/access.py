@@ -57,8 +57,9 @@ class Quota(Protocol):
     async def hold(self) -> None:
         """Take a slot for a turn, or refuse it."""
 
-    def release(self, tokens: int = 0) -> None:
-        """Give the slot back: the turn is over and has used this many tokens."""
+    def release(self, turn_id: str = "", tokens: int = 0) -> None:
+        """Give the slot back: this turn is over and has used this many tokens, which the ledger will have. Without an
+        id no turn has run."""
 
 
 class Seals(Protocol):

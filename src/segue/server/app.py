@@ -141,10 +141,10 @@ async def _open_server(
         build_runner(served, state, hosted, observers) as runner,
     ):
         observers.metrics.note_replaced(place.replaced)
-        state.meter.budget_sources = BudgetSources(
+        sources = state.meter.budget_sources = BudgetSources(
             store.ledger.spent, observers.afterwards.drained, observers.metrics.note_budget
         )
-        observers.turns.append(lambda turn: state.meter.settled(turn.entry.key_id))
+        observers.turns.append(lambda turn: sources.settled(turn.entry.owner, turn.entry.turn_id))
         if hosted.environment is not None and observers.audit is not None:
             hosted.environment.note_command = observers.audit.note_command
         eraser = Eraser(state, runner)

@@ -178,8 +178,11 @@ async def create_key(
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
         earlier = await store.keys.given_out()
-        others = [key for key in _valid(earlier) if key.owner == owner]
-        inherited = _of_owner(msgspec.structs.asdict(others[0].limits)) if others else {}
+        of_owner = [key for key in earlier if key.owner == owner]
+        others = _valid(of_owner)
+        # A person who revokes the only key first, and then gives out a new one, has not taken the budget away.
+        alike = (others or of_owner)[-1:]
+        inherited = _of_owner(msgspec.structs.asdict(alike[0].limits)) if alike else {}
         limits = msgspec.convert(inherited | {**given}, KeyLimits)
         await _limit(store, others, _of_owner(given))
         scopes = scopes or (API_SCOPES if earlier else FIRST_SCOPES)
