@@ -29,12 +29,12 @@ async def test_person_sees_containers_their_files_and_the_commands_of_a_turn(
     commands = run("echo a,b > squares.csv", "grep -r needle . || exit 3")
     async with scripted(tmp_path, commands, DONE, **ONLINE) as served, wire(served) as socket:
         page = await look(browser, served)
-        await socket.turn(input="Go", tools=[reaching("pypi.org", "files.example.com")])
+        await socket.turn(input="Go", tools=[reaching("github.com", "files.example.com")])
         await page.open(f"{served.url}/")
         await page.until(count("#containers tr.active", 1))
         text = await page.text("#containers")
         assert "kernel-shared" in text
-        assert "pypi.org, files.example.com" in text
+        assert "github.com, files.example.com" in text
         assert "1 active" in await page.text("#containers-sub")
         await page.click("#containers .actions button")
         await page.until(count("#containers tr.files li", 1))

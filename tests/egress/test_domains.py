@@ -11,20 +11,20 @@ from msgspec import Raw
 from segue.egress.domains import allows, asked_domains, covers, normal, of_operator
 from segue.errors import ApiError, Misconfigured
 
-OPERATOR = ("pypi.org", "*.pythonhosted.org")
+OPERATOR = ("github.com", "*.githubusercontent.com")
 MAY = {"network"}
 
 
 @pytest.mark.parametrize(
     "domain, host, is_allowed",
     [
-        ("pypi.org", "pypi.org", True),
-        ("pypi.org", "www.pypi.org", False),
-        ("pypi.org", "evilpypi.org", False),
-        ("*.pypi.org", "www.pypi.org", True),
-        ("*.pypi.org", "a.b.pypi.org", True),
-        ("*.pypi.org", "pypi.org", False),
-        ("*.pypi.org", "evilpypi.org", False),
+        ("github.com", "github.com", True),
+        ("github.com", "www.github.com", False),
+        ("github.com", "evilgithub.com", False),
+        ("*.github.com", "www.github.com", True),
+        ("*.github.com", "a.b.github.com", True),
+        ("*.github.com", "github.com", False),
+        ("*.github.com", "evilgithub.com", False),
     ],
 )
 def test_domain_is_a_host_or_all_below_it(domain: str, host: str, is_allowed: bool) -> None:
@@ -47,8 +47,8 @@ def test_operator_names_public_hosts_only(name: str) -> None:
 
 
 def test_operators_domains_are_compared_in_one_form() -> None:
-    assert of_operator(["PyPI.org", "pypi.org", "*.A.example.com"]) == (
-        "pypi.org",
+    assert of_operator(["GitHub.com", "github.com", "*.A.example.com"]) == (
+        "github.com",
         "*.a.example.com",
     )
 
@@ -76,10 +76,10 @@ def policy(**fields: object) -> Raw:
         (msgspec.UNSET, ()),
         (Raw(b"null"), ()),
         (policy(type="disabled"), ()),
-        (policy(allowed_domains=["PyPI.org"]), ("pypi.org",)),
-        (policy(allowed_domains=["a.pythonhosted.org"]), ("a.pythonhosted.org",)),
-        (policy(allowed_domains=["*.a.pythonhosted.org"]), ("*.a.pythonhosted.org",)),
-        (policy(allowed_domains=["*.pythonhosted.org"] * 2), ("*.pythonhosted.org",)),
+        (policy(allowed_domains=["GitHub.com"]), ("github.com",)),
+        (policy(allowed_domains=["a.githubusercontent.com"]), ("a.githubusercontent.com",)),
+        (policy(allowed_domains=["*.a.githubusercontent.com"]), ("*.a.githubusercontent.com",)),
+        (policy(allowed_domains=["*.githubusercontent.com"] * 2), ("*.githubusercontent.com",)),
     ],
 )
 def test_request_narrows_what_the_operator_allows(asked: object, expected: tuple[str, ...]) -> None:
@@ -89,19 +89,19 @@ def test_request_narrows_what_the_operator_allows(asked: object, expected: tuple
 @pytest.mark.parametrize(
     "asked, code, param",
     [
-        (policy(allowed_domains=["pypi.org", "x.org"]), "domain_not_allowed", "[1]"),
-        (policy(allowed_domains=["*.pypi.org"]), "domain_not_allowed", "[0]"),
-        (policy(allowed_domains=["pythonhosted.org"]), "domain_not_allowed", "[0]"),
-        (policy(allowed_domains=["*.org"]), "domain_not_allowed", "[0]"),
+        (policy(allowed_domains=["github.com", "x.org"]), "domain_not_allowed", "[1]"),
+        (policy(allowed_domains=["*.github.com"]), "domain_not_allowed", "[0]"),
+        (policy(allowed_domains=["githubusercontent.com"]), "domain_not_allowed", "[0]"),
+        (policy(allowed_domains=["*.com"]), "domain_not_allowed", "[0]"),
         (policy(allowed_domains=["1.2.3.4"]), "domain_not_allowed", "[0]"),
         (policy(allowed_domains=[]), "invalid_value", "allowed_domains"),
         (policy(), "invalid_value", "allowed_domains"),
-        (policy(allowed_domains=["pypi.org"] * 101), "invalid_value", "allowed_domains"),
+        (policy(allowed_domains=["github.com"] * 101), "invalid_value", "allowed_domains"),
         (policy(allowed_domains=[1]), "invalid_value", "p"),
         (policy(type="all"), "invalid_value", "type"),
         (Raw(b"[]"), "invalid_value", "p"),
         (
-            policy(allowed_domains=["pypi.org"], domain_secrets=[{"name": "K", "value": "v"}]),
+            policy(allowed_domains=["github.com"], domain_secrets=[{"name": "K", "value": "v"}]),
             "unsupported_value",
             "domain_secrets",
         ),
@@ -113,11 +113,11 @@ def test_request_outside_it_is_refused_by_name(asked: Raw, code: str, param: str
     assert (refused.value.status, refused.value.code) == (400, code)
     assert (refused.value.param or "").endswith(param)
     if code == "domain_not_allowed":
-        assert "pypi.org" in refused.value.message
+        assert "github.com" in refused.value.message
 
 
 def test_key_needs_the_scope() -> None:
     with pytest.raises(ApiError) as refused:
-        asked_domains(policy(allowed_domains=["pypi.org"]), "p", OPERATOR, set())
+        asked_domains(policy(allowed_domains=["github.com"]), "p", OPERATOR, set())
     assert refused.value.status == 403
     assert asked_domains(policy(type="disabled"), "p", OPERATOR, set()) == ()

@@ -429,7 +429,7 @@ async def test_key_needs_the_scope(
 
 # --- the network ------------------------------------------------------------------------------------------
 
-ONLINE = {**FLAGS, "environment_domains": ("pypi.org", "*.example.com")}
+ONLINE = {**FLAGS, "environment_domains": ("github.com", "*.example.com")}
 
 
 def reaching(*domains: str) -> Body:
@@ -446,13 +446,13 @@ async def test_container_reaches_what_its_request_asks_for(tmp_path: Path) -> No
     )
     turns = [ask, DONE, ask, DONE]
     async with scripted(tmp_path, *turns, **ONLINE) as served, wire(served) as socket:
-        first = (await socket.turn(input="Go", tools=[reaching("a.example.com", "PyPI.org")]))[
+        first = (await socket.turn(input="Go", tools=[reaching("a.example.com", "GitHub.com")]))[
             "response"
         ]
         assert first["output"][1]["output"][0]["stdout"] == "403\n3\n"
         container = first["tools"][0]["environment"]["container_id"]
         about = (await fetch(served, "GET", f"/v1/containers/{container}")).json
-        wanted = {"type": "allowlist", "allowed_domains": ["a.example.com", "pypi.org"]}
+        wanted = {"type": "allowlist", "allowed_domains": ["a.example.com", "github.com"]}
         assert about["network_policy"] == wanted
         # A turn that asks for less does not get this container.
         second = (await socket.turn(input="Go", tools=[AUTO], previous_response_id=first["id"]))[
@@ -475,7 +475,7 @@ async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
     async with scripted(tmp_path, *turns, auth="keys", **ONLINE) as served:
         able = await key_for(served, "shell", "network")
         unable = await key_for(served, "shell")
-        body = {"model": MODEL, "input": "Go", "tools": [reaching("pypi.org")]}
+        body = {"model": MODEL, "input": "Go", "tools": [reaching("github.com")]}
         answer = await fetch(served, "POST", "/v1/responses", body, headers=unable)
         assert (answer.status, "network" in answer.json["error"]["message"]) == (403, True)
         answer = await fetch(served, "POST", "/v1/responses", body, headers=able)

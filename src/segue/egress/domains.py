@@ -71,7 +71,7 @@ def of_operator(names: Iterable[str]) -> tuple[str, ...]:
         domain = normal(name)
         if domain is None:
             raise Misconfigured(
-                f"environment_domains: '{name}' is not a public host name. Write it as pypi.org, or as *.pypi.org for "
+                f"environment_domains: '{name}' is not a public host name. Write it as github.com, or as *.github.com for "
                 "all hosts below it; addresses, ports, URLs and '*' are not allowed."
             )
         found.append(domain)
