@@ -31,7 +31,7 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -65,14 +65,11 @@ from segue.errors import (
 from segue.schemas.structural_tags import JSON_STYLE
 from segue.seams.model import EngineFacts, Finish, Grammar, Ids, Job, JobStarted, TokenLogprob
 from segue.seams.prompt import Tokens, id_array
-from segue.vocabularies.gguf import GgufValue, trained_tokens
 from segue_embedded.loading import LlamaServer, load_server
 from segue_embedded.trial import Trial
 
 log = logging.getLogger(__name__)
 
-# What small machines can hold.
-CONTEXT_TOKENS = 8_192
 # Of a job's JSON, which begins with its prompt: about a hundred tokens.
 PREFIX_BYTES = 512
 # How long a cancelled job may take to free its slot: a batch, on a busy machine.
@@ -513,63 +510,6 @@ def _error(failure: _Failure) -> ApiError:
 
 
 # --- starting ---------------------------------------------------------------------------------------
-
-
-def tell_memory(
-    name: str, weights_bytes: int, head: Mapping[str, object], context_tokens: int, parallel: int
-) -> None:
-    """Log how much memory a model will take, before it is taken, and warn where there is less."""
-    cache_bytes = token_bytes(head) * context_tokens * parallel
-    needed = weights_bytes + cache_bytes
-    log.info(
-        "loading %s: at least %s of memory (weights %s, context %s for %d x %s tokens)",
-        name,
-        _shown(needed),
-        _shown(weights_bytes),
-        _shown(cache_bytes),
-        parallel,
-        f"{context_tokens:,}",
-    )
-    free = available_bytes()
-    if free is not None and needed > free:
-        log.warning(
-            "%s needs more memory than is free (%s): expect swapping, or a smaller "
-            "--context-tokens or --engine-parallel",
-            name,
-            _shown(free),
-        )
-
-
-def context_for(head: Mapping[str, GgufValue]) -> int:
-    """The context of a model where the operator has not said."""
-    return min(trained_tokens(head), CONTEXT_TOKENS)
-
-
-def token_bytes(head: Mapping[str, object]) -> int:
-    """What one token of context takes, by the metadata of a GGUF file: a key and a value for each layer and head."""
-
-    def number(key: str, default: int) -> int:
-        found = head.get(f"{head.get('general.architecture')}.{key}")
-        if isinstance(found, list):
-            # One number for each layer.
-            found = max(found, default=default)
-        return found if isinstance(found, int) else default
-
-    heads = number("attention.head_count", 1)
-    width = number("embedding_length", 0) // max(heads, 1)
-    widths = number("attention.key_length", width) + number("attention.value_length", width)
-    return number("block_count", 0) * number("attention.head_count_kv", heads) * widths * 2
-
-
-def available_bytes(info: Path = Path("/proc/meminfo")) -> int | None:
-    """The memory that programs can still take; None where the system does not say."""
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if found is None else int(found) * 1024
-
-
-def _shown(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def spare_cores() -> int:

@@ -162,6 +162,17 @@ def share_path(folder: str, name: str) -> Path:
     return Path(folder) / f"engine-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
+def note_context(path: Path, tokens: int | None) -> None:
+    """Write beside the socket how long the context of its engine is: it follows what memory was free at the start."""
+    path.with_suffix(".context").write_text(str(tokens or 0))
+
+
+def noted_context(path: Path) -> int:
+    """What was written there; 0 where no engine has begun yet."""
+    note = path.with_suffix(".context")
+    return int(note.read_text()) if note.exists() else 0
+
+
 @asynccontextmanager
 async def sharing(engine: Engine, path: Path) -> AsyncIterator[None]:
     """While inside, other processes can use this engine by way of the socket at `path`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import os
 import re
@@ -45,7 +44,7 @@ from segue.wire.items import Item
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import CustomTool
 from segue_embedded import embedded, loading
-from segue_embedded.embedded import EmbeddedEngine, tell_memory, token_bytes
+from segue_embedded.embedded import EmbeddedEngine
 from segue_embedded.loading import check_cpu, load_advice
 from segue_embedded.weights import find_weights
 from tests.contracts import engine as contract
@@ -661,23 +660,3 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, vocabulary: V
     assert "apt install libgomp1" in load_advice(ImportError("libgomp.so.1: cannot open"))
     with pytest.raises(Misconfigured, match="pip install --no-deps xllamacpp"):
         EmbeddedEngine(weights(), vocabulary, context_tokens=64)
-
-
-def test_memory_is_said_before_it_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    head: dict[str, object] = {
-        "general.architecture": "llama",
-        "llama.block_count": 30,
-        "llama.embedding_length": 576,
-        "llama.attention.head_count": 9,
-        "llama.attention.head_count_kv": 3,
-    }
-    assert token_bytes(head) == 23_040
-    # A head size of its own, and layers with a different number of heads.
-    wide = head | {"llama.attention.key_length": 128, "llama.attention.head_count_kv": [1, 2]}
-    assert token_bytes(wide) == 30 * 2 * (128 + 64) * 2
-    tell_memory("small", 98_000_000, head, 8_192, 4)
-    assert "loading small: at least 853 MB of memory" in caplog.text
-    assert "more memory than is free" not in caplog.text
-    tell_memory("huge", 10**15, head, 8_192, 4)
-    assert "huge needs more memory than is free" in caplog.text

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from segue.errors import Misconfigured
-from segue.server.models import BUILDERS, SCRIPTED_VOCABULARY, build_models
+from segue.server.models import BUILDERS, SCRIPTED_VOCABULARY, build_models, shared_engines
 from segue.server.served import served_models
 from segue.settings.checks import load_settings
 from segue.settings.values import EngineName
 from segue.vocabularies.gguf import read_gguf
+from segue_embedded.shared import note_context, share_path
 from segue_embedded.weights import find_weights
 from tests.engines.fakes.vllm import FakeVllm
 
@@ -72,3 +73,18 @@ def test_every_engine_has_a_test_file_of_its_own() -> None:
     tests = Path(__file__).parents[1]
 
     assert [name for name in BUILDERS if not list(tests.glob(f"*/test_{name}.py"))] == []
+
+
+async def test_workers_and_engine_agree_on_the_context_whatever_memory_is_free_later(
+    tmp_path: Path,
+) -> None:
+    settings = load_settings({"model": ["smollm2"], "store": "memory"}, environment={})
+    noted = []
+    for memory_of_before in (None, 2_048):
+        if memory_of_before:
+            note_context(share_path(str(tmp_path), "smollm2"), memory_of_before)
+        async with shared_engines(settings, str(tmp_path)):
+            workers = build_models(settings, str(tmp_path))
+            noted.append(workers.models["smollm2"].context_tokens)
+            await workers.aclose()
+    assert noted[1] == 2_048 != noted[0]

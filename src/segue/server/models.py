@@ -273,21 +273,23 @@ def _scripted(settings: ModelSettings, shared: str, built: Built) -> Maker:
 
 def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     # Imported here and below: most servers have no model inside.
-    from segue_embedded.embedded import EmbeddedEngine, context_for, tell_memory
-    from segue_embedded.shared import SharedEngine, share_path
+    from segue_embedded.embedded import EmbeddedEngine
+    from segue_embedded.memory import available_bytes, context_for, tell_memory
+    from segue_embedded.shared import SharedEngine, noted_context, share_path
     from segue_embedded.states import keep_states, memory_folder
     from segue_embedded.weights import find_weights
 
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
     dialect = _dialect(settings, path, vocabulary)
-    head = read_gguf(path)
-    context_tokens = settings.context_tokens or context_for(head)
     if shared:
-        remote = SharedEngine(share_path(shared, settings.name))
-        return lambda wanted: _model(_with_sampling(wanted), remote, dialect, context_tokens)
-    parallel = settings.engine_parallel
-    tell_memory(settings.name, path.stat().st_size, head, context_tokens, parallel)
+        share = share_path(shared, settings.name)
+        remote, noted = SharedEngine(share), noted_context(share)
+        return lambda wanted: _model(_with_sampling(wanted), remote, dialect, noted)
+    head, size, parallel = read_gguf(path), path.stat().st_size, settings.engine_parallel
+    free = available_bytes()
+    context_tokens = settings.context_tokens or context_for(head, size, parallel, free)
+    tell_memory(settings.name, size, head, context_tokens, parallel, free)
     memory = memory_folder() if settings.embedded_state_bytes_max else None
     engine = EmbeddedEngine(
         path, vocabulary, context_tokens=context_tokens, parallel=parallel, memory=memory
@@ -310,16 +312,20 @@ def _with_sampling(settings: ModelSettings) -> ModelSettings:
 @asynccontextmanager
 async def shared_engines(settings: Settings, folder: str) -> AsyncIterator[None]:
     """Load the embedded engines here, and share them with other processes by way of this folder."""
-    from segue_embedded.shared import share_path, sharing
+    from segue_embedded.shared import note_context, noted_context, share_path, sharing
 
     async with AsyncExitStack() as stack:
         for wanted in served_models(settings):
             if wanted.engine == "embedded":
-                built = _build(wanted, "")
+                path = share_path(folder, wanted.name)
+                # After a restart of this process the workers still know the context of before.
+                tokens = noted_context(path) or wanted.context_tokens
+                built = _build(structs.replace(wanted, context_tokens=tokens), "")
                 for close in built.closers:
                     stack.push_async_callback(close)
-                path = share_path(folder, wanted.name)
-                await stack.enter_async_context(sharing(built.make(wanted).engine, path))
+                model = built.make(wanted)
+                note_context(path, model.context_tokens)
+                await stack.enter_async_context(sharing(model.engine, path))
         yield
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from segue.printable import say
 from segue.server.served import served_models
 from segue.settings.values import Settings
-from segue_embedded.embedded import available_bytes
+from segue_embedded.memory import available_bytes
 from segue_embedded.weights import (
     SMALL_MODEL,
     ListedWeights,

@@ -31,7 +31,7 @@ HELP = {
         "engine_discovery_s": "seconds between two lookups of the replicas",
         "engine_arg": "flag for the vLLM that Segue starts (without engine_url), such as --port=8001; repeatable",
         "engine_sessions": "send a vLLM with the plugin segue-vllm only what is new: auto (where it says so), or off",
-        "context_tokens": "context window in tokens; 0: what the engine says (embedded: at most 8192)",
+        "context_tokens": "context window in tokens; 0: what the engine says (embedded: what the free memory allows)",
         "dialect": "chat format: auto (from the model's files), "
         + ", ".join(CHAT_FORMATS)
         + ", or a .toml file "
