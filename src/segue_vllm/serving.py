@@ -8,9 +8,11 @@ gone on from is refused in one message, and whatever the engine core does not kn
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -33,8 +35,15 @@ from segue_vllm.frames import (
 from segue_vllm.kept import TAIL_IDS
 from segue_vllm.outputs import Heard, Request
 
-# What a client may have unread: its answers end then.
-UNREAD_MAX = 100_000
+log = logging.getLogger("vllm.segue")
+
+# What a client may have unread: its answers end then. And how much of it one frame has.
+UNREAD_MAX, FRAME_MAX = 100_000, 1_000
+# So long it may take to say why the connection ends.
+CLOSE_S = 5.0
+# What is the request's fault; its words are said, as far as this.
+WRONGLY_ASKED = (ValueError, TypeError, LookupError, msgspec.MsgspecError)
+WORDS_MAX = 1_000
 # The WebSocket's code for a message that cannot be read, and for one that reads too slowly.
 BAD_MESSAGE, TOO_SLOW = 1003, 1008
 
@@ -113,7 +122,7 @@ class Answer:
 
     def failed(self, status: int, words: str) -> None:
         self.connection.over(self)
-        self.connection.say(Failed(self.ask.stream, status, words))
+        self.connection.say(Failed(self.ask.stream, status, words[:WORDS_MAX]))
 
 
 class Connection:
@@ -125,6 +134,9 @@ class Connection:
         self.answers: dict[int, Answer] = {}
         self._unsaid: list[Said] = []
         self._has_something = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        # Code and words of our own close frame.
+        self._leaving: tuple[int, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -133,28 +145,39 @@ class Connection:
         await self._socket.accept()
         self.say(Hello(PROTOCOL, server.instance, server.step, server.engine.max_model_len))
         self.flush()
-        writer = asyncio.create_task(self._write())
+        self._writer = asyncio.create_task(self._write())
         try:
-            while not writer.done():
-                message = await self._socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    break
+            while (message := await self._received(self._writer)) is not None:
                 try:
                     asked = read_asked(message.get("bytes") or b"")
                     ids = ids_of(asked.ids) if isinstance(asked, Ask) else array("I")
                 except (msgspec.MsgspecError, ValueError):
-                    await self._socket.close(BAD_MESSAGE, "this message cannot be read")
+                    self._leaving = BAD_MESSAGE, "this message cannot be read"
                     break
                 if isinstance(asked, Ask):
                     await self._begin(asked, ids)
                 elif (answer := self.answers.get(asked.stream)) is not None:
                     await self._cancel(answer)
-        except (OSError, RuntimeError):
-            pass
         finally:
+            self._writer.cancel()
             for answer in list(self.answers.values()):
                 await self._cancel(answer)
-            writer.cancel()
+        if self._leaving is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._socket.close(*self._leaving)
+
+    async def _received(self, writer: asyncio.Task[None]) -> Mapping[str, Any] | None:
+        """The next message; None when the client has left, or nothing can be written to it."""
+        receiving = asyncio.ensure_future(self._socket.receive())
+        try:
+            await asyncio.wait((receiving, writer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            receiving.cancel()
+        if not receiving.done() or receiving.exception() is not None or writer.done():
+            return None
+        message = receiving.result()
+        return None if message["type"] == "websocket.disconnect" else message
 
     # --- what is asked -------------------------------------------------------------------------------
 
@@ -172,8 +195,8 @@ class Connection:
             self.say(Refused(ask.stream, unknown.why, str(unknown)))
             self.flush()
             return
-        except (ValueError, LookupError) as error:
-            self.say(Failed(ask.stream, 400, str(error)))
+        except Exception as error:
+            self.say(Failed(ask.stream, *_failure(error)))
             self.flush()
             return
         answer = self.answers[ask.stream] = Answer(self, ask, part)
@@ -203,14 +226,14 @@ class Connection:
                     f"has {part.length}."
                 )
             request = await server.engine.start(ask, prompt, room, kept, answer)
-        except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
-            answer.failed(400, str(error))
+        except Exception as error:
+            answer.failed(*_failure(error))
             self.flush()
             return
         answer.request = request
         if self.answers.get(ask.stream) is not answer and not request.is_over:
             # It was cancelled meanwhile.
-            await server.engine.abort(request)
+            await self._cancel(answer)
         self.flush()
 
     def again(self, answer: Answer) -> None:
@@ -224,7 +247,10 @@ class Connection:
     async def _cancel(self, answer: Answer) -> None:
         self.over(answer)
         if answer.request is not None:
-            await self._server.engine.abort(answer.request)
+            try:
+                await self._server.engine.abort(answer.request)
+            except Exception:
+                log.exception("segue: a request could not be cancelled")
 
     def over(self, answer: Answer) -> None:
         """Nothing more comes of it."""
@@ -236,26 +262,36 @@ class Connection:
 
     def say(self, said: Said) -> None:
         """With the next frame."""
+        if self._leaving is not None:
+            return
         self._unsaid.append(said)
         self._server.spoke.add(self)
+        if len(self._unsaid) > UNREAD_MAX:
+            self._leaving = TOO_SLOW, "the answers were not read"
+            self._unsaid.clear()
+            if self._writer is not None:
+                self._writer.cancel()
 
     def flush(self) -> None:
         """Send what there is as one frame, as soon as the client takes it."""
         self._has_something.set()
 
     async def _write(self) -> None:
-        try:
-            while True:
-                await self._has_something.wait()
+        # Whatever the socket raises: the client has left.
+        with suppress(Exception):
+            while await self._has_something.wait():
                 self._has_something.clear()
                 said, self._unsaid = self._unsaid, []
-                if len(said) > UNREAD_MAX:
-                    await self._socket.close(TOO_SLOW, "the answers were not read")
-                    return
-                if said:
-                    await self._socket.send_bytes(write_said(said))
-        except (OSError, RuntimeError):
-            pass
+                for begin in range(0, len(said), FRAME_MAX):
+                    await self._socket.send_bytes(write_said(said[begin : begin + FRAME_MAX]))
+
+
+def _failure(error: Exception) -> tuple[int, str]:
+    """Status and words of a request that could not begin."""
+    if isinstance(error, WRONGLY_ASKED):
+        return 400, str(error)[:WORDS_MAX]
+    log.warning("segue: a request failed: %s: %s", type(error).__name__, error)
+    return 500, "The engine failed."
 
 
 def _tail(parent: Part, length: int) -> list[int]:

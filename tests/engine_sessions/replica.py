@@ -7,6 +7,8 @@ prefix or a wrong block gives another answer, or fails here.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -171,6 +173,9 @@ class FakeDoor:
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.asked: list[list[int]] = []
+        self.requests: list[Request] = []
+        self.aborted: list[Request] = []
+        self.has_aborted = asyncio.Event()
         # Answers wait for this, where a test needs them to.
         self.may_go = asyncio.Event()
         self.may_go.set()
@@ -186,6 +191,7 @@ class FakeDoor:
     ) -> Request:
         self._count += 1
         request = Request(f"r{self._count}", heard)
+        self.requests.append(request)
         fields = msgspec.json.decode(ask.sampling)
         limit = min(fields["max_tokens"], room, 40)
         request.task = asyncio.create_task(self._answer(request, ask, ids, kept, limit))
@@ -230,6 +236,8 @@ class FakeDoor:
         self.flush()
 
     async def abort(self, request: Request) -> None:
+        self.aborted.append(request)
+        self.has_aborted.set()
         request.is_over = True
         if request.task is not None:
             request.task.cancel()
@@ -244,28 +252,25 @@ class Wire:
     def __init__(self, link: SessionLink, cuts: random.Random) -> None:
         self._link, self._cuts = link, cuts
         self._arrived: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
+        # After so many it breaks, in whatever they are.
+        self.bytes_left: int | None = None
 
     # The transport.
 
     def write(self, data: bytes) -> None:
-        first, size, begin = data[0], data[1] & 0x7F, 2
-        if size >= 126:
-            begin = 4 if size == 126 else 10
-            size = int.from_bytes(data[2:begin])
-        mask, body = data[begin : begin + 4], data[begin + 4 :]
-        assert len(body) == size
-        assert data[1] & 0x80
-        plain = (
-            bytes(byte ^ mask[n % 4] for n, byte in enumerate(body))
-            if size < 4096
-            else _plain(body, mask)
-        )
+        first, body = unmasked(data)
         if first & 0x0F == 2:
-            self._arrived.put_nowait({"type": "websocket.receive", "bytes": plain})
+            self._arrived.put_nowait({"type": "websocket.receive", "bytes": body})
 
     def abort(self) -> None:
         self.lose()
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
 
     # The plugin's socket.
 
@@ -278,21 +283,19 @@ class Wire:
     async def send_bytes(self, data: bytes) -> None:
         if self.is_closed:
             raise RuntimeError("closed")
-        size = len(data)
-        if size < 126:
-            head = bytes((0x82, size))
-        elif size < 1 << 16:
-            head = bytes((0x82, 126)) + size.to_bytes(2)
-        else:
-            head = bytes((0x82, 127)) + size.to_bytes(8)
-        self.send(head + data)
+        self.send(server_frame(data))
 
     def send(self, data: bytes) -> None:
         """To the client, in pieces."""
+        if self.bytes_left is not None:
+            data = data[: self.bytes_left]
+            self.bytes_left -= len(data)
         while data:
             cut = self._cuts.randint(1, len(data))
             piece, data = data[:cut], data[cut:]
             self._link.data_received(piece)
+        if self.bytes_left == 0:
+            self.lose()
 
     async def close(self, code: int = 1000, reason: str | None = None) -> None:
         self.lose()
@@ -305,10 +308,27 @@ class Wire:
             self._link.connection_lost(None)
 
 
-def _plain(body: bytes, mask: bytes) -> bytes:
-    size = len(body)
+def unmasked(data: bytes) -> tuple[int, bytes]:
+    """First byte and payload of one whole frame of a client."""
+    size, begin = data[1] & 0x7F, 2
+    if size >= 126:
+        begin = 4 if size == 126 else 10
+        size = int.from_bytes(data[2:begin])
+    mask, body = data[begin : begin + 4], data[begin + 4 :]
+    assert len(body) == size
+    assert data[1] & 0x80
     keys = (mask * (size // 4 + 1))[:size]
-    return (int.from_bytes(body) ^ int.from_bytes(keys)).to_bytes(size)
+    return data[0], (int.from_bytes(body) ^ int.from_bytes(keys)).to_bytes(size)
+
+
+def server_frame(data: bytes, first: int = 0x82) -> bytes:
+    """A frame of a server."""
+    size = len(data)
+    if size < 126:
+        return bytes((first, size)) + data
+    if size < 1 << 16:
+        return bytes((first, 126)) + size.to_bytes(2) + data
+    return bytes((first, 127)) + size.to_bytes(8) + data
 
 
 class Replica(Upstream):
@@ -331,6 +351,14 @@ class Replica(Upstream):
         self._tasks: list[asyncio.Task[None]] = []
         self.has_plugin = self.is_up = True
         self.by_http = 0
+        # What it says of its plugin.
+        self.about: dict[str, object] = {
+            "package": "segue-vllm",
+            "version": "1",
+            "protocol": 1,
+            "step": 2,
+            "path": STREAMS,
+        }
         self.restart()
 
     def restart(self) -> None:
@@ -361,8 +389,7 @@ class Replica(Upstream):
             raise Unavailable("The engine does not answer. Please retry later.")
         if path != ABOUT or not self.has_plugin:
             return 404, b"{}"
-        about = {"package": "segue-vllm", "version": "1", "protocol": 1, "step": 2, "path": STREAMS}
-        return 200, msgspec.json.encode(about)
+        return 200, msgspec.json.encode(self.about)
 
     async def upgrade(self, path: str, key: str, make: Callable[[], Any]) -> Any:
         assert path == STREAMS
@@ -370,7 +397,7 @@ class Replica(Upstream):
         wire = Wire(link, self._cuts)
         link.connection_made(cast(asyncio.Transport, wire))
         self.wires.append(wire)
-        wire.send(_upgraded(key))
+        wire.send(upgraded(key))
         connection = Connection(self.server, wire)
         self._tasks.append(asyncio.create_task(connection.run()))
         return link
@@ -396,11 +423,8 @@ class Replica(Upstream):
             await asyncio.wait_for(task, 5)
 
 
-def _upgraded(key: str) -> bytes:
+def upgraded(key: str) -> bytes:
     """The response that opens a WebSocket."""
-    import base64
-    import hashlib
-
     found = hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
     head = (
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

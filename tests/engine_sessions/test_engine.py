@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from contextlib import aclosing
 from typing import cast
@@ -16,8 +17,9 @@ from segue.engines.upstream import EngineLost
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, Unavailable
 from segue.observe.metrics import Metrics
-from segue.seams.model import Ids, Sampling
+from segue.seams.model import Finish, Ids, Sampling
 from segue.seams.prompt import Tokens, id_array
+from segue_vllm import serving
 from segue_vllm.chains import Chains, Unknown, new_digest
 from segue_vllm.frames import Refused, bytes_of
 from tests.engine_sessions.replica import MODEL, Replica, answer_to
@@ -116,6 +118,137 @@ async def test_message_that_is_cut_breaks_the_connection_and_the_turn_goes_on() 
     assert engine._link.reason == "a message cannot be read"
     replica.door.may_go.set()
     await replica.close()
+
+
+async def test_answer_that_we_cannot_use_is_taken_back_at_the_engine() -> None:
+    """A fault of ours, in the middle of an answer, which goes on for nobody."""
+    replica = Replica("one")
+    engine = replica.engine()
+    count = 0
+
+    def take(piece: object) -> bool:
+        nonlocal count
+        count += 1
+        raise RuntimeError("a fault")
+
+    replica.door.may_go.clear()
+    asked = job(PROMPT, 30, sampling=Sampling(), take=take)
+    waiting = asyncio.create_task(heard(engine, asked))
+    await replica.door.has_waiting.wait()
+    (request,) = replica.door.requests
+    replica.door.may_go.set()
+    with pytest.raises(RuntimeError, match="a fault"):
+        await waiting
+    await asyncio.wait_for(replica.door.has_aborted.wait(), 5)
+    assert replica.door.aborted == [request]
+    assert count == 1
+    await turn(engine, PROMPT)
+    assert replica.by_http == 0
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    "about, words",
+    [
+        ({"protocol": 2}, "its plugin speaks protocol 2, not ours"),
+        ({"protocol": "x"}, ""),
+        ({"package": "another"}, ""),
+        ({"path": "https://elsewhere"}, ""),
+    ],
+    ids=["newer", "unreadable", "another package", "elsewhere"],
+)
+async def test_plugin_that_we_do_not_know_gets_no_connection_and_turns_go_on(
+    about: dict[str, object], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = Replica("one")
+    replica.about |= about
+    engine = replica.engine()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            await turn(engine, PROMPT)
+    assert replica.by_http == 2
+    assert not replica.wires
+    assert caplog.text.count(words) >= 1
+    assert caplog.text.count("its plugin") == bool(words)
+    await replica.close()
+
+
+async def test_plugin_that_greets_in_another_protocol_is_left_and_it_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PROTOCOL", 2)
+    replica = Replica("one")
+    engine = replica.engine()
+    with caplog.at_level(logging.INFO):
+        await turn(engine, PROMPT)
+    assert replica.by_http == 1
+    assert "its plugin cannot be reached: protocol 2 is not 1" in caplog.text
+    await replica.close()
+
+
+async def test_plugin_of_any_version_is_asked_if_its_protocol_is_ours() -> None:
+    replica = Replica("one")
+    replica.about |= {"version": "99.0.dev1", "vllm": "99.0", "step": 7, "more": [1]}
+    engine = replica.engine()
+    await turn(engine, PROMPT)
+    assert (replica.by_http, engine.session_counts[0]) == (0, {"whole": 1})
+    await replica.close()
+
+
+async def test_handle_of_another_owner_is_refused_and_the_turn_goes_on_by_its_whole_prompt() -> (
+    None
+):
+    """As if Segue had mixed them up: the engine says so, and nothing of the other's is read."""
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    (known,) = engine.known._turns.values()
+    known.scope = ("bob", None)
+    prompt = PROMPT.plus(id_array(answer)).plus(id_array([7]))
+    asked = job(prompt, 6, sampling=Sampling(), owner="bob")
+    assert ids_of(await heard(engine, asked)) == answer_to(prompt.flat().tolist(), 6)
+    assert engine.session_counts == ({"whole": 2, "kept": 1}, {"owner": 1})
+    assert replica.by_http == 0
+    await replica.close()
+
+
+async def cut_turn(cut: int, prompt: Tokens) -> str:
+    """A turn after a turn, on a connection that ends after so many bytes: what became of it."""
+    replica = Replica("one", seed=cut)
+    engine = replica.engine()
+    answer = await turn(engine, prompt)
+    (wire,) = replica.wires
+    wire.bytes_left = cut
+    prompt = prompt.plus(id_array(answer)).plus(id_array([7, 8]))
+    wanted, got, ends = answer_to(prompt.flat().tolist(), 6), [], 0
+    how = "by handle"
+    try:
+        async for piece in engine.sample(job(prompt, 6, sampling=Sampling())):
+            got += piece.ids if isinstance(piece, Ids) else ()
+            ends += isinstance(piece, Finish)
+    except EngineLost as error:
+        how, ends = error.message, ends + 1
+        assert got == wanted[: len(got)]
+        assert got
+    else:
+        assert got == wanted
+        how = "by whole prompt" if replica.by_http else how
+    assert ends == 1
+    await turn(engine, prompt)
+    await replica.close()
+    return how
+
+
+async def test_frames_cut_at_any_byte_of_a_turn_end_it_once_or_let_it_go_on() -> None:
+    words = "The engine broke off in the middle of its answer."
+    ways = ["by whole prompt", words, "by handle"]
+    found = [await cut_turn(0, PROMPT)]
+    while found[-1] != "by handle":
+        found.append(await cut_turn(len(found), PROMPT))
+    # First nothing has come, then some of it, then all.
+    assert found == sorted(found, key=ways.index)
+    assert set(found) == set(ways)
+    assert len(found) > 20
 
 
 async def test_restarted_engine_refuses_nothing_because_its_handles_are_forgotten() -> None:

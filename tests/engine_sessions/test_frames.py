@@ -14,6 +14,7 @@ from segue.engine_sessions import frames
 from segue.engine_sessions.frames import Incoming, ProtocolBroken
 from segue.seams.prompt import id_array
 from segue_vllm import frames as plugin
+from tests.engine_sessions.replica import server_frame
 
 IDS = st.lists(st.integers(0, 2**24 - 1), max_size=40)
 SAID = st.one_of(
@@ -35,15 +36,6 @@ SAID = st.one_of(
     st.builds(plugin.Refused, st.integers(1, 2**40), st.text(max_size=9), st.text(max_size=40)),
     st.builds(plugin.Failed, st.integers(1, 2**40), st.integers(400, 599), st.text(max_size=40)),
 )
-
-
-def server_frame(data: bytes, first: int = 0x82) -> bytes:
-    size = len(data)
-    if size < 126:
-        return bytes((first, size)) + data
-    if size < 1 << 16:
-        return bytes((first, 126)) + size.to_bytes(2) + data
-    return bytes((first, 127)) + size.to_bytes(8) + data
 
 
 def test_ask_is_these_bytes() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 
@@ -98,19 +98,22 @@ class _Heard:
         found = (self.answer.reason, self.refused, self.failed, self.error)
         return self.is_lost or any(one is not None for one in found)
 
-    def hear(self, said: SessionAnswered) -> None:
+    def hear(self, said: Sequence[SessionAnswered]) -> None:
+        if self.error is not None:
+            return
+        self.heard_at = self._loop.time()
         try:
-            self._read(said)
+            for one in said:
+                self._read(one)
         except Exception as error:
             self.error = error
             self._wake()
 
     def _read(self, said: SessionAnswered) -> None:
         answer = self.answer
-        self.heard_at = self._loop.time()
         if isinstance(said, SessionTokens):
             ids = said.ids
-            self._left -= 1
+            self._left -= len(ids) or 1
             if self._left < 0:
                 raise EngineFailed("The engine sent more events than its answer can have.")
             self._turn.sampled.extend(ids)
@@ -212,8 +215,7 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
                     async for piece in pieces:
                         yield piece
             finally:
-                if not heard.is_over:
-                    link.end(heard.stream)
+                link.end(heard.stream)
             refused = heard.refused
             if refused is None:
                 return

@@ -20,8 +20,8 @@ from segue.seams.prompt import IdArray
 # Both sides must have the same one.
 PROTOCOL = 1
 DIGEST_BYTES = 16
-# More than any step has; a message to the engine is limited by its WebSocket server.
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# More than the plugin sends at once, and read within some 15 ms; a message to the engine is limited by its own server.
+MESSAGE_BYTES_MAX = 1024 * 1024
 HEAD_BYTES_MAX = 16 * 1024
 _BINARY, _CLOSE, _PING, _PONG = 2, 8, 9, 10
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

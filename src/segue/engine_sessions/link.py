@@ -1,14 +1,17 @@
 """How do all answers of one engine server come over one connection?
 
-In: what is asked, with somebody who hears each answer. Out: calls of theirs, in the callback of the connection, so that
-no task wakes for a token. A connection that breaks, or speaks otherwise than it should, ends all of its answers; it is
-not mended but replaced.
+In: what is asked, with somebody who hears each answer. Out: calls of theirs, in callbacks of the event loop, so that no
+task wakes for a token. Whatever an answer has got when its turn comes, be it of many steps, is one call and one piece.
+A few answers are served at a time, and then what they have written leaves before the next ones are: a step has tokens
+for all answers, and nobody is to wait for all others. A connection that breaks, or speaks otherwise than it should,
+ends all of its answers; it is not mended but replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextvars import Context, copy_context
 from typing import Protocol, cast
 
@@ -38,12 +41,19 @@ SessionAnswered = SessionTaken | SessionTokens | SessionEnd | SessionRefused | S
 # After one of these nothing more comes.
 _LAST = (SessionEnd, SessionRefused, SessionFailed)
 
+# So much is read at once, a few milliseconds; then others have their time.
+READ_BYTES_MAX = 32 * 1024
+# How much may be unread before the engine is slowed down.
+UNREAD_BYTES_MAX = 256 * 1024
+# How many answers are served at once.
+HEARERS_MAX = 8
+
 
 class Hearer(Protocol):
     """Who hears one answer."""
 
-    def hear(self, said: SessionAnswered) -> None:
-        """One message for this answer."""
+    def hear(self, said: Sequence[SessionAnswered]) -> None:
+        """What has come for this answer, in order; tokens of several steps stand together."""
 
     def lost(self) -> None:
         """The connection has ended before the answer did."""
@@ -54,20 +64,28 @@ class SessionLink(asyncio.Protocol):
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._head = bytearray()
         self._is_upgraded = self.is_lost = False
         self._incoming = Incoming()
+        # What has come and was not looked at, and what was not heard by then.
+        self._unread = bytearray()
+        self._unheard: dict[int, list[SessionAnswered]] = {}
+        self._is_paused = self._is_due = False
         self._hearers: dict[int, tuple[Hearer, Context]] = {}
         self._last = 0
         # The first message; an exception where it is none.
-        self.hello: asyncio.Future[SessionHello] = asyncio.get_running_loop().create_future()
+        self.hello: asyncio.Future[SessionHello] = self._loop.create_future()
         self.reason = "the connection was lost"
 
     def begin(self, hearer: Hearer) -> int:
         """The number of a new answer."""
         self._last += 1
-        self._hearers[self._last] = hearer, copy_context()
+        if self.is_lost:
+            hearer.lost()
+        else:
+            self._hearers[self._last] = hearer, copy_context()
         return self._last
 
     def send(self, message: SessionAsk | SessionCancel) -> None:
@@ -77,14 +95,17 @@ class SessionLink(asyncio.Protocol):
 
     def end(self, stream: int) -> None:
         """Nobody hears this answer any longer."""
+        self._unheard.pop(stream, None)
         if self._hearers.pop(stream, None) is not None:
             self.send(SessionCancel(stream))
 
     def close(self, reason: str = "the connection was closed") -> None:
+        """No more is read; what was read is still heard."""
         if not self.is_lost:
-            self.reason = reason
+            self.reason, self.is_lost = reason, True
+            self._unread.clear()
             self._transport.abort()
-            self._lose()
+            self._work_soon()
 
     # Called by the transport.
 
@@ -94,20 +115,56 @@ class SessionLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_lost:
             return
-        try:
-            if not self._is_upgraded:
-                data = self._upgrade(data)
-            incoming = self._incoming
-            for message in incoming.feed(data) if data else ():
-                for said in read_said(message):
-                    self._hear(said)
-            for ping in incoming.pings:
-                self._transport.write(pong(ping))
-            incoming.pings.clear()
-            if incoming.is_closed:
-                self.close("the engine closed the connection")
-        except ProtocolBroken as error:
-            self.close(str(error))
+        self._unread += data
+        if not self._is_due:
+            self._work()
+        if len(self._unread) > UNREAD_BYTES_MAX and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        self._work_soon()
+
+    def _work_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._work)
+
+    def _work(self) -> None:
+        """Read some, serve some, and go on as soon as others had their time."""
+        self._is_due = False
+        if self._unread:
+            data = bytes(self._unread[:READ_BYTES_MAX])
+            del self._unread[: len(data)]
+            try:
+                self._read(data)
+            except ProtocolBroken as error:
+                self.close(str(error))
+        if self._is_paused and len(self._unread) <= UNREAD_BYTES_MAX:
+            self._is_paused = False
+            if not self.is_lost:
+                self._transport.resume_reading()
+        for _ in range(min(HEARERS_MAX, len(self._unheard))):
+            self._serve()
+        if self._unread or self._unheard:
+            self._work_soon()
+        elif self.is_lost:
+            self._lose()
+
+    def _read(self, data: bytes) -> None:
+        if not self._is_upgraded:
+            data = self._upgrade(data)
+        incoming = self._incoming
+        for message in incoming.feed(data) if data else ():
+            for said in read_said(message):
+                self._sort(said)
+        if incoming.pings and not self.is_lost:
+            # A peer wants to hear its latest one again (RFC 6455, 5.5.3).
+            self._transport.write(pong(incoming.pings[-1]))
+        incoming.pings.clear()
+        if incoming.is_closed:
+            self.close("the engine closed the connection")
 
     def _upgrade(self, data: bytes) -> bytes:
         self._head += data
@@ -122,28 +179,35 @@ class SessionLink(asyncio.Protocol):
         self._is_upgraded = True
         return rest
 
-    def _hear(self, said: SessionSaid) -> None:
+    def _sort(self, said: SessionSaid) -> None:
+        """To what its answer has not heard."""
         if isinstance(said, SessionHello):
             if said.protocol != PROTOCOL or self.hello.done():
                 raise ProtocolBroken(f"protocol {said.protocol} is not {PROTOCOL}")
             self.hello.set_result(said)
             return
-        # None: it was cancelled while this was on the way.
-        found = self._hearers.get(said.stream)
-        if found is None:
+        stream = said.stream
+        if stream not in self._hearers:
+            # It was cancelled while this was on the way.
             return
-        hearer, context = found
-        if isinstance(said, _LAST):
-            del self._hearers[said.stream]
-        context.run(hearer.hear, said)
+        unheard = self._unheard.setdefault(stream, [])
+        last = unheard[-1] if unheard else None
+        if isinstance(said, SessionTokens) and isinstance(last, SessionTokens):
+            last.ids.extend(said.ids)
+        elif not isinstance(last, _LAST):
+            unheard.append(said)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lose()
+    def _serve(self) -> None:
+        """The answer that waits longest."""
+        stream = next(iter(self._unheard))
+        unheard = self._unheard.pop(stream)
+        hearer, context = self._hearers[stream]
+        if isinstance(unheard[-1], _LAST):
+            del self._hearers[stream]
+        context.run(hearer.hear, unheard)
 
     def _lose(self) -> None:
-        if self.is_lost:
-            return
-        self.is_lost = True
+        """Nothing more comes."""
         if not self.hello.done():
             self.hello.set_exception(ConnectionError(self.reason))
             # Whoever waits for it hears it; nobody may.
