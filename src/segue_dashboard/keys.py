@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from segue.accounts.account import LOCAL
+from segue.accounts.owners import inherited, limit_key, limit_owner, of_owner
 from segue.accounts.scopes import API_SCOPES, SCOPES
 from segue.budgets.budget import BudgetLine, budget_lines, day_of
 from segue.errors import NAME_CHARS_MAX, Forbidden, InvalidRequest, NotFound
@@ -156,7 +157,8 @@ class KeyRoutes:
                 f"Unknown scopes: {', '.join(sorted(unknown))}. Choose from {', '.join(SCOPES)}."
             )
             raise InvalidRequest(message, param="scopes")
-        owners = {LOCAL, *(key.owner for key in await self._sources.keys.given_out())}
+        earlier = await self._sources.keys.given_out()
+        owners = {LOCAL, *(key.owner for key in earlier)}
         if owner in owners - {exchange.owner}:
             raise Forbidden(
                 f"The owner '{owner}' exists already, and a new key could read its conversations. Choose another "
@@ -164,11 +166,15 @@ class KeyRoutes:
             )
         if wanted.expires_at is not None and not time.time() < wanted.expires_at < EXPIRES_MAX:
             raise InvalidRequest("The expiry must be in the future.", param="expires_at")
+        # A new key cannot leave out the budget of its owner; a budget that it brings is that of all of them.
+        given = of_owner(msgspec.structs.asdict(limits))
+        shared = inherited(earlier, owner) | {name: most for name, most in given.items() if most}
+        await limit_owner(self._sources.keys, owner, shared)
         key, secret = await self._sources.issue(
             name=wanted.name,
             owner=owner,
             scopes=wanted.scopes,
-            limits=limits,
+            limits=msgspec.structs.replace(limits, **shared),
             expires_at=wanted.expires_at,
         )
         await self._note(exchange, "key.create", key.id)
@@ -178,8 +184,11 @@ class KeyRoutes:
         self._check_origin(exchange)
         limits = _checked(await _read(exchange, NewLimits))
         key_id = exchange.arguments["id"]
-        if not await self._sources.keys.limit(key_id, limits):
+        keys = await self._sources.keys.given_out()
+        valid = [key for key in keys if key.id == key_id and key.revoked_at is None]
+        if not valid:
             raise _no_key(key_id)
+        await limit_key(self._sources.keys, valid[0], msgspec.structs.asdict(limits))
         await self._note(exchange, "key.limit", key_id)
         await exchange.answer(200, encode(limits))
 

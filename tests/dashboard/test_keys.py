@@ -104,6 +104,28 @@ async def test_operator_creates_limits_and_revokes_a_key(tmp_path: Path) -> None
     assert secret not in audit.read_text()
 
 
+async def test_budget_of_an_owner_is_that_of_all_its_keys() -> None:
+    """A new key cannot leave it out, and a change of one is a change of all; of the owner alone."""
+    async with desk() as one:
+
+        async def budgets() -> dict[str, tuple[int, int]]:
+            keys = (await one.ask("GET", KEYS)).json["keys"]
+            names = ("lanes_max", "owner_budget_tokens_day")
+            return {key["name"]: tuple(key["limits"][name] for name in names) for key in keys}
+
+        async def create(name: str, **limits: int) -> str:
+            wanted = {"name": name, "owner": "ops", "limits": limits}
+            return str((await one.ask("POST", KEYS, wanted)).json["key"]["id"])
+
+        first = await create("first", lanes_max=3, owner_budget_tokens_day=500)
+        await create("second", lanes_max=2)
+        left = {"ada": (0, 0)}
+        assert await budgets() == left | {"ops": (0, 500), "first": (3, 500), "second": (2, 500)}
+        changed = {"lanes_max": 4, "owner_budget_tokens_day": 900}
+        assert (await one.ask("POST", f"{KEYS}/{first}", changed)).status == 200
+        assert await budgets() == left | {"ops": (0, 900), "first": (4, 900), "second": (2, 900)}
+
+
 async def test_keys_are_for_operators_and_their_own_pages_only() -> None:
     asked = (("GET", KEYS), ("POST", KEYS), ("POST", f"{KEYS}/x"), ("DELETE", f"{KEYS}/x"))
     async with desk(cors_origins=["https://listed.test"]) as one:

@@ -240,33 +240,43 @@ async def test_budget_that_is_changed_while_a_turn_ends_is_not_waited_for(
         assert (await ask(served, headers)).status == 200
 
 
+@pytest.mark.parametrize("period", ["day", "month"])
+@pytest.mark.parametrize("of", ["budget", "owner_budget"])
 async def test_two_servers_pass_the_border_by_no_more_than_they_run(
-    postgres: PostgresServer,
+    postgres: PostgresServer, of: str, period: str
 ) -> None:
-    """Each asks what the other one has counted."""
-    url = await postgres.make_database()
+    """Each asks what the other one has counted; a client is warned before it is refused."""
+    url, most = await postgres.make_database(), 1_000
     async with (
         serving(auth="keys", model=MODELS, store=url) as one,
         serving(auth="keys", model=MODELS, store=url) as two,
     ):
-        key, headers = await key_with(one, budget_tokens_day=1_000)
+        clients = []
+        for served in (one, two):
+            key, headers = await key_with(served, **{f"{of}_tokens_{period}": most})
+            clients.append((served, headers))
+        if of == "budget":
+            # One key at both.
+            clients = [(one, headers), (two, headers)]
         body = {"model": "small", "input": "hello"}
 
-        async def asks_until_refused(served: Served) -> list[int]:
-            used = list[int]()
-            while True:
-                answer = await fetch(served, "POST", "/v1/responses", body, headers)
-                if answer.status == 429:
-                    return used
-                used.append(answer.json["usage"]["total_tokens"])
+        async def asks_until_refused(served: Served, headers: dict[str, str]) -> list[Answer]:
+            answers = list[Answer]()
+            while not answers or answers[-1].status == 200:
+                answers.append(await fetch(served, "POST", "/v1/responses", body, headers))
+            return answers
 
-        clients = [asks_until_refused(served) for served in (one, two) for _ in range(3)]
-        used = await asyncio.gather(*clients)
-        most = max(max(turns) for turns in used)
+        asked = await asyncio.gather(*[asks_until_refused(*client) for client in clients])
+        used = [[answer.json["usage"]["total_tokens"] for answer in row[:-1]] for row in asked]
         total = sum(map(sum, used))
-        assert 1_000 <= total < 1_000 + len(clients) * most
+        assert most <= total < most + sum(max(turns) for turns in used)
+        for row in asked:
+            assert row[-1].json["error"]["code"] == "insufficient_quota"
+            warned = ["x-segue-warnings" in answer.headers for answer in row[:-1]]
+            assert warned == sorted(warned)
+            assert (warned[0], warned[-1]) == (False, True)
         spent = await two.app.state.store.ledger.spent("ada", key.id, *day_of(time.time()))
-        assert spent.day == total
+        assert {spent.owner_day, spent.owner_month} == {total}
 
 
 def test_months_of_all_lengths() -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from segue.accounts.hashes import KeyHashes, issue_key
+from segue.accounts.owners import inherited, limit_key, limit_owner
 from segue.accounts.scopes import API_SCOPES, OPERATOR, SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, odd_pattern
@@ -21,7 +22,6 @@ from segue.seams.history import Owner
 from segue.server.storage import KEYS_TOPIC, check_ring, load_ring
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
-from segue.stores.store import Store
 from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, amount, amount_or_none, existing
 from segue_cli.terminal import as_columns
@@ -145,11 +145,6 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _of_owner(given: Mapping[str, object]) -> dict[str, object]:
-    """Those of these limits that hold for all keys of an owner."""
-    return {name: value for name, value in given.items() if name.startswith("owner_")}
-
-
 def _revoke(options: argparse.Namespace, settings: Settings) -> int:
     key = chosen(_all(existing(settings)), options.key)
     if not asyncio.run(revoke_key(settings, key.id)):
@@ -178,13 +173,8 @@ async def create_key(
         hashes = KeyHashes(await load_ring(settings, store))
         await check_ring(store.keys, hashes, settings)
         earlier = await store.keys.given_out()
-        of_owner = [key for key in earlier if key.owner == owner]
-        others = _valid(of_owner)
-        # A person who revokes the only key first, and then gives out a new one, has not taken the budget away.
-        alike = (others or of_owner)[-1:]
-        inherited = _of_owner(msgspec.structs.asdict(alike[0].limits)) if alike else {}
-        limits = msgspec.convert(inherited | {**given}, KeyLimits)
-        await _limit(store, others, _of_owner(given))
+        limits = msgspec.convert(inherited(earlier, owner) | {**given}, KeyLimits)
+        await limit_owner(store.keys, owner, given)
         scopes = scopes or (API_SCOPES if earlier else FIRST_SCOPES)
         created = await issue_key(
             store.keys, hashes, name, owner, scopes, limits, expires_at=expires_at
@@ -196,26 +186,8 @@ async def create_key(
 async def edit_key(settings: Settings, key: Key, given: Mapping[str, object]) -> Sequence[Key]:
     """Change limits of a key; those of its owner for all keys of that owner. Returns what was changed."""
     async with open_durable(settings, "API keys") as store:
-        changed = await _limit(store, [key], given)
-        if shared := _of_owner(given):
-            others = [
-                other
-                for other in _valid(await store.keys.given_out())
-                if other.owner == key.owner and other.id != key.id
-            ]
-            changed += await _limit(store, others, shared)
+        changed = await limit_key(store.keys, key, given)
     await notify_servers(settings)
-    return changed
-
-
-async def _limit(store: Store, keys: Sequence[Key], given: Mapping[str, object]) -> list[Key]:
-    """These keys with these limits instead of those that they had."""
-    changed = []
-    for key in keys if given else ():
-        values = msgspec.structs.asdict(key.limits) | {**given}
-        limits = msgspec.convert(values, KeyLimits)
-        if await store.keys.limit(key.id, limits):
-            changed.append(msgspec.structs.replace(key, limits=limits))
     return changed
 
 
