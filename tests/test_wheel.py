@@ -85,6 +85,8 @@ async def test_wheel_serves_outside_the_checkout(installed: Path, tmp_path: Path
         assert b"<html" in page.body
         snippet = run(segue, "connect", "curl", "--url", served.url, cwd=tmp_path)
         assert "curl" in snippet
+        unit = run(segue, "deploy", "write", "systemd", "-o", "-", cwd=tmp_path)
+        assert unit == (ROOT / "deploy" / "segue.service").read_text().strip()
     store = f"sqlite:///{tmp_path}/segue.db"
     assert "sk-segue-" in run(
         segue, *["keys", "create", "--name", "first", "--store"], store, cwd=tmp_path

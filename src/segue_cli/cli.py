@@ -56,6 +56,10 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "config": Verb(
             "segue_cli.commands.config", "check the settings, or show where each of them was set"
         ),
+        "deploy": Verb(
+            "segue_cli.commands.deploy",
+            "write a file for systemd, Compose, Kubernetes, a proxy, Prometheus or Grafana",
+        ),
     },
     "back up and upgrade": {
         "backup": Verb(
