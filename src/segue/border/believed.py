@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -130,10 +130,8 @@ class _Answer:
                     return False
                 self._ids_left -= count
                 return True
-            chars = sum(map(_chars, piece.deltas))
-            if chars > self._chars_left or chars > PIECE_CHARS_MAX:
-                return False
-            if len(piece.deltas) > self._deltas_left or not self._take(piece):
+            chars = self._chars_at_once(piece.deltas)
+            if chars is None or not self._take(piece):
                 return False
         except Exception as error:
             self.own_fault = error
@@ -142,9 +140,29 @@ class _Answer:
         self._chars_left -= chars
         return True
 
-    def parts(self, piece: Written) -> Iterator[Written]:
+    def parts(self, piece: Written) -> Iterable[Written]:
         """The piece, up to the limit, in parts of which each is read at once."""
-        return self._ids(piece) if isinstance(piece, Ids) else self._deltas(piece)
+        if isinstance(piece, Ids):
+            return self._ids(piece)
+        chars = self._chars_at_once(piece.deltas)
+        if not chars:
+            return self._deltas(piece)
+        self._deltas_left -= len(piece.deltas)
+        self._chars_left -= chars
+        return (piece,)
+
+    def _chars_at_once(self, deltas: Sequence[Delta]) -> int | None:
+        """How long these are together, if all of them may be read and at once, as nearly always."""
+        # Not by `_chars`: a call for each token would cost more than its words.
+        chars = sum(
+            [
+                len(one.text) + len(one.reasoning) + len(one.call_arguments) + len(one.call_name)
+                for one in deltas
+            ]
+        )
+        calls = max([one.call_index or 0 for one in deltas], default=0)
+        is_whole = chars <= min(self._chars_left, PIECE_CHARS_MAX)
+        return chars if is_whole and len(deltas) <= self._deltas_left and calls < CALLS_MAX else None
 
     def _ids(self, piece: Ids) -> Iterator[Written]:
         ids, logprobs = piece.ids, piece.logprobs

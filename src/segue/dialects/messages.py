@@ -423,15 +423,19 @@ class MessagesReader:
 
     def feed(self, piece: Piece) -> list[Parsed]:
         assert isinstance(piece, Deltas), "this dialect reads deltas"
-        parsed = self._items.parsed = []
+        items = self._items
+        parsed = items.parsed = []
         for delta in piece.deltas:
-            if self.is_over:
+            if items.is_over:
                 break
             if delta.reasoning:
                 self._think(delta.reasoning)
-            if delta.text:
-                self._talk(delta.text, delta.logprobs)
-            if delta.call_index is not None and not self.is_over:
+            if text := delta.text:
+                if items.open is not None and items.open.kind == "message":
+                    parsed.append(ItemText(text, delta.logprobs))
+                else:
+                    self._begin_to_talk(text, delta.logprobs)
+            if delta.call_index is not None and not items.is_over:
                 self._call(delta.call_index, delta.call_name, delta.call_arguments)
         return parsed
 
@@ -441,7 +445,8 @@ class MessagesReader:
         return [*self._items.parsed, TurnClosed(NO_IDS)]
 
     def _think(self, text: str) -> None:
-        if not self._is_open("reasoning"):
+        opened = self._items.open
+        if opened is None or opened.kind != "reasoning":
             if not text.strip():
                 return
             self._open(ItemOpened("reasoning"))
@@ -451,20 +456,18 @@ class MessagesReader:
             text = text.lstrip("\n")
         self._items.write(text)
 
-    def _talk(self, text: str, logprobs: tuple[wire.Logprob, ...]) -> None:
-        if not self._is_open("message"):
-            text = self._blank + text
-            logprobs = self._blank_logprobs + logprobs
-            if not text.strip():
-                self._blank = text
-                self._blank_logprobs = logprobs
-                return
-            # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
-            text = text.lstrip("\n") if self._has_thought else text
-            self._open(ItemOpened("message"))
-            if self.is_over:
-                return
-        self._items.parsed.append(ItemText(text, logprobs))
+    def _begin_to_talk(self, text: str, logprobs: tuple[wire.Logprob, ...]) -> None:
+        text = self._blank + text
+        logprobs = self._blank_logprobs + logprobs
+        if not text.strip():
+            self._blank = text
+            self._blank_logprobs = logprobs
+            return
+        # Newlines after a thought belong to its mark; at the very beginning they are the model's own.
+        text = text.lstrip("\n") if self._has_thought else text
+        self._open(ItemOpened("message"))
+        if not self.is_over:
+            self._items.parsed.append(ItemText(text, logprobs))
 
     def _call(self, index: int, name: str, arguments: str) -> None:
         if index != self._index:
@@ -481,9 +484,6 @@ class MessagesReader:
             self._index = index
         if arguments:
             self._items.write_arguments(arguments)
-
-    def _is_open(self, kind: str) -> bool:
-        return self._items.open is not None and self._items.open.kind == kind
 
     def _open(self, opened: ItemOpened) -> None:
         self._close()

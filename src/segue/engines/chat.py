@@ -679,10 +679,12 @@ class _Answer:
                 self.thoughts_in = "content"
             deltas += split
         for position, call in enumerate(delta.tool_calls or ()):
-            deltas += self.rest()
+            if not self._marks.is_over:
+                deltas += self.rest()
             self._must_call = False
-            number, name = self._calls.number(position, call), call.function.name or ""
-            deltas.append(Delta(call_index=number, call_name=name, call_arguments=call.arguments))
+            name, arguments = call.function.name or "", call.arguments
+            number = self._calls.number(position, call, arguments)
+            deltas.append(Delta(call_index=number, call_name=name, call_arguments=arguments))
 
     def finish(self, stream: EventStream) -> Finish:
         """Why it ended, and what the endpoint counted."""
@@ -732,8 +734,10 @@ def _thought(delta: _Delta) -> tuple[str, str]:
         return "reasoning", delta.reasoning
     if isinstance(delta.content, list):
         return "thinking", "".join(_text(part.thinking) for part in delta.content)
-    details = delta.reasoning_details or ()
-    return "reasoning_details", "".join(part.text or part.summary or "" for part in details)
+    if delta.reasoning_details:
+        parts = [part.text or part.summary or "" for part in delta.reasoning_details]
+        return "reasoning_details", "".join(parts)
+    return "", ""
 
 
 def _text(content: str | list[_Part] | None) -> str:
@@ -780,13 +784,13 @@ class _Calls:
         # By the index, or by the place in an event.
         self._open: dict[int, _OpenCall] = {}
 
-    def number(self, position: int, call: _Call) -> int:
+    def number(self, position: int, call: _Call, arguments: str) -> int:
         key = position if call.index is None else call.index
         known = self._open.get(key)
         if known is None or (call.function.name and known.is_other(call.id)):
             known = self._open[key] = _OpenCall(self._count, call.id)
             self._count += 1
-        known.arguments.append(call.arguments)
+        known.arguments.append(arguments)
         return known.number
 
 

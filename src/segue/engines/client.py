@@ -52,6 +52,8 @@ class HttpResponse:
         self._context: Context
         self._unread: list[bytes] = []
         self.unread_bytes = 0
+        # For the parser: a part for each token, and so nothing but what `fed` does once for all of them.
+        self.on_body = self._unread.append
         # Whether more has arrived than is used at once.
         self._has_more = False
         self.status = 0
@@ -88,6 +90,18 @@ class HttpResponse:
                     return
             finally:
                 self._use = None
+
+    def feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
+        """This has come for it."""
+        known = len(self._unread)
+        self.dry_bytes += len(data)
+        try:
+            parser.feed_data(data)
+        finally:
+            if parts := self._unread[known:]:
+                self.unread_bytes += sum(map(len, parts))
+                self.dry_bytes = 0
+                self._wake()
 
     def flow(self) -> None:
         """Something may have arrived: let it be used, and wake the reader only when that is enough or the end."""
@@ -158,12 +172,6 @@ class HttpResponse:
         self.status = status
         self.content_type = self._headers.get("content-type", "").partition(";")[0].strip().lower()
         self.retry_after = self._headers.get("retry-after", "")
-        self._wake()
-
-    def on_body(self, data: bytes) -> None:
-        self._unread.append(data)
-        self.unread_bytes += len(data)
-        self.dry_bytes = 0
         self._wake()
 
     def on_message_complete(self) -> None:
@@ -322,8 +330,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         try:
-            response.dry_bytes += len(data)
-            self.parser.feed_data(data)
+            response.feed(self.parser, data)
         except httptools.HttpParserError as error:
             self.abort(f"the response cannot be read: {error}")
             return

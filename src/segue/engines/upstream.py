@@ -322,8 +322,12 @@ class EventStream:
 def _events_of(lines: Iterable[bytes]) -> list[bytes]:
     events = []
     for line in lines:
-        if line.startswith(b"data:") and (data := line[5:].strip()):
-            events.append(data)
+        # Every other line, as a rule.
+        if not line:
+            continue
+        if line.startswith(b"data:"):
+            if data := line[5:].strip():
+                events.append(data)
         elif line.startswith(b"error:"):
             # So older llama.cpp servers send an error.
             events.append(b'{"error":%b}' % line[6:])

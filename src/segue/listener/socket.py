@@ -190,7 +190,7 @@ class Socket(asyncio.Protocol):
         if self._state is not _State.OPEN:
             return
         queue = self._queue
-        queued_bytes = self._queued_bytes
+        queued = len(queue)
         for message in messages:
             size = len(message)
             if size < 1_024:
@@ -199,10 +199,8 @@ class Socket(asyncio.Protocol):
                 header = _MEDIUM_HEADER.pack(0x81, 126, size)
             else:
                 header = _LONG_HEADER.pack(0x81, 127, size)
-            queue.append(header)
-            queue.append(message)
-            queued_bytes += len(header) + size
-        self._queued_bytes = queued_bytes
+            queue += (header, message)
+        self._queued_bytes = queued_bytes = self._queued_bytes + sum(map(len, queue[queued:]))
         if self._is_paused or queued_bytes > self._limits.outbox_bytes_max:
             self._resume_is_owed = self._resume_is_owed or self.is_full
             if len(queue) - self._blocks > _LOOSE_MAX:
