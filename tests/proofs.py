@@ -99,6 +99,22 @@ def taken_apart(text: str) -> Any:
     return value if isinstance(value, dict) else None
 
 
+def plainly_opened(_: Any) -> Callable[..., str | None]:
+    """What was sealed is taken for a text, whatever it is."""
+
+    def open_text(seals: Any, owner: str, sealed: str, _: str) -> str | None:
+        body = seals.open(owner, sealed)
+        return None if body is None else body.decode()
+
+    return open_text
+
+
+class Nested(msgspec.Struct):
+    """A type that holds itself."""
+
+    inner: Nested | None = None
+
+
 def everybody(_: Any) -> Callable[..., None]:
     """What one owner meets at an engine closes it for all."""
 
@@ -294,6 +310,30 @@ PROOFS: dict[str, Proof] = {
         "segue.files.depot:Uploads.one_of",
         lambda _: lambda *_: nullcontext(),
         "tests/files/test_depot.py -k so_many_uploads",
+    ),
+    "sealed-kinds": Proof(
+        "what was sealed as something else is a fault of the server",
+        "segue.turn.references:open_text",
+        plainly_opened,
+        "tests/scenarios/test_any_values.py -k sealed_as_something_else",
+    ),
+    "sealed-compactions": Proof(
+        "a compaction that is no text is a fault of the server",
+        "segue.turn.references:from_bytes",
+        lambda _: lambda body: json.loads(body) and None,
+        "tests/scenarios/test_any_values.py -k seals",
+    ),
+    "numbers-of-requests": Proof(
+        "a number of a request is of any size",
+        "segue.messages.tools:_tool",
+        lambda _: msgspec.json.Decoder(list[int]),
+        "tests/rules/test_request_types.py",
+    ),
+    "nested-choices": Proof(
+        "a choice of tools holds choices that hold choices",
+        "segue.completions.request:_request",
+        lambda _: msgspec.json.Decoder(Nested),
+        "tests/rules/test_request_types.py",
     ),
     "begun-first": Proof(
         "a background response that is cancelled as it begins reads `in_progress` for ever",

@@ -15,13 +15,16 @@ from unittest.mock import patch
 
 import segue.border.believed
 import segue.engines.client
+import segue.messages.routes
 import segue.readers.call_tags
 import segue.readers.plain_names
 import segue.schemas.json_schema
+import segue.turn.references
 from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
 from segue.schemas.followed import _Unrolled
 from segue.schemas.json_schema import UNIONS, JsonSchema, listed
+from segue.seams.access import Seals
 from segue.seams.model import Finish, JobStarted
 
 NO_LIMIT = 2**60
@@ -87,6 +90,15 @@ def _counts(stack: ExitStack) -> None:
     stack.enter_context(patch.object(segue.border.believed, "plausible", believed))
 
 
+def _sealed_kinds(stack: ExitStack) -> None:
+    def opened(seals: Seals, owner: str, sealed: str, path: str) -> str | None:
+        body = seals.open(owner, sealed)
+        return None if body is None else body.decode()
+
+    for room in (segue.turn.references, segue.messages.routes):
+        stack.enter_context(patch.object(room, "open_text", opened))
+
+
 def _pauses(stack: ExitStack) -> None:
     stack.enter_context(patch.object(segue.engines.client, "USED_BYTES_MAX", NO_LIMIT))
 
@@ -124,6 +136,11 @@ REMOVALS: dict[str, Removal] = {
         "what an engine counts is believed",
         _counts,
         ("engine: lies about usage", "engine: negative usage"),
+    ),
+    "sealed-kinds": Removal(
+        "what was sealed as something else fails the turn that it is given to",
+        _sealed_kinds,
+        ("any value, Responses: seals", "any value, Messages"),
     ),
     "pauses": Removal(
         "what an engine says at once is worked off at once",

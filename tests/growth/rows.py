@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests import odd_schemas
+from tests.any_values import BODIES, faults, thrown
 from tests.growth.measure import Bench, Cost, Finding, bench, judge, sizes_to
 from tests.growth.outside import ENGINES, FORMS, OUTSIDE, engine_bench, outside_case
 from tests.growth.patterns import ANCHORED, RATIO_MAX, TRUSTED, patterns, worst
@@ -24,6 +25,8 @@ SHORT, LONG = 2, 3
 # Of one row.
 SHORT_S_MAX, LONG_S_MAX = 20, 240
 ANY_SHAPES, ANY_SHAPES_LONG = 300, 5_000
+# The part of all odd values at all places that a short run tries.
+ANY_VALUES_PART = 0.02
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,14 @@ def tried(row: Row, at: Places, is_long: bool) -> Finding:
         signal.signal(signal.SIGALRM, before)
 
 
+# What rows need: a plain server, one whose engine lies, one that may search the web (nobody answers it there).
+BENCHES: dict[str, Callable[[], AbstractContextManager[Bench]]] = {
+    "plain": bench,
+    "engine": engine_bench,
+    "search": partial(bench, search_url="http://127.0.0.1:9"),
+}
+
+
 class Places:
     """The servers that rows need, started when the first of them does."""
 
@@ -59,8 +70,7 @@ class Places:
 
     def bench(self, kind: str = "plain") -> Bench:
         if kind not in self._made:
-            made = bench() if kind == "plain" else engine_bench()
-            self._made[kind] = self._stack.enter_context(made)
+            self._made[kind] = self._stack.enter_context(BENCHES[kind]())
         return self._made[kind]
 
 
@@ -96,6 +106,20 @@ def outside() -> Iterator[Row]:
             return judge(one.name, lambda size: server.cost(case, size), wanted)
 
         yield Row(one.name, try_it)
+
+
+def values() -> Iterator[Row]:
+    """Odd values at all places of requests: none is a fault of the server."""
+    for body in BODIES:
+
+        def try_it(at: Places, is_long: bool, body: str = body) -> Finding:
+            served = at.bench("search").served
+            chosen = None if is_long else random.Random()
+            found = faults(served.port, thrown(body, served.app, chosen, ANY_VALUES_PART))
+            assert not found, found[0]
+            return Finding(f"any value, {body}", [Cost(1, 0.0, 0.0)], is_counted=False)
+
+        yield Row(f"any value, {body}", try_it)
 
 
 def schemas() -> Iterator[Row]:
@@ -149,4 +173,4 @@ def regular_expressions() -> Iterator[Row]:
 
 
 def all_rows() -> Sequence[Row]:
-    return [*requests(), *outside(), *schemas(), *regular_expressions()]
+    return [*requests(), *outside(), *values(), *schemas(), *regular_expressions()]

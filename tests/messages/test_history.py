@@ -25,7 +25,7 @@ from segue.messages.history import (
 
 
 def read(message: dict[str, Any]) -> TranslatedMessage:
-    sealed = {"ours": b"What was found."}
+    sealed = {"ours": "What was found."}
     return translate(Raw(json.dumps(message).encode()), 3, sealed.get)
 
 

@@ -16,7 +16,6 @@ from segue.completions.tools import ChatChoice, FunctionChoice, translate_choice
 from segue.errors import InvalidRequest
 from segue.wire.codec import decode_body
 from segue.wire.requests import (
-    COUNT_MAX,
     Create,
     Effort,
     Number,
@@ -25,11 +24,11 @@ from segue.wire.requests import (
     StopString,
     TextConfig,
     TextFormat,
+    Whole,
 )
 
 STOPS_MAX = 4
 LOGPROBS = "message.output_text.logprobs"
-Count = Annotated[int, Meta(le=COUNT_MAX)]
 # Where thinking is switched on and no effort is named.
 USUAL_EFFORT: Effort = "medium"
 
@@ -98,14 +97,14 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     messages: list[Raw]
     stream: bool | None = None
     stream_options: ChatStreamOptions | None = None
-    max_completion_tokens: Count | None = None
-    max_tokens: Count | None = None
+    max_completion_tokens: Whole | None = None
+    max_tokens: Whole | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    seed: Annotated[int, Meta(ge=-COUNT_MAX - 1, le=COUNT_MAX)] | None = None
-    n: int | None = None
+    seed: Whole | None = None
+    n: Whole | None = None
     stop: StopString | list[StopString] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import InvalidRequest, cut_name
 from segue.wire.codec import decode_body, encode
-from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
+from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName, ToolName
 from segue.wire.tools import CustomTool, FunctionTool, WebLocation, WebSearchTool
 
 
@@ -61,15 +61,20 @@ class FunctionChoice(Struct, frozen=True):
 
 class AllowedChoice(Struct, frozen=True):
     mode: Literal["auto", "required"]
-    tools: list[ChatChoice]
+    tools: list[ChatToolName]
 
 
-class ChatChoice(Struct, frozen=True):
-    """A tool choice given as an object."""
+class ChatToolName(Struct, frozen=True):
+    """One tool of a choice."""
 
     type: str | None = None
     function: FunctionChoice | None = None
     custom: FunctionChoice | None = None
+
+
+class ChatChoice(ChatToolName, frozen=True):
+    """A tool choice given as an object: a tool, or several that are allowed."""
+
     allowed_tools: AllowedChoice | None = None
 
 
@@ -144,19 +149,26 @@ def translate_choice(
 ) -> Literal["none", "auto", "required"] | ToolChoiceName | None:
     """The tool that must be called, or those that may be."""
     match choice:
-        case FunctionChoice(name) | ChatChoice(function=FunctionChoice(name)):
+        case FunctionChoice(name):
             return ToolChoiceName(type="function", name=name)
-        case ChatChoice(custom=FunctionChoice(name)):
-            return ToolChoiceName(type="custom", name=name)
-        case ChatChoice(allowed_tools=AllowedChoice(mode, tools)):
-            allowed = [translate_choice(tool) for tool in tools]
-            names = [name for name in allowed if isinstance(name, ToolChoiceName)]
+        case ChatChoice(function=None, custom=None, allowed_tools=AllowedChoice(mode, tools)):
+            names: list[ToolName] = [_tool_named(tool) for tool in tools]
             return ToolChoiceName(type="allowed_tools", mode=mode, tools=names)
         case ChatChoice():
+            return _tool_named(choice)
+        case _:
+            return choice
+
+
+def _tool_named(choice: ChatToolName) -> ToolChoiceName:
+    match choice:
+        case ChatToolName(function=FunctionChoice(name)):
+            return ToolChoiceName(type="function", name=name)
+        case ChatToolName(custom=FunctionChoice(name)):
+            return ToolChoiceName(type="custom", name=name)
+        case _:
             raise InvalidRequest(
                 "'tool_choice' has none of the fields 'function', 'custom' and 'allowed_tools'.",
                 code="invalid_value",
                 param="tool_choice",
             )
-        case _:
-            return choice

@@ -29,6 +29,7 @@ from segue.sandbox.messages import (
 from segue.sandbox.skills import Supplies, check_skills
 from segue.sandbox.tool import FILES_MAX, Preparation
 from segue.wire.codec import decode_body
+from segue.wire.requests import Whole
 from segue.wire.tools import Skill
 
 PAGE_USUAL, PAGE_MAX = 20, 100
@@ -42,7 +43,7 @@ MINUTES_MAX = 24 * 60
 class ExpiresAfter(Struct, frozen=True):
     """How long a container may be idle."""
 
-    minutes: int
+    minutes: Whole
     anchor: Literal["last_active_at"] = "last_active_at"
 
 

@@ -244,7 +244,7 @@ class FoundTools(Struct, frozen=True):
 
 MessagePiece = Raw | Loaded | Defined | Removed | FoundTools
 # Opens what we have sealed for the client; None where it is not ours.
-Unseal = Callable[[str], bytes | None]
+Unseal = Callable[[str], str | None]
 
 
 class TranslatedMessage(Struct, frozen=True):
@@ -603,7 +603,7 @@ def _server_item(
         action["sources"] = [{"type": "url", "url": page.url} for page in pages if page.url]
         sealed = next((page.encrypted_content for page in pages if page.encrypted_content), "")
         if sealed and (opened := unseal(sealed)) is not None:
-            action[TEXT_KEY] = opened.decode()
+            action[TEXT_KEY] = opened
         return _hosted(use.id, "web_search_call", action=action)
     if kind == "web_fetch":
         action = {"type": "open_page", "url": _string(given.get("url"))}

@@ -37,13 +37,14 @@ from segue.messages.tools import (
 )
 from segue.wire.codec import LARGE_BYTES, check_shape, encode_kept
 from segue.wire.requests import (
-    COUNT_MAX,
     CacheOptions,
+    Count,
     Create,
     Effort,
     ReasoningConfig,
     TextConfig,
     TextFormat,
+    Whole,
 )
 
 MESSAGES_MAX = 100_000
@@ -66,7 +67,7 @@ REFUSED = {
 
 class ThinkingConfig(Struct, frozen=True):
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Whole | None = None
     display: str | None = None
 
 
@@ -102,7 +103,7 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
     messages: list[Raw]
     system: Raw | UnsetType = UNSET
     tools: Raw | UnsetType = UNSET
-    max_tokens: Annotated[int, Meta(ge=0, le=COUNT_MAX)] | None = None
+    max_tokens: Count | None = None
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None

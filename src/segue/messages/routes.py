@@ -22,6 +22,7 @@ from segue.messages.request import AskedTurn, Surroundings
 from segue.messages.stream import INPUT_BLOCKED, MessageEvents
 from segue.messages.threads import enter_thread
 from segue.resent.memo import Memo
+from segue.seams.access import open_text
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.wire.codec import LARGE_BYTES, decode_tools, encode
 from segue.wire.effects import NO_EFFECTS
@@ -58,7 +59,8 @@ class MessageRoutes:
         session = next(filter(None, map(exchange.header, SESSION_HEADERS)), None)
         # All APIs share it: the beginning of a key says whose value it has.
         memo = cast("Memo[object]", self._services.memo)
-        unseal = partial(self._runner.resources.seals.open, exchange.owner)
+        seals = self._runner.resources.seals
+        unseal = partial(open_text, seals, exchange.owner, path="messages")
         is_beta = bool(exchange.header(BETA)) or "beta" in exchange.query
         return MessageReading(memo, exchange.owner, Surroundings(session, is_beta, counts), unseal)
 

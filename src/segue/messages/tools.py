@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from segue.errors import InvalidRequest, cut_name
 from segue.messages.history import CacheControl, Ttl, decode, longer
 from segue.wire.codec import TOOLS_MAX, encode
-from segue.wire.requests import ToolChoiceName
+from segue.wire.requests import COUNT_MAX, ToolChoiceName, ToolName
 from segue.wire.tools import FUNCTION_NAME, described, parameters_of
 
 # The date of a tool's version: `bash_20250124`.
@@ -42,7 +42,7 @@ class GivenTool(Struct, frozen=True, kw_only=True):
     defer_loading: bool | None = None
     cache_control: CacheControl | None = None
     # Of a web search.
-    max_uses: int | None = None
+    max_uses: Annotated[int, Meta(gt=0, le=COUNT_MAX)] | None = None
     allowed_domains: list[str] | None = None
     blocked_domains: list[str] | None = None
     user_location: Location | None = None
@@ -336,5 +336,5 @@ def translate_choice(
     mode: Literal["auto", "required"] = "required" if kind == "any" else "auto"
     if not removed:
         return None if mode == "auto" else mode
-    left = [ToolChoiceName(type="function", name=name) for name in callable_names]
+    left = [ToolName(type="function", name=name) for name in callable_names]
     return ToolChoiceName(type="allowed_tools", mode=mode, tools=left) if left else "none"

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct
 from segue.errors import InvalidRequest
 from segue.limits import UNSEEN_TOKENS_MAX
 from segue.wire.codec import decode_body, encode
-from segue.wire.requests import RawField
+from segue.wire.requests import RawField, Whole
 
 # What a decoder raises for what an engine may send.
 UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
@@ -36,7 +36,7 @@ class PassedRequest(Struct, frozen=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamChoice | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
 
     @property
     def wants_usage(self) -> bool:

@@ -69,6 +69,7 @@ from segue.wire.items import (
     ShellOutput,
     ShellTimeout,
 )
+from segue.wire.requests import Whole
 from segue.wire.tools import (
     SHELL_PARAMETERS,
     FunctionTool,
@@ -118,8 +119,8 @@ class _Asked(Struct, frozen=True):
 
     container_id: str
     commands: list[str]
-    timeout_ms: int | None = None
-    max_output_length: int | None = None
+    timeout_ms: Whole | None = None
+    max_output_length: Whole | None = None
 
 
 _shown: msgspec.json.Decoder[list[_ShownTool]] = msgspec.json.Decoder(list[_ShownTool])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from segue.errors import InvalidRequest
 from segue.limits import Draw, Grant, Key, KeyLimits
 from segue.seams.history import Owner
 
@@ -70,3 +71,16 @@ class Seals(Protocol):
 
     def open(self, owner: Owner, sealed: str) -> bytes | None:
         """The bytes; None if this is not ours, not this owner's, or under a key that is gone."""
+
+
+def open_text(seals: Seals, owner: Owner, sealed: str, path: str) -> str | None:
+    """A text that was sealed; None as `open` says. What was sealed as something else is refused."""
+    body = seals.open(owner, sealed)
+    try:
+        return None if body is None else body.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            "The encrypted content could not be verified: it is not of this kind of item.",
+            code="invalid_encrypted_content",
+            param=path,
+        ) from None

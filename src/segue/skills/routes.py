@@ -14,6 +14,7 @@ from segue.listener.services import Services
 from segue.seams.skills import SkillVersion
 from segue.skills.shelf import KeptSkill, Shelf
 from segue.wire.codec import decode_body
+from segue.wire.requests import Whole
 
 PAGE_USUAL, PAGE_MAX = 20, 100
 BODY_BYTES_MAX = 64 * 1024
@@ -52,7 +53,7 @@ class DeletedVersion(DeletedObject, frozen=True, kw_only=True):
 class NewDefault(Struct, frozen=True):
     """The body of a change: which version is to be the default."""
 
-    default_version: str | int
+    default_version: str | Whole
 
 
 _change = msgspec.json.Decoder(NewDefault)

@@ -69,7 +69,7 @@ def from_bytes(body: bytes) -> Compacted | None:
     """What was sealed; None if another program sealed it."""
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

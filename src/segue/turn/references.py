@@ -14,7 +14,7 @@ from msgspec import structs
 from segue.aio import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound
 from segue.ids import given_id, turn_of
-from segue.seams.access import Seals
+from segue.seams.access import Seals, open_text
 from segue.seams.history import Owner, Round, Turn, ancestors
 from segue.turn.compact import Compacted, from_bytes, stand_in, summary_message
 from segue.turn.plan import MANY_ITEMS, Caller, Given
@@ -133,7 +133,8 @@ def unseal(given: Given, owner: Owner, seals: Seals) -> Given:
     for index, item in enumerate(given.items):
         match item.value:
             case Reasoning(encrypted_content=str() as sealed, content=content) if not content:
-                items.append(_with_thought(item, seals.open(owner, sealed)))
+                path = f"input[{index}].encrypted_content"
+                items.append(_with_thought(item, open_text(seals, owner, sealed, path)))
             case Compaction(encrypted_content=sealed) | CompactionSummary(encrypted_content=sealed):
                 compacted = _compacted(seals.open(owner, sealed), index)
                 meant = structs.replace(summary_message(compacted), id=item.value.id)
@@ -148,11 +149,10 @@ def unseal(given: Given, owner: Owner, seals: Seals) -> Given:
     return structs.replace(given, items=tuple(items), earlier=earlier)
 
 
-def _with_thought(item: Item, body: bytes | None) -> Item:
-    if body is None:
+def _with_thought(item: Item, text: str | None) -> Item:
+    if text is None:
         return item
-    thought = structs.replace(item.value, content=[ReasoningText(text=body.decode())])
-    return Item(item.raw, thought)
+    return Item(item.raw, structs.replace(item.value, content=[ReasoningText(text=text)]))
 
 
 def _compacted(body: bytes | None, index: int) -> Compacted:

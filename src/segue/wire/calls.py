@@ -35,6 +35,7 @@ from segue.wire.items import (
     WebAction,
     WebSearchCall,
 )
+from segue.wire.requests import COUNT_MAX
 
 _Fields = Mapping[str, object]
 
@@ -321,7 +322,7 @@ def _open_ends(text: str) -> _Ends:
 
 def _count(fields: _Fields, key: str) -> int | None:
     value = fields.get(key)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= COUNT_MAX else None
 
 
 def _text(fields: _Fields, key: str) -> str | None:

@@ -13,7 +13,15 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.wire.requests import CacheBreakpoint, Effort, MaybeFlag, MaybeText, RawField, TextFormat
+from segue.wire.requests import (
+    CacheBreakpoint,
+    Effort,
+    MaybeFlag,
+    MaybeText,
+    RawField,
+    TextFormat,
+    Whole,
+)
 from segue.wire.tools import Execution, ToolDefinition
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -266,8 +274,8 @@ class McpApprovalResponse(Body, tag="mcp_approval_response", frozen=True, kw_onl
 
 class ShellAction(Struct, frozen=True, kw_only=True):
     commands: list[str]
-    timeout_ms: int | UnsetType | None = UNSET
-    max_output_length: int | UnsetType | None = UNSET
+    timeout_ms: Whole | UnsetType | None = UNSET
+    max_output_length: Whole | UnsetType | None = UNSET
 
 
 class ShellCall(Body, tag="shell_call", frozen=True, kw_only=True):
@@ -278,7 +286,7 @@ class ShellCall(Body, tag="shell_call", frozen=True, kw_only=True):
 
 
 class ShellExit(Struct, tag_field="type", tag="exit", frozen=True):
-    exit_code: int
+    exit_code: Whole
 
 
 class ShellTimeout(Struct, tag_field="type", tag="timeout", frozen=True): ...
@@ -295,14 +303,14 @@ class ShellOutput(Struct, frozen=True):
 class ShellCallOutput(Body, tag="shell_call_output", frozen=True, kw_only=True):
     call_id: str
     output: list[ShellOutput]
-    max_output_length: int | UnsetType | None = UNSET
+    max_output_length: Whole | UnsetType | None = UNSET
     status: MaybeText = UNSET
 
 
 class LocalShellAction(Struct, tag_field="type", tag="exec", frozen=True, kw_only=True):
     command: list[str]
     env: dict[str, str] | None = None
-    timeout_ms: int | UnsetType | None = UNSET
+    timeout_ms: Whole | UnsetType | None = UNSET
     user: MaybeText = UNSET
     working_directory: MaybeText = UNSET
 

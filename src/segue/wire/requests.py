@@ -17,17 +17,25 @@ RawField = Raw | UnsetType
 Number = Annotated[float, Meta(ge=-2, le=2)]
 # What clients and stores can hold; JSON itself has no end of digits.
 COUNT_MAX = 2**63 - 1
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+# Below 0 is what models and older clients have written; what it means is decided where it is used.
+Whole = Annotated[int, Meta(ge=-COUNT_MAX - 1, le=COUNT_MAX)]
 
 
-class ToolChoiceName(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool choice given as an object; which fields count depends on its type."""
+class ToolName(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tool of a choice; which fields count depends on its type."""
 
     type: str
     name: str | None = None
     namespace: str | None = None
     server_label: str | None = None
+
+
+class ToolChoiceName(ToolName, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool choice given as an object: a tool, or several that are allowed."""
+
     mode: Literal["auto", "required"] | None = None
-    tools: list[ToolChoiceName] | None = None
+    tools: list[ToolName] | None = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -90,7 +98,7 @@ class PromptRef(Struct, frozen=True):
 
 class Compact(Struct, frozen=True):
     type: str
-    compact_threshold: int | None = None
+    compact_threshold: Whole | None = None
 
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -120,7 +128,7 @@ class Create(Struct, frozen=True, kw_only=True):
     tools: RawField = UNSET
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceName | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0, le=COUNT_MAX)] | None = None
+    max_tool_calls: Count | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=COUNT_MAX)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -128,7 +136,7 @@ class Create(Struct, frozen=True, kw_only=True):
     frequency_penalty: Number | None = None
     # No fields of the contract's, but of every engine's.
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
-    seed: Annotated[int, Meta(ge=-COUNT_MAX - 1, le=COUNT_MAX)] | None = None
+    seed: Whole | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName
+from segue.wire.requests import MaybeFlag, MaybeText, RawField, ToolChoiceName, ToolName, Whole
 
 # What the contract allows in the name of a function, but for its length: agents put the name of a plugin and of an MCP
 # server before that of a tool, and are past 64 characters then (MCP itself allows 128).
@@ -169,7 +169,7 @@ class ProgrammaticTool(Definition, tag="programmatic_tool_calling", frozen=True,
 
 class FileSearchTool(Definition, tag="file_search", frozen=True, kw_only=True):
     vector_store_ids: list[str] | UnsetType = UNSET
-    max_num_results: int | UnsetType | None = UNSET
+    max_num_results: Whole | UnsetType | None = UNSET
     filters: RawField = UNSET
     ranking_options: RawField = UNSET
 
@@ -498,7 +498,7 @@ def allowed_offers(choice: str | ToolChoiceName, offers: Sequence[Offer]) -> tup
     return chosen_offers([choice], offers) if is_callable else tuple(offers)
 
 
-def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+def chosen_offers(choices: Iterable[ToolName], offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """The tools that these choices mean, by name or by type."""
     is_meant = _Meant(choices)
     return tuple(filter(is_meant, offers))
@@ -507,7 +507,7 @@ def chosen_offers(choices: Iterable[ToolChoiceName], offers: Sequence[Offer]) ->
 class _Meant:
     """Whether any of these choices means a tool; a choice without a namespace means any."""
 
-    def __init__(self, choices: Iterable[ToolChoiceName]) -> None:
+    def __init__(self, choices: Iterable[ToolName]) -> None:
         self._kinds: set[str] = set()
         # Servers of tools and their names; None: all of the server.
         self._remote: set[tuple[str | None, str | None]] = set()
