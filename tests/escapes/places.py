@@ -23,7 +23,13 @@ from segue.sandbox.messages import CommandEnd, ContainerSpec, MakeContainer, Pri
 from tests.escapes import programs
 
 # Small, so that a bomb is over soon; and what is held by whom.
-SMALL = Limits(96 * MIB, disk_bytes=24 * MIB, files=2_000, processes=48, open_files=256)
+SMALL = Limits(
+    *(96 * MIB, 24 * MIB),
+    files=2_000,
+    processes=48,
+    open_files=256,
+    printed_bytes=4 * MIB,
+)
 ADAPTERS = (
     "bwrap with cgroups",
     "bwrap with a watcher",

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from segue.isolation import channel
 from segue.sandbox.client import KeeperClient, KeeperProcess
 from segue.sandbox.messages import CommandEnd, Printed, RunCommand
 from tests.escapes.conftest import sandboxes_can_be_made
@@ -125,6 +126,32 @@ async def test_dead_interpreter_says_so_and_the_next_code_has_another(
     assert "its variables are lost" in end.note
     said, end = await code(client, name, "y")
     assert "NameError" in said
+    assert (await code(client, name, "6 * 7"))[0] == "42\n"
+
+
+FLOODING = """
+import os, threading, time
+def flood():
+    until, size = time.monotonic() + 0.5, 0
+    while time.monotonic() < until:
+        size += os.write(1, b"late" * 16384)
+    with open("new", "w") as file:
+        file.write(str(size))
+    os.rename("new", "size")
+threading.Thread(target=flood).start()
+"""
+
+
+async def test_thread_that_prints_after_its_code_is_slowed_and_belongs_to_no_code(
+    client: KeeperClient,
+) -> None:
+    name = await container(client)
+    await code(client, name, FLOODING)
+    async with asyncio.timeout(20):
+        while "size" not in [entry.path for entry in await client.list_files("me", name)]:
+            pass
+    size = int(b"".join([data async for data in client.read_file("me", name, "size")]))
+    assert 0 < size < channel.BYTES_S
     assert (await code(client, name, "6 * 7"))[0] == "42\n"
 
 

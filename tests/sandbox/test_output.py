@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segue.sandbox.output import CHARS_MAX, CHARS_USUAL, Excerpt, chars_of
 
@@ -34,6 +36,28 @@ def shown(data: bytes, chars_max: int, size: int) -> str:
 def test_text_is_the_same_however_it_is_cut(data: bytes, chars_max: int, text: str) -> None:
     for size in range(1, len(data) + 2):
         assert shown(data, chars_max, size) == text
+
+
+@given(st.binary(max_size=60) | st.text(max_size=20).map(str.encode), st.integers(0, 12), st.data())
+def test_any_bytes_are_the_same_text_however_they_are_cut(
+    data: bytes, chars_max: int, cuts: st.DataObject
+) -> None:
+    excerpt, left, said = Excerpt(chars_max), data, ""
+    while left:
+        size = cuts.draw(st.integers(1, len(left)))
+        said, left = said + excerpt.feed(left[:size]), left[size:]
+    assert said + excerpt.close() == shown(data, chars_max, max(1, len(data)))
+
+
+@given(st.text(max_size=40), st.integers(0, 12))
+def test_characters_that_are_left_out_are_counted(text: str, chars_max: int) -> None:
+    text = text.replace("\0", "")
+    head, tail = chars_max - chars_max // 2, chars_max // 2
+    expected = text
+    if len(text) > chars_max:
+        note = f"\n[… {len(text) - chars_max} characters left out …]\n"
+        expected = text[:head] + note + text[len(text) - tail :]
+    assert shown(text.encode(), chars_max, 7) == expected
 
 
 def test_endless_output_is_held_in_little_memory() -> None:

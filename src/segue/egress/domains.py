@@ -71,8 +71,8 @@ def of_operator(names: Iterable[str]) -> tuple[str, ...]:
         domain = normal(name)
         if domain is None:
             raise Misconfigured(
-                f"environment_domains: '{name}' is not a public host name. Write it as github.com, or as *.github.com for "
-                "all hosts below it; addresses, ports, URLs and '*' are not allowed."
+                f"environment_domains: '{name}' is not a public host name. Write it as github.com, or as *.github.com "
+                "for all hosts below it; addresses, ports, URLs and '*' are not allowed."
             )
         found.append(domain)
     return tuple(dict.fromkeys(found))

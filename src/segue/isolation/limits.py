@@ -39,6 +39,8 @@ class Limits:
     files: int = 100_000
     processes: int = 256
     open_files: int = 1024
+    # A command is stopped when it has printed so much.
+    printed_bytes: int = 64 * MIB
 
 
 @dataclass(slots=True)

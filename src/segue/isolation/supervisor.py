@@ -21,12 +21,16 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 HEADER = struct.Struct("<IcI")
 LENGTH = struct.Struct("<I")
 PIECE_BYTES = 65536
+# What commands print is read so much at a time, all of them together, and then nothing for so long: one that floods
+# waits at its pipe, and costs the machine little.
+PAUSE_S = 0.005
 # What of a command is read after its shell has ended: what its pipes hold.
 REST_BYTES = 1048576
 # Above this nothing more is read from commands until the keeper has taken it.
@@ -41,6 +45,9 @@ class CommandRunner:
         self.unsent = bytearray()
         self.received = bytearray()
         self.poller = select.epoll()
+        # What commands print, as one source of the poller, which is left alone until then (0: it is not).
+        self.outputs = select.epoll()
+        self.paused_until = 0.0
         # The number and kind of each pipe; the process of each command, and its pipes.
         self.pipes: dict[int, tuple[int, bytes]] = {}
         self.commands: dict[int, tuple[int, list[int]]] = {}
@@ -66,9 +73,14 @@ class CommandRunner:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self.poller.register(woken, select.EPOLLIN)
+        self.poller.register(self.outputs, select.EPOLLIN)
         self.send(b"+", 0, b"")
         while True:
-            for fd, events in self.poller.poll():
+            left = self.paused_until - time.monotonic() if self.paused_until else None
+            if left is not None and left <= 0:
+                self.paused_until, left = 0.0, None
+                self.listen()
+            for fd, events in self.poller.poll(left):
                 if fd == self.channel.fileno():
                     if events & select.EPOLLOUT:
                         self.flush()
@@ -77,8 +89,8 @@ class CommandRunner:
                 elif fd == woken:
                     os.read(woken, 4096)
                     self.reap()
-                elif fd in self.pipes:
-                    self.read_pipe(fd)
+                elif fd == self.outputs.fileno():
+                    self.read_outputs()
                 elif fd == self.answers:
                     self.read_answer()
                 else:
@@ -128,10 +140,13 @@ class CommandRunner:
                 break
             del self.unsent[:sent]
         self.poller.modify(self.channel, select.EPOLLIN | (select.EPOLLOUT if self.unsent else 0))
-        is_full = len(self.unsent) > UNSENT_BYTES_MAX
-        if is_full != was_full:
-            for fd in self.pipes:
-                self.poller.modify(fd, 0 if is_full else select.EPOLLIN)
+        if was_full != (len(self.unsent) > UNSENT_BYTES_MAX):
+            self.listen()
+
+    def listen(self) -> None:
+        """Whether what commands print is read."""
+        is_held = self.paused_until or len(self.unsent) > UNSENT_BYTES_MAX
+        self.poller.modify(self.outputs, 0 if is_held else select.EPOLLIN)
 
     # --- commands ---
 
@@ -157,8 +172,7 @@ class CommandRunner:
     def follow(self, readable: int, number: int, kind: bytes) -> None:
         os.set_blocking(readable, False)
         self.pipes[readable] = (number, kind)
-        is_full = len(self.unsent) > UNSENT_BYTES_MAX
-        self.poller.register(readable, 0 if is_full else select.EPOLLIN)
+        self.outputs.register(readable, select.EPOLLIN)
 
     # --- Python ---
 
@@ -169,6 +183,7 @@ class CommandRunner:
             return
         if not self.python and not self.start_python(number):
             return
+        self.read_rest(self.printing)
         self.coding = number
         self.commands[number] = (self.python, [])
         self.pipes[self.printing] = (number, b"o")
@@ -253,21 +268,28 @@ class CommandRunner:
         else:
             self.end_group(number, signal.SIGKILL)
 
-    def read_pipe(self, fd: int) -> int:
+    def read_outputs(self) -> None:
+        ready = self.outputs.poll(0)
+        for fd, _ in ready:
+            self.read_pipe(fd, PIECE_BYTES // len(ready))
+        self.paused_until = time.monotonic() + PAUSE_S
+        self.listen()
+
+    def read_pipe(self, fd: int, size: int) -> int:
         number, kind = self.pipes[fd]
         try:
-            data = os.read(fd, PIECE_BYTES)
+            data = os.read(fd, size)
         except BlockingIOError:
             return 0
-        if data:
-            self.send(kind, number, data)
-        else:
+        if not data:
             self.drop_pipe(fd)
+        elif number:
+            self.send(kind, number, data)
         return len(data)
 
     def drop_pipe(self, fd: int) -> None:
         del self.pipes[fd]
-        self.poller.unregister(fd)
+        self.outputs.unregister(fd)
         os.close(fd)
 
     def end_group(self, number: int, how: int) -> None:
@@ -308,7 +330,7 @@ class CommandRunner:
 
     def read_rest(self, fd: int) -> None:
         left = REST_BYTES
-        while fd in self.pipes and left > 0 and (size := self.read_pipe(fd)):
+        while fd in self.pipes and left > 0 and (size := self.read_pipe(fd, PIECE_BYTES)):
             left -= size
 
 

@@ -58,8 +58,6 @@ OWNER_SHARE, OWNER_MIN = 4, 4
 ENDED_MAX, ENDED_S = 1_000, 86_400.0
 # Whatever the client says of idle time.
 LIFE_S_MAX = 86_400.0
-# A command is stopped when it has printed so much.
-PRINTED_BYTES_MAX = 64 * MIB
 # What is shown leaves at the latest after this time, or when it is so much.
 SHOWN_S, SHOWN_CHARS = 0.05, 8_192
 # How long a command may take to end after it was asked to.
@@ -214,9 +212,12 @@ class LiveSandbox:
         await asyncio.to_thread(remove_folder, self.folder)
 
     async def _read(self) -> None:
+        pace = channel.Pace()
         try:
             while not self.ended.is_set():
-                self._on_frame(await channel.read_frame(self.sandbox.reader))
+                frame = await channel.read_frame(self.sandbox.reader)
+                self._on_frame(frame)
+                await pace.hold(len(frame.body))
         except channel.BadFrame as error:
             await self.close(f"The sandbox was closed: {error}.")
         except (OSError, asyncio.IncompleteReadError):
@@ -619,10 +620,9 @@ async def _run_command(
     note, is_late = "", False
     try:
         while command.exit_code is None and not place.ended.is_set():
-            if command.printed_bytes > PRINTED_BYTES_MAX:
-                note = (
-                    f"It was stopped because it printed more than {PRINTED_BYTES_MAX // MIB} MiB."
-                )
+            if command.printed_bytes > place.limits.printed_bytes:
+                most = place.limits.printed_bytes // MIB
+                note = f"It was stopped because it printed more than {most} MiB."
                 break
             is_late = loop.time() >= until
             if is_late:
