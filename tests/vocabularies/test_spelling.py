@@ -7,7 +7,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from segue.errors import ServerFault
-from segue.vocabularies.load import vocabulary_from_file, vocabulary_from_gguf
+from segue.vocabularies.load import (
+    load_vocabulary,
+    vocabulary_from_file,
+    vocabulary_from_gguf,
+)
 from segue.vocabularies.vocabulary import Own, Vocabulary
 from tests.models import assets
 from tests.vocabularies.test_cuts import texts
@@ -41,6 +45,13 @@ def test_gguf_has_the_ids_that_llamacpp_gives(name: str) -> None:
         assert found == [*map(int, ids.split())], text
         # Where words begin with a space, so does the first.
         assert spelt(vocabulary, found) in (text, f" {text}")
+
+
+def test_gguf_is_known_by_its_first_letters_where_its_name_says_nothing(tmp_path: Path) -> None:
+    """Ollama's blobs are named after their sum."""
+    blob = tmp_path / "sha256-12"
+    blob.write_bytes(assets.vocabulary_gguf("gpt-2").read_bytes())
+    assert load_vocabulary(blob).encode("a").tolist() == [64]
 
 
 def test_gguf_of_another_kind_is_refused_in_words() -> None:

@@ -277,7 +277,7 @@ def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
     from segue_embedded.memory import available_bytes, context_for, tell_memory
     from segue_embedded.shared import SharedEngine, noted_context, share_path
     from segue_embedded.states import keep_states, memory_folder
-    from segue_embedded.weights import find_weights
+    from segue_embedded.weights import find_weights, weights_bytes
 
     path = find_weights(settings.weights or settings.name)
     vocabulary = _vocabulary(settings, Path(settings.tokenizer) if settings.tokenizer else path)
@@ -286,7 +286,7 @@ def _embedded(settings: ModelSettings, shared: str, built: Built) -> Maker:
         share = share_path(shared, settings.name)
         remote, noted = SharedEngine(share), noted_context(share)
         return lambda wanted: _model(_with_sampling(wanted), remote, dialect, noted)
-    head, size, parallel = read_gguf(path), path.stat().st_size, settings.engine_parallel
+    head, size, parallel = read_gguf(path), weights_bytes(path), settings.engine_parallel
     free = available_bytes()
     context_tokens = settings.context_tokens or context_for(head, size, parallel, free)
     tell_memory(settings.name, size, head, context_tokens, parallel, free)

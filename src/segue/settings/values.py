@@ -274,15 +274,24 @@ class Settings(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The models of the file's tables, and those that are only named; each has what is set for all models."""
         shared = {name: getattr(self, name) for name in ModelSettings.__struct_fields__}
         tabled = {table.get("name") for table in self.models}
-        tables = [*self.models, *(_table_of(name) for name in self.model if name not in tabled)]
+        tables = [
+            *self.models,
+            *(self._table_of(name) for name in self.model if name not in tabled),
+        ]
         return tuple(
             msgspec.convert(shared | table, ModelSettings, strict=False) for table in tables
         )
 
-
-def _table_of(name: str) -> Table:
-    """A model by its name; a GGUF file is named after itself, without folder and suffix."""
-    return {"name": Path(name).stem, "weights": name} if name.endswith(".gguf") else {"name": name}
+    def _table_of(self, name: str) -> Table:
+        """A model by its name; a GGUF file is named after itself, without folder and suffix, and a model of a hub or of
+        another program as it is called there."""
+        place, _, there = name.partition(":")
+        if self.engine == "embedded" and place == "ollama":
+            return {"name": there, "weights": name}
+        is_elsewhere = self.engine == "embedded" and place in ("hf", "lmstudio")
+        if is_elsewhere or name.endswith(".gguf"):
+            return {"name": Path(name).name.removesuffix(".gguf"), "weights": name}
+        return {"name": name}
 
 
 # These exist only in the file: the tables, what only a table of a model has, and the name of the file itself.

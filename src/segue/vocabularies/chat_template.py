@@ -20,7 +20,7 @@ import msgspec
 
 from segue.errors import InvalidRequest, ServerFault
 from segue.seams.model import template_values
-from segue.vocabularies.gguf import read_gguf
+from segue.vocabularies.gguf import is_gguf, read_gguf
 from segue.wire.requests import Effort
 
 # A conversation as chat templates take it.
@@ -69,7 +69,7 @@ def template_in(
     path: Path, text: str = "", values: Mapping[str, object] = NO_VALUES
 ) -> ChatTemplate | None:
     """The chat template of a model, or this text in its place; None if there is neither."""
-    template = _template_in_gguf(path) if path.suffix == ".gguf" else _template_in_folder(path)
+    template = _template_in_gguf(path) if is_gguf(path) else _template_in_folder(path)
     if text:
         template = replace(template, text=text, plain="")
     template = replace(template, values=values)

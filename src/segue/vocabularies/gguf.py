@@ -24,6 +24,14 @@ ARRAY = 9
 PAIRS_MAX = 65_536  # Real files have some 30 to 60; more means that this is not a GGUF.
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file is to be read as one: by its name or, where other programs keep it, by its first letters."""
+    if path.suffix == ".gguf" or not path.is_file():
+        return path.suffix == ".gguf"
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def read_gguf(path: Path) -> dict[str, GgufValue]:
     """The metadata of a GGUF file, or of the first piece of one."""
     try:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from segue.errors import Misconfigured, ServerFault
 from segue.vocabularies.cuts import ASCII_CUTS, CUTS, WHOLE_WORDS, cutter
-from segue.vocabularies.gguf import GgufValue, read_gguf
+from segue.vocabularies.gguf import GgufValue, is_gguf, read_gguf
 from segue.vocabularies.ranked import (
     TEKKEN,
     TIKTOKEN,
@@ -36,7 +36,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
             f"tokenizer: there is no file or folder {path}. Download it: `hf download NAME tokenizer.json "
             "tokenizer_config.json --local-dir DIR`, then --tokenizer DIR."
         )
-    return (vocabulary_from_gguf if path.suffix == ".gguf" else vocabulary_from_file)(path)
+    return (vocabulary_from_gguf if is_gguf(path) else vocabulary_from_file)(path)
 
 
 # --- from a GGUF file -----------------------------------------------------------------------------

@@ -570,6 +570,10 @@ def advice_for(model: ModelSettings, error: str) -> str:
 
 
 def _advice(model: ModelSettings) -> str:
+    if model.engine == "embedded" and model.weights.startswith("hf:"):
+        return f"download it with `segue models add {model.weights}`"
+    if model.engine == "embedded" and model.weights.startswith(("ollama:", "lmstudio:")):
+        return "name one of `segue models list`"
     if model.engine == "embedded" and model.weights:
         return "download the file again, or name another GGUF file: --model FILE.gguf"
     if model.engine == "embedded":

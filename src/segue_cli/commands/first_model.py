@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from segue.printable import say
 from segue.server.served import served_models
 from segue.settings.values import Settings
+from segue_embedded.hub import PREFIX, find_fetched
 from segue_embedded.memory import available_bytes
 from segue_embedded.weights import (
     SMALL_MODEL,
@@ -31,6 +32,8 @@ def with_first_model(settings: Settings, ask: Callable[[str], str] | None = None
     """The settings with a model in place of "auto" or of none; `ask` asks a person, if one is there."""
     is_auto = settings.model == (AUTO,)
     settings = _with_chosen(settings, ask)
+    for name in missing_in_hub(settings):
+        add_with_bar(name)
     for one in missing_models(settings):
         if is_auto or (ask and _is_fetched(one.name, one.bytes, ask)):
             add_with_bar(one.name)
@@ -66,6 +69,12 @@ def missing_models(settings: Settings) -> list[ListedWeights]:
     # Listed only where it matters: a file that is seen for the first time is read in full.
     listed = list_weights() if asked else []
     return [one for one in listed if one.name in asked and one.path is None]
+
+
+def missing_in_hub(settings: Settings) -> list[str]:
+    """The models to be served inside this process that a hub has, and this machine has not yet."""
+    names = {model.weights for model in served_models(settings) if model.engine == "embedded"}
+    return [name for name in sorted(names) if name.startswith(PREFIX) and not find_fetched(name)]
 
 
 def offered_note() -> Path:

@@ -11,11 +11,18 @@ from rich.table import Table
 from segue.printable import cell, say
 from segue.vocabularies.gguf import read_gguf, trained_tokens
 from segue_cli.commands.family import add_derive, derive
-from segue_embedded.weights import add_with_bar, find_weights, list_weights, remove_weights
+from segue_embedded.weights import (
+    add_with_bar,
+    find_weights,
+    found_weights,
+    list_weights,
+    remove_weights,
+    weights_bytes,
+)
 
-NAME = "such as smollm2 or qwen2.5-coder-1.5b"
+NAME = "such as smollm2, qwen2.5-coder-1.5b or hf:OWNER/NAME"
 ABOUT = {
-    "list": "list the models that can be downloaded by name",
+    "list": "list the models that can be downloaded by name, and those that are here",
     "add": "download a model and verify it",
     "show": "show size, licence, context and path of a model",
     "remove": "delete a downloaded model",
@@ -31,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action == "derive":
             add_derive(verb)
         elif action != "list":
-            file = ", or the path of a GGUF file" if action == "show" else ""
+            file = (
+                ", ollama:NAME, lmstudio:NAME, or the path of a GGUF file"
+                if action == "show"
+                else ""
+            )
             verb.add_argument("name", metavar="NAME", help=NAME + file)
         if action in ("list", "show"):
             verb.add_argument("--json", action="store_true", help="print JSON")
@@ -66,7 +77,7 @@ def show_model(name: str) -> dict[str, object]:
     if path is not None:
         head = read_gguf(path)
         facts |= {
-            "bytes": path.stat().st_size,
+            "bytes": weights_bytes(path),
             "architecture": head.get("general.architecture"),
             "title": head.get("general.name"),
             "context_tokens": trained_tokens(head),
@@ -76,7 +87,7 @@ def show_model(name: str) -> dict[str, object]:
 
 
 def _list(as_json: bool) -> None:
-    models = list_weights()
+    models = [*list_weights(), *found_weights()]
     if as_json:
         say(_json(models))
         return

@@ -14,8 +14,8 @@ HELP = {
         "port": "port to listen on; 0: any free port",
         "workers": "number of processes that share port and store",
         "model": (
-            "model to serve: a name, a GGUF file, or auto (the best that fits into memory); none: the engine's only "
-            "one, or smollm2 inside; repeatable"
+            "model to serve: a name, a GGUF file, hf:OWNER/NAME, ollama:NAME, lmstudio:NAME, or auto (the best that "
+            "fits into memory); none: the engine's only one, or smollm2 inside; repeatable"
         ),
         "apis": "APIs to serve: responses, messages, chat, with commas; requests for the others are answered with 404",
         "log_level": "lowest level of log lines written",
