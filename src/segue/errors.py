@@ -19,6 +19,7 @@ import sys
 from collections.abc import Collection
 from importlib.util import find_spec
 from itertools import islice
+from typing import Self
 
 
 class ApiError(Exception):
@@ -46,6 +47,12 @@ class ApiError(Exception):
             self.code = code
         if wait_s is not None:
             self.wait_s = wait_s
+
+    def kept(self) -> Self:
+        """The same error without the way that it came: what is passed on by frames that hold whole requests, and by
+        one that holds the error, would stay until the garbage collector looks."""
+        self.__context__ = None
+        return self.with_traceback(None)
 
 
 class CallerError(ApiError):

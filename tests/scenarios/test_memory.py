@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from segue.errors import ApiError
 from segue.readers.text_reader import TextReader
+from segue.wire.codec import LARGE_BYTES
 from segue.wire.items import ITEM_BYTES
 from tests.support import MODEL, WAIT_S, Served, fetch, metric, serving, wire
 
@@ -136,6 +138,30 @@ async def test_prompt_of_many_short_items_counts_each_of_them() -> None:
 
 def readers() -> list[object]:
     return [one for one in gc.get_objects() if type(one) is TextReader]
+
+
+async def test_refused_and_failed_requests_are_freed_without_the_garbage_collector() -> None:
+    def errors() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, ApiError)]
+
+    async with serving(context_tokens=10) as served:
+        gc.collect()
+        before = errors()
+        gc.disable()
+        try:
+            async with wire(served) as socket:
+                for bad in ("[", "[" * (LARGE_BYTES + 1)):
+                    await socket.send(bad)
+                    assert (await socket.next())["type"] == "error"
+                await socket.create(input="x", previous_response_id="resp_none")
+                assert (await socket.next())["type"] == "error"
+            for body in (b"[", b'{"model":"scripted","input":"%b"}' % (b"word " * 20)):
+                assert (await post(served, body))[0] == 400
+            async with asyncio.timeout(WAIT_S):
+                while any(one not in before for one in errors()):
+                    await metric(served, INBOUND)
+        finally:
+            gc.enable()
 
 
 async def test_connections_and_turns_are_freed_without_the_garbage_collector() -> None:

@@ -342,7 +342,7 @@ def raw_refusal(error: ApiError, headers: Headers = ()) -> bytes:
 def answerable(fault: Exception, what: str, request_id: str) -> ApiError:
     """The error that is sent to the client. An unexpected one is a mistake of ours: the log has its traceback."""
     if isinstance(fault, ApiError):
-        return fault
+        return fault.kept()
     log.error(what, exc_info=fault, extra={"request_id": request_id})
     return ServerFault("The server had an error.")
 

@@ -39,6 +39,7 @@ class HttpApp:
         except ClientGone:
             exchange.reason = "client_left"
         except ApiError as error:
+            error.kept()
             self._choose_words(exchange)
             if not exchange.response_id:
                 label = exchange.label + "http"

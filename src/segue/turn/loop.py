@@ -169,7 +169,7 @@ class TurnLoop:
                 try:
                     items = (*answers, *await self._appended(items))
                 except ApiError as refused:
-                    return End("failed", error=refused)
+                    return End("failed", error=refused.kept())
             self._go_on(items, is_answered=bool(answers))
             self.open_calls = pair_calls(self.open_calls, items)
 
@@ -216,7 +216,7 @@ class TurnLoop:
                 if self.gate is None or not self.gate.is_shut:
                     self.finish = await self._sample(self.composed, reader, filters)
         except ApiError as refused:
-            error = refused
+            error = refused.kept()
         except Exception:
             log.exception("a round of turn %s failed", plan.id)
             error = ServerFault(PROBLEM)
