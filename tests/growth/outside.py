@@ -24,6 +24,7 @@ import msgspec
 from segue.bundles.bundle import inline_bundle
 from segue.errors import ApiError
 from segue.guards.rules import Rules, RulesGuard
+from segue.mcp.definitions import listed_offers, listing, servers_of
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.schemas.followed import UNROLLED_MAX, unrolled
@@ -31,7 +32,10 @@ from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import open_page, read_page
 from segue.web.search import JsonEngine, read_hits
-from segue.wire.tools import FunctionTool
+from segue.wire.codec import decode_tools
+from segue.wire.effects import Effects
+from segue.wire.items import RemoteTool
+from segue.wire.tools import FunctionTool, Tools
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
 from tests.growth.lying_engine import WHOLE, lying_engine
@@ -133,6 +137,27 @@ def check_names(names: Sequence[str]) -> None:
         offer = table.offer(called)
         assert offer is not None
         assert offer.qualified_name == name, f"{called} is another tool"
+
+
+# --- tools of MCP servers ---------------------------------------------------------------------------------
+
+
+def named_tools(size: int) -> tuple[Tools, list[RemoteTool]]:
+    """A server whose tools are all named: as allowed, as those that need a yes, as those that do not."""
+    names = [f"tool_{n}" for n in range(size)]
+    rule = {"always": {"tool_names": names[::2]}, "never": {"tool_names": names[1::2]}}
+    about = {"type": "mcp", "server_label": "s", "allowed_tools": names, "require_approval": rule}
+    search = {"type": "tool_search"}
+    tools, _ = decode_tools(json.dumps([{**about, "defer_loading": True}, search]).encode(), None)
+    return tools, [RemoteTool(name) for name in names]
+
+
+def list_tools(given: tuple[Tools, list[RemoteTool]]) -> None:
+    """They are listed, and offered to the model, which has to search for them."""
+    tools, remote = given
+    listed = listing("mcpl_1", servers_of(tools)["s"], remote)
+    offers = listed_offers(tools, Effects(listed=(listed,)), None)
+    assert len(tools.with_hosted(offers).deferred) == len(remote)
 
 
 # --- forms, skills, templates, patterns -------------------------------------------------------------------
@@ -283,6 +308,7 @@ OUTSIDE = [
     ),
     Outside("citations", cited, on_loop(partial(cite, sources=SOURCES)), 1_000, 2_000),
     Outside("names of tools", like_names, in_thread(check_names), 1_000, 4_096),
+    Outside("tools of an MCP server, by name", named_tools, on_loop(list_tools), 2_000, 4_096),
     Outside("skill: front matter", skill(front_matter), in_thread(unpack_skill), 20_000, 500_000),
     Outside("skill: files", skill(many_skill_files), in_thread(unpack_skill), 200, 2_000),
     Outside("template: its length", long_template, in_thread(run_template), 20, 80),

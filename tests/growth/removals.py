@@ -15,17 +15,22 @@ from unittest.mock import patch
 
 import segue.border.believed
 import segue.engines.client
+import segue.mcp.definitions
 import segue.messages.routes
 import segue.readers.call_tags
 import segue.readers.plain_names
 import segue.schemas.json_schema
 import segue.turn.references
+import segue.wire.tools
+from segue.mcp.definitions import ToolRules
 from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
 from segue.schemas.followed import _Unrolled
 from segue.schemas.json_schema import UNIONS, JsonSchema, listed
 from segue.seams.access import Seals
 from segue.seams.model import Finish, JobStarted
+from segue.wire.items import RemoteTool
+from segue.wire.tools import McpTool, Offer, ToolDefinition
 
 NO_LIMIT = 2**60
 DEPTH_MAX = 8
@@ -99,6 +104,30 @@ def _sealed_kinds(stack: ExitStack) -> None:
         stack.enter_context(patch.object(room, "open_text", opened))
 
 
+def _one_search(stack: ExitStack) -> None:
+    def each_in_full(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
+        return tuple(offer for tool in definitions for offer in tools._opened(tool, definitions))
+
+    tools = segue.wire.tools
+    stack.enter_context(patch.object(tools, "offers_of", each_in_full))
+
+
+def _rules_once(stack: ExitStack) -> None:
+    class Anew(ToolRules):
+        """Read for each tool."""
+
+        def __init__(self, definition: McpTool) -> None:
+            self._definition = definition
+
+        def allow(self, tool: RemoteTool) -> bool:
+            return ToolRules(self._definition).allow(tool)
+
+        def ask(self, tool: RemoteTool) -> bool:
+            return ToolRules(self._definition).ask(tool)
+
+    stack.enter_context(patch.object(segue.mcp.definitions, "ToolRules", Anew))
+
+
 def _pauses(stack: ExitStack) -> None:
     stack.enter_context(patch.object(segue.engines.client, "USED_BYTES_MAX", NO_LIMIT))
 
@@ -141,6 +170,16 @@ REMOVALS: dict[str, Removal] = {
         "what was sealed as something else fails the turn that it is given to",
         _sealed_kinds,
         ("any value, Responses: seals", "any value, Messages"),
+    ),
+    "one-search": Removal(
+        "each of many searches for tools lists all that can be found",
+        _one_search,
+        ("searches for tools", "searches for tools, in an item"),
+    ),
+    "rules-once": Removal(
+        "what is allowed of a remote server is read again for each of its tools",
+        _rules_once,
+        ("tools of an MCP server, by name",),
     ),
     "pauses": Removal(
         "what an engine says at once is worked off at once",

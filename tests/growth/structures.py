@@ -273,6 +273,27 @@ def namespace(size: int) -> Mapping[str, Json]:
     }
 
 
+def searches(size: int) -> Mapping[str, Json]:
+    """Tools that can be found, and as many searches that find them."""
+    found = [{**one, "defer_loading": True} for one in functions(size // 2)]
+    return {"tools": [*found, *[{"type": "tool_search"}] * (size // 2)]}
+
+
+def one_search(size: int) -> Mapping[str, Json]:
+    found = [{**one, "defer_loading": True} for one in functions(size - 1)]
+    return {"tools": [{"type": "tool_search"}, *found]}
+
+
+def added(make: Callable[[int], Mapping[str, Json]]) -> Callable[[int], Mapping[str, Json]]:
+    """The tools come in an item."""
+
+    def fields(size: int) -> Mapping[str, Json]:
+        brought = {"type": "additional_tools", "role": "developer", **make(size)}
+        return {"input": [brought, message(0)]}
+
+    return fields
+
+
 def raw_create(inner: bytes) -> bytes:
     return create(input="@", instructions=unique()).replace(b'"@"', inner)
 
@@ -879,6 +900,9 @@ STRUCTURES = (
     # --- tools
     Structure("tools", posted(lambda n: {"tools": functions(n)}), 1_000, TOOLS),
     Structure("tools of a namespace", posted(namespace), 1_000, TOOLS),
+    Structure("tools that a search finds", posted(one_search), 1_000, TOOLS),
+    Structure("searches for tools", posted(searches, 400), 1_000, TOOLS),
+    Structure("searches for tools, in an item", posted(added(searches), 400), 1_000, TOOLS),
     Structure("allowed tools of as many tools", posted(allowed), 1_000, TOOLS),
     Structure("allowed tools that are not there", posted(allowed_only), 2_000, 20_000),
     Structure(

@@ -162,7 +162,9 @@ class _Answer:
         )
         calls = max([one.call_index or 0 for one in deltas], default=0)
         is_whole = chars <= min(self._chars_left, PIECE_CHARS_MAX)
-        return chars if is_whole and len(deltas) <= self._deltas_left and calls < CALLS_MAX else None
+        return (
+            chars if is_whole and len(deltas) <= self._deltas_left and calls < CALLS_MAX else None
+        )
 
     def _ids(self, piece: Ids) -> Iterator[Written]:
         ids, logprobs = piece.ids, piece.logprobs

@@ -27,7 +27,7 @@ ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_erro
 class ToolFilter(Struct, frozen=True):
     """Some of a server's tools: by name, by being read-only, or both."""
 
-    tool_names: tuple[str, ...] | None = None
+    tool_names: frozenset[str] | None = None
     read_only: bool | None = None
 
     def has(self, tool: RemoteTool) -> bool:
@@ -53,8 +53,8 @@ class McpToolWithSecrets(McpTool, tag="mcp", frozen=True, kw_only=True):
 
 _with_secrets = msgspec.json.Decoder(McpToolWithSecrets)
 _tool = msgspec.json.Decoder(RemoteTool)
-_allowed: msgspec.json.Decoder[tuple[str, ...] | ToolFilter | None] = msgspec.json.Decoder(
-    tuple[str, ...] | ToolFilter | None
+_allowed: msgspec.json.Decoder[frozenset[str] | ToolFilter | None] = msgspec.json.Decoder(
+    frozenset[str] | ToolFilter | None
 )
 _asking: msgspec.json.Decoder[Literal["always", "never"] | ApprovalRule | None] = (
     msgspec.json.Decoder(Literal["always", "never"] | ApprovalRule | None)
@@ -95,28 +95,30 @@ def _wrong_field(tool: McpTool) -> str | None:
     return None
 
 
-def is_allowed(definition: McpTool, tool: RemoteTool) -> bool:
-    """Whether the request lets the model know this tool."""
-    if not isinstance(definition.allowed_tools, Raw):
-        return True
-    allowed = _allowed.decode(definition.allowed_tools)
-    if isinstance(allowed, ToolFilter):
-        return allowed.has(tool)
-    return allowed is None or tool.name in allowed
+class ToolRules:
+    """What a request says of the tools of a server, read once for all of them."""
 
+    def __init__(self, definition: McpTool) -> None:
+        allowed, asking = definition.allowed_tools, definition.require_approval
+        self._allowed = _allowed.decode(allowed) if isinstance(allowed, Raw) else None
+        self._asking = _asking.decode(asking) if isinstance(asking, Raw) else None
 
-def needs_approval(definition: McpTool, tool: RemoteTool) -> bool:
-    """Whether a person must approve the call, which is so unless the request says otherwise."""
-    if not isinstance(definition.require_approval, Raw):
-        return True
-    match _asking.decode(definition.require_approval):
-        case "never":
-            return False
-        case ApprovalRule(always=always, never=never):
-            is_asked = always is not None and always.has(tool)
-            return is_asked or never is None or not never.has(tool)
-        case _:
-            return True
+    def allow(self, tool: RemoteTool) -> bool:
+        """Whether the request lets the model know this tool."""
+        if isinstance(self._allowed, ToolFilter):
+            return self._allowed.has(tool)
+        return self._allowed is None or tool.name in self._allowed
+
+    def ask(self, tool: RemoteTool) -> bool:
+        """Whether a person must approve the call, which is so unless the request says otherwise."""
+        match self._asking:
+            case "never":
+                return False
+            case ApprovalRule(always=always, never=never):
+                is_asked = always is not None and always.has(tool)
+                return is_asked or never is None or not never.has(tool)
+            case _:
+                return True
 
 
 def still_listed(tools: Tools, effects: Effects, tools_before: Tools | None) -> list[McpListTools]:
@@ -144,6 +146,7 @@ def listed_offers(tools: Tools, effects: Effects, tools_before: Tools | None) ->
 
 def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
     remote = {one.name: one for one in map(_tool.decode, listed.tools)}
+    rules = ToolRules(definition)
     return [
         Offer(
             FunctionTool(
@@ -156,16 +159,17 @@ def _offers(definition: McpTool, listed: McpListTools) -> list[Offer]:
             about=definition.server_description or "",
             builtin="mcp",
             execution="server",
-            needs_approval=needs_approval(definition, one),
+            needs_approval=rules.ask(one),
         )
         for one in remote.values()
-        if is_allowed(definition, one)
+        if rules.allow(one)
     ]
 
 
 def listing(item_id: str, definition: McpTool, tools: Sequence[RemoteTool]) -> McpListTools:
     """What a server has listed, as far as the request lets the model know it."""
-    shown = [Raw(encode(one)) for one in tools if is_allowed(definition, one)]
+    rules = ToolRules(definition)
+    shown = [Raw(encode(one)) for one in tools if rules.allow(one)]
     return McpListTools(id=item_id, server_label=definition.server_label, tools=shown)
 
 

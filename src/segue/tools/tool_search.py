@@ -108,11 +108,11 @@ def _output(
 def search(wanted: str, offers: Sequence[Offer]) -> list[Offer]:
     """The tools that fit best, best first; tools that share no word with `wanted` are left out."""
     names = set(re.findall(r"[\w.-]+", wanted.lower()))
-    named = [
+    named = dict.fromkeys(
         number
         for number, offer in enumerate(offers)
         if not names.isdisjoint((offer.qualified_name.lower(), offer.tool.name.lower()))
-    ]
+    )
     found = dict.fromkeys((*_ranked(wanted, offers), *named))
     best = sorted(found, key=lambda number: number not in named)
     return [offers[number] for number in best[:FOUND_MAX]]

@@ -282,11 +282,11 @@ class Tools(Struct, frozen=True):
             for group in (self.offers, self.deferred)
         )
         has_search = _has_search(self.known)
-        later = [offer for offer in hosted if has_search and offer.tool.defer_loading is True]
+        shown, later = _divided(hosted) if has_search else (hosted, ())
         check_names((*own, *own_deferred, *hosted))
         return structs.replace(
             self,
-            offers=(*own, *(offer for offer in hosted if offer not in later)),
+            offers=(*own, *shown),
             deferred=(*own_deferred, *later),
             hosted=hosted,
             late=late,
@@ -298,7 +298,14 @@ NO_TOOLS = Tools()
 
 def offers_of(definitions: Sequence[ToolDefinition]) -> tuple[Offer, ...]:
     """What the model can call: namespaces opened, and tools that the client runs as functions."""
-    return tuple(offer for tool in definitions for offer in _opened(tool, definitions))
+    offers: list[Offer] = []
+    findable = definitions
+    for tool in definitions:
+        offers += _opened(tool, findable)
+        if isinstance(tool, ToolSearchTool):
+            # Of two searches the first is called: no other lists everything again.
+            findable = ()
+    return tuple(offers)
 
 
 def split_offers(
@@ -306,8 +313,10 @@ def split_offers(
 ) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
     """What the model can call now, and what is deferred: it stays away while a search of the same list can find it."""
     offers = offers_of(definitions)
-    if not _has_search(definitions):
-        return offers, ()
+    return _divided(offers) if _has_search(definitions) else (offers, ())
+
+
+def _divided(offers: Sequence[Offer]) -> tuple[tuple[Offer, ...], tuple[Offer, ...]]:
     shown = tuple(offer for offer in offers if offer.tool.defer_loading is not True)
     return shown, tuple(offer for offer in offers if offer.tool.defer_loading is True)
 
@@ -316,7 +325,7 @@ def _has_search(definitions: Sequence[ToolDefinition]) -> bool:
     return any(isinstance(tool, ToolSearchTool) for tool in definitions)
 
 
-def _opened(tool: ToolDefinition, definitions: Sequence[ToolDefinition]) -> list[Offer]:
+def _opened(tool: ToolDefinition, findable: Sequence[ToolDefinition] = ()) -> list[Offer]:
     match tool:
         case FunctionTool() | CustomTool():
             return [Offer(tool)]
@@ -330,7 +339,7 @@ def _opened(tool: ToolDefinition, definitions: Sequence[ToolDefinition]) -> list
         case ApplyPatchTool():
             return [Offer(APPLY_PATCH, builtin="apply_patch")]
         case ToolSearchTool():
-            search, execution = _search(tool, definitions), tool.execution or "server"
+            search, execution = _search(tool, findable), tool.execution or "server"
             return [Offer(search, builtin="tool_search", execution=execution)]
         case _:
             return []
@@ -340,9 +349,7 @@ def carried_of(definitions: Sequence[ToolDefinition]) -> tuple[ToolDefinition, .
     """The tools of an item that hold in the head as if the request had listed them: those that a server may run, and
     the search that finds them."""
     return tuple(
-        tool
-        for tool in definitions
-        if isinstance(tool, ToolSearchTool) or not _opened(tool, definitions)
+        tool for tool in definitions if isinstance(tool, ToolSearchTool) or not _opened(tool)
     )
 
 
