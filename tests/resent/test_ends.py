@@ -77,6 +77,24 @@ async def test_side_calls_push_nothing_out() -> None:
         assert (await send(stage, after, tools=TOOLS)).tally.tokens_tokenized <= usual + 3
 
 
+async def test_histories_that_end_alike_go_on_each_from_its_own() -> None:
+    dialect = chatml()
+    async with staged(ScriptedEngine(dialect, SCRIPT), dialect, checks_rendering=True) as stage:
+        ended = []
+        for name in ("one", "other"):
+            history, told = await loop(stage, 2, name, tools=TOOLS)
+            history = [*history, *told[-1].response["output"], user("Go on.")]
+            ended.append((history, await send(stage, history, tools=TOOLS)))
+        usual = ended[0][1].tally.tokens_tokenized
+        for history, last in ended:
+            after = [*history, *last.response["output"], user("Go on.")]
+            told_after = await send(stage, after, tools=TOOLS)
+            assert told_after.tally.tokens_tokenized <= usual + 3
+            # Other instructions stand before the same items: nothing of it is known.
+            elsewhere = await send(stage, after, tools=TOOLS, instructions="Be brief.")
+            assert elsewhere.tally.tokens_tokenized > len(history) * usual
+
+
 async def test_two_ends_are_weighed_as_what_they_hold_together() -> None:
     dialect = chatml()
     async with staged(ScriptedEngine(dialect, SCRIPT), dialect) as stage:

@@ -80,6 +80,8 @@ class RenderCache:
         self._entries: OrderedDict[int, RememberedHistory] = OrderedDict()
         # The entries by the turns that they were sent for.
         self._keys: dict[tuple[Owner, str], int] = {}
+        # And by the last item that was sent, itself and not its value: an agent sends on what it has sent last.
+        self._ends: dict[int, int] = {}
         self._shared = SharedHistories()
 
     @property
@@ -119,8 +121,7 @@ class RenderCache:
         raws = create.input
 
         def find() -> list[Item | None]:
-            seen = self._shared.seen_of(owner)
-            found = [seen.get(bytes(raw)) for raw in raws]
+            found = map(self._shared.seen_of(owner).get, map(bytes, raws))
             return [None if known is None else known.item for known in found]
 
         return await off_loop(size > LOOKUP_BYTES, find)
@@ -148,7 +149,9 @@ class RenderCache:
         digests: list[bytes] = []
         found: list[RememberedHistory] = []
         key = hash((owner, head))
-        for item in items:
+        if (last := self._sent_last(owner, head, items)) is not None:
+            digests, found, key = [*last.digests], [last], last.key
+        for item in items[len(digests) :]:
             seen = all_seen.get(item.raw)
             digest = digest_of(item) if seen is None else seen.digest
             digests.append(digest)
@@ -163,6 +166,17 @@ class RenderCache:
             if is_alike and (count := _covered(known.digests, digests)):
                 return _Recognised(known, count, key, head, items, tuple(digests))
         return _Recognised(None, 0, key, head, items, tuple(digests))
+
+    def _sent_last(
+        self, owner: Owner, head: SentHead, items: tuple[Item, ...]
+    ) -> RememberedHistory | None:
+        """The history that these items begin with, if they are its very items."""
+        for count in range(len(items), 0, -1):
+            if (key := self._ends.get(id(items[count - 1]))) is not None:
+                known = self._entries[key]
+                is_alike = known.owner == owner and known.head == head
+                return known if is_alike and known.sent == items[:count] else None
+        return None
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
         """The past that the items of this plan begin with, its prompt warm, and how many of them that is."""
@@ -213,6 +227,7 @@ class RenderCache:
         if new.key in self._entries:
             self._drop(new.key)
         self._entries[new.key] = new
+        self._ends[id(new.sent[-1])] = new.key
         self._keys[plan.owner, plan.id] = new.key
         self.shrink(self.bytes - self._bytes_max)
 
@@ -224,6 +239,8 @@ class RenderCache:
     def _drop(self, key: int, shared: int = 0) -> None:
         dropped = self._entries.pop(key)
         del self._keys[dropped.owner, dropped.turn_id]
+        if self._ends.get(id(dropped.sent[-1])) == key:
+            del self._ends[id(dropped.sent[-1])]
         self._shared.release(dropped, shared)
 
 

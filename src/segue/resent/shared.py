@@ -151,8 +151,11 @@ class SharedHistories:
 
 def shared_items(history: RememberedHistory, other: RememberedHistory) -> int:
     """With how many of the same items both begin."""
-    pairs = zip(history.sent, other.sent, strict=False)
     fewer = min(len(history.sent), len(other.sent))
+    # As a rule the one begins with all of the other.
+    if history.sent[:fewer] == other.sent[:fewer]:
+        return fewer
+    pairs = zip(history.sent, other.sent, strict=False)
     return next((n for n, (item, same) in enumerate(pairs) if item is not same), fewer)
 
 

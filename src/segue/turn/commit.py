@@ -91,7 +91,7 @@ def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: in
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = weigh(item for round in rounds for item in (*round.given, *round.wrote))
+    text = sum(weigh(round.given) + weigh(round.wrote) for round in rounds)
     head = resolved.head
     parent = resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:

@@ -104,7 +104,7 @@ class Given(Struct, frozen=True):
 
     @property
     def kinds(self) -> frozenset[type]:
-        return frozenset(type(item.value) for item in self.items)
+        return frozenset([type(item.value) for item in self.items])
 
 
 class Resolved(Struct, frozen=True):

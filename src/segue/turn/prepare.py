@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
+from typing import cast
 
 from msgspec import Raw
 
@@ -100,19 +101,17 @@ async def decode_items(
     `known`."""
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
-    items: list[Item] = []
+    items: list[Item | None] = [None] * len(raws) if known is None else [*known]
     held = 0
-    for index, raw in enumerate(raws):
-        if known is not None and (item := known[index]) is not None:
-            items.append(item)
-            continue
+    for index in [index for index, item in enumerate(items) if item is None]:
+        raw = raws[index]
         size = memoryview(raw).nbytes
-        items.append(await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, f"{path}[{index}]"))
+        items[index] = await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, f"{path}[{index}]")
         held += size
         if held > SLICE_BYTES:
             held = 0
             await asyncio.sleep(0)
-    return tuple(items)
+    return tuple(cast("list[Item]", items))
 
 
 async def _find_parent(create: Create, caller: Caller, tally: Tally) -> Turn | None:

@@ -99,7 +99,8 @@ def resolve(
         open_calls=pair_calls(before.open_calls, new),
         model_turns=before.model_turns + count_model_turns(new),
         model=model,
-        tool_decodes=did_decode + sum(isinstance(item.value, BRINGING) for item in given.items),
+        tool_decodes=did_decode
+        + (0 if kinds.isdisjoint(BRINGING) else _count_brought(given.items)),
         effects=effects,
         earlier=given.earlier,
         resent=None if parent or given.earlier else given.resent,
@@ -143,6 +144,11 @@ def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effec
         return effects
     replaced = [item for round in given.earlier if not round.is_fresh for item in round.given]
     return apply_effects(effects, (*replaced, *given.items))
+
+
+def _count_brought(items: Sequence[Item]) -> int:
+    """How many of these items bring tools."""
+    return sum(isinstance(item.value, BRINGING) for item in items)
 
 
 def _is_hosted(tools: Tools, kinds: frozenset[type], hosted: LateOffers) -> bool:

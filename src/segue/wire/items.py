@@ -454,7 +454,8 @@ def weigh(items: Iterable[Item]) -> int:
     """What these items hold in memory: their bytes, and a typed form whose text is as long, or longer where it is not
     ASCII."""
     raws = [item.raw for item in items]
-    return sum(ITEM_BYTES + len(raw) * (2 if raw.isascii() else 3) for raw in raws)
+    longer = sum([len(raw) for raw in raws if not raw.isascii()])
+    return ITEM_BYTES * len(raws) + 2 * sum(map(len, raws)) + longer
 
 
 class Call(NamedTuple):
@@ -482,22 +483,27 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval_request_id: str | UnsetType = UNSET
 
 
+_MEDIA = (InputFile, InputImage, InputAudio)
+_OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
+
+
 def contains_media(items: Iterable[Item]) -> bool:
     """Whether there are files, images or audio among the contents of these items."""
-    return any(
-        isinstance(part, InputFile | InputImage | InputAudio)
-        for item in items
-        for part in _contents(item.value)
-    )
+    # No call for each: every item of a long history is looked at in each turn.
+    values = [item.value for item in items]
+    contents = [value.content for value in values if isinstance(value, Message)]
+    outputs = [value.output for value in values if isinstance(value, _OUTPUTS)]
+    lists = [listed for listed in (*contents, *outputs) if isinstance(listed, list)]
+    return any(isinstance(part, _MEDIA) for parts in lists for part in parts)
 
 
-def _contents(value: ItemValue) -> Sequence[object]:
+def _parts(value: ItemValue) -> Sequence[object]:
     match value:
-        case Message(content=list() as parts):
-            return parts
-        case FunctionCallOutput(output=list() as parts):
-            return parts
-        case CustomToolCallOutput(output=list() as parts):
+        case (
+            Message(content=list() as parts)
+            | FunctionCallOutput(output=list() as parts)
+            | CustomToolCallOutput(output=list() as parts)
+        ):
             return parts
         case _:
             return ()
@@ -508,5 +514,5 @@ def count_media(value: ItemValue, sees_images: bool = False) -> int:
     return sum(
         isinstance(part, InputAudio)
         or (isinstance(part, InputImage) and not (sees_images and part.data_url))
-        for part in _contents(value)
+        for part in _parts(value)
     )
