@@ -68,7 +68,14 @@ class Player:
                 prompt = prompt.plus(id_array(answer)).plus(id_array(new))
             if random.random() < 0.03:
                 owner = random.choice(OWNERS)
-        return job(prompt, random.randint(1, 12), owner=owner, cache_salt=salt, sampling=Sampling())
+        # Now and then it is read ahead, in a node of its own, of a tool's output that has not ended.
+        most = random.randint(1, 12)
+        is_ahead = random.random() < 0.15 and bool(prompt.before and prompt.before.length)
+        if is_ahead and prompt.before is not None:
+            prompt, most = Tokens(prompt.before, prompt.ids[:], prompt.length), 0
+        return job(
+            prompt, most, owner=owner, cache_salt=salt, sampling=Sampling(), is_ahead=is_ahead
+        )
 
     async def turn(self) -> None:
         """One job, read to its end or left in the middle."""
@@ -88,7 +95,12 @@ class Player:
                 if len(got) >= leave_at:
                     break
         assert got == wanted[: len(got)], "the engine had another prompt"
-        self.ends.append((asked.owner, asked.cache_salt, prompt, got))
+        if asked.is_ahead and prompt.before is not None:
+            # The output goes on after it, or after a part of it.
+            shown = prompt.ids[: random.randint(1, len(prompt.ids))].tolist()
+            self.ends.append((asked.owner, asked.cache_salt, prompt.before, shown))
+        else:
+            self.ends.append((asked.owner, asked.cache_salt, prompt, got))
         del self.ends[:-40]
 
     async def play(self, turns: int) -> None:

@@ -251,6 +251,44 @@ async def test_frames_cut_at_any_byte_of_a_turn_end_it_once_or_let_it_go_on() ->
     assert len(found) > 20
 
 
+async def test_output_that_was_read_ahead_is_gone_on_from_with_what_is_new() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    output = list(range(100, 400))
+    for end in (100, 200, 300):
+        ids = id_array([*answer, *output[:end]])
+        prompt = Tokens(PROMPT, ids, PROMPT.length + len(ids))
+        asked = job(prompt, 0, sampling=Sampling(), is_ahead=True)
+        assert not ids_of(await heard(engine, asked))
+    assert replica.core is not None
+    computed = replica.core.computed
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([*output, 7, 8])))
+    assert engine.session_counts[0] == {"whole": 1, "kept": 4}
+    # Every time the blocks were handed on.
+    assert replica.core.kept.counts["taken"] == 4
+    assert replica.core.computed - computed < 20
+    await replica.close()
+
+
+async def test_what_was_given_up_while_it_was_read_ahead_is_not_gone_on_from() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    replica.door.may_go.clear()
+    prompt = Tokens(PROMPT, id_array([*answer, 100, 101]), PROMPT.length + len(answer) + 2)
+    asked = job(prompt, 0, sampling=Sampling(), is_ahead=True)
+    reading = asyncio.create_task(heard(engine, asked))
+    await replica.door.has_waiting.wait()
+    reading.cancel()
+    await replica.door.has_aborted.wait()
+    replica.door.may_go.set()
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([100, 101, 7])))
+    assert replica.server.counts["core_refused"] == 0
+    assert engine.session_counts == ({"whole": 1, "kept": 2}, {})
+    await replica.close()
+
+
 async def test_restarted_engine_refuses_nothing_because_its_handles_are_forgotten() -> None:
     replica = Replica("one")
     engine = replica.engine()

@@ -15,9 +15,12 @@ from tests.engines.asking import tokens
 SCOPE = ("alice", None)
 
 
-def told(known: KnownTurns, prompt: Tokens, sampled: list[int], handle: int) -> KnownTurn:
-    turn = KnownTurn(prompt, SCOPE, known.find(prompt, SCOPE))
-    known.add(turn, handle)
+def told(
+    known: KnownTurns, prompt: Tokens, sampled: list[int], handle: int, *, is_ahead: bool = False
+) -> KnownTurn:
+    turn = KnownTurn(prompt, SCOPE, known.find(prompt, SCOPE), is_ahead=is_ahead)
+    turn.handle = handle
+    known.add(turn)
     turn.sampled.extend(sampled)
     known.grown(turn, len(sampled))
     return turn
@@ -56,6 +59,56 @@ def test_what_is_forgotten_goes_and_its_ids_are_no_longer_counted() -> None:
     assert known.find(first.prompt.plus(id_array([2])), SCOPE).handle == 0
 
 
+def read_ahead(prompt: Tokens, ids: list[int]) -> Tokens:
+    """As `tools/ahead` makes a prompt: in one node that no other prompt has."""
+    return Tokens(prompt, id_array(ids), prompt.length + len(ids))
+
+
+def test_prompt_that_was_read_ahead_is_found_and_only_what_is_new_is_sent() -> None:
+    known = KnownTurns()
+    prompt, output = tokens([1, 2, 3]), list(range(100, 200))
+    told(known, prompt, [4, 5], 1)
+    for handle, end in ((2, 40), (3, 80)):
+        begins = known.find(read_ahead(prompt, [4, 5, *output[:end]]), SCOPE)
+        assert (begins.handle, len(begins.data)) == (handle - 1, 4 * 40)
+        # One id is sampled after each, which nobody reads.
+        told(known, read_ahead(prompt, [4, 5, *output[:end]]), [9], handle, is_ahead=True)
+    whole = prompt.plus(id_array([4, 5])).plus(id_array([*output, 6]))
+    begins = known.find(whole, SCOPE)
+    assert (begins.handle, begins.length) == (3, 85)
+    assert begins.data == id_bytes(id_array([*output[80:], 6]))
+    # The first is worth nothing beside the second.
+    assert (len(known), known.tokens) == (2, 5 + 83)
+    told(known, whole, [7], 4)
+    begins = known.find(whole.plus(id_array([7, 8])), SCOPE)
+    assert (begins.handle, begins.data) == (4, id_bytes(id_array([8])))
+
+
+def test_output_that_is_cut_costs_what_was_read_ahead_and_no_more() -> None:
+    known = KnownTurns()
+    prompt, output = tokens([1, 2, 3]), list(range(100, 200))
+    told(known, prompt, [4, 5], 1)
+    told(known, read_ahead(prompt, [4, 5, *output[:40]]), [], 2, is_ahead=True)
+    told(known, read_ahead(prompt, [4, 5, *output[:80]]), [], 3, is_ahead=True)
+    cut = prompt.plus(id_array([4, 5, *output[:60], 7]))
+    assert (known.find(cut, SCOPE).handle, known.find(cut, SCOPE).length) == (3, 65)
+    other = prompt.plus(id_array([4, 5, *output[:20], 7]))
+    assert (known.find(other, SCOPE).handle, known.find(other, SCOPE).length) == (1, 5)
+
+
+def test_what_was_read_ahead_goes_with_the_turn_that_it_goes_on_from() -> None:
+    known = KnownTurns()
+    prompt = tokens([1, 2, 3])
+    turn = told(known, prompt, [4, 5], 1)
+    told(known, read_ahead(prompt, [4, 5, 6]), [], 2, is_ahead=True)
+    known.forget(turn)
+    assert (len(known), known.tokens) == (0, 0)
+    late = KnownTurn(read_ahead(prompt, [4, 5, 6, 7]), SCOPE, known.find(prompt, SCOPE))
+    late.before = turn
+    known.add(late)
+    assert (len(known), known.tokens) == (0, 0)
+
+
 @given(st.integers(0, 2**32))
 def test_beginning_is_a_prefix_of_what_its_turn_has(seed: int) -> None:
     """Over random trees of turns: what is sent and what is known are the whole prompt, and the digest is its own."""
@@ -66,8 +119,13 @@ def test_beginning_is_a_prefix_of_what_its_turn_has(seed: int) -> None:
     for handle in range(1, 25):
         prompt, answer = source.choice(ends)
         answer = answer[: source.randint(0, len(answer))]
-        for part in (answer, [source.randrange(3) for _ in range(source.randint(1, 6))]):
-            prompt = prompt.plus(id_array(part))
+        new = [source.randrange(3) for _ in range(source.randint(1, 6))]
+        is_ahead = source.random() < 0.3
+        if is_ahead:
+            prompt = read_ahead(prompt, [*answer, *new])
+        else:
+            for part in (answer, new):
+                prompt = prompt.plus(id_array(part))
         begins = known.find(prompt, SCOPE)
         whole = prompt.flat().tolist()
         has = turns[begins.handle][: begins.length] if begins.handle else []
@@ -77,6 +135,13 @@ def test_beginning_is_a_prefix_of_what_its_turn_has(seed: int) -> None:
         digest.update(id_bytes(id_array(whole[: begins.length])))
         assert begins.state.digest() == digest.digest()
         sampled = [source.randrange(3) for _ in range(source.randint(0, 5))]
-        told(known, prompt, sampled, handle)
+        told(known, prompt, sampled, handle, is_ahead=is_ahead)
         turns[handle] = whole + sampled
-        ends.append((prompt, sampled))
+        # What is read ahead has no children: its output goes on, or another one comes.
+        if is_ahead:
+            more = [source.randrange(3) for _ in range(4)]
+            kept = new[: source.randint(0, len(new))] + more
+            assert prompt.before is not None
+            ends.append((prompt.before, [*answer, *kept]))
+        else:
+            ends.append((prompt, sampled))

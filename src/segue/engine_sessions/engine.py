@@ -127,12 +127,17 @@ class _Heard:
             elif answer.ids and not answer.is_taken():
                 self._wake()
         elif isinstance(said, SessionTaken):
-            self._known.add(self._turn, said.handle)
+            self._turn.handle = said.handle
+            if not answer.job.is_ahead:
+                self._known.add(self._turn)
         elif isinstance(said, SessionEnd):
             stop = said.stop
             if stop is not None and stop in answer.job.stops and answer.last_id != stop:
                 answer.add([stop], ())
             answer.reason = "stop" if said.reason == "stop" else "length"
+            if answer.job.is_ahead:
+                # One that is given up is worth nothing, and what was read before it is.
+                self._known.add(self._turn)
             self._wake()
         elif isinstance(said, SessionRefused):
             self.refused = said
@@ -230,7 +235,8 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
             job, self._model, structs.replace(offer, has_generate=True)
         ).fields
         assert isinstance(job.prompt, Tokens)
-        turn = KnownTurn(job.prompt, (job.owner, job.cache_salt), begins)
+        scope = job.owner, job.cache_salt
+        turn = KnownTurn(job.prompt, scope, begins, is_ahead=job.is_ahead)
         heard = _Asked(TokenAnswer(job), turn, self.known)
         heard.stream = link.begin(heard)
         priority = fields.get("priority", 0)

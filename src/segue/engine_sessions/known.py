@@ -3,7 +3,8 @@
 In: a prompt, as a chain of chunks. Out: the handle of the turn that has its longest known beginning, how long that is,
 its digest, and the ids that come after. A turn is found again by the nodes of its prompt: chains share them. What the
 engine sampled after a prompt is held against what stands there now, id by id, so that an answer that was cut, or was
-read in another way than it was written, costs only what differs.
+read in another way than it was written, costs only what differs. So is what was read ahead of a tool's output: its
+prompts are made for that, share no node with those that follow, and are found by the turn that they go on from.
 
 How much is remembered is bounded by ids; what is forgotten is sent as a whole.
 """
@@ -25,11 +26,35 @@ TOKENS_MAX = 16_000_000
 class KnownTurn:
     """A prompt that the engine has, and what it has sampled after it."""
 
-    __slots__ = ("base", "base_digest", "digest", "handle", "prompt", "sampled", "scope")
+    __slots__ = (
+        "ahead",
+        "base",
+        "base_digest",
+        "before",
+        "digest",
+        "handle",
+        "prompt",
+        "sampled",
+        "scope",
+        "shared",
+    )
 
-    def __init__(self, prompt: Tokens, scope: tuple[str, str | None], begins: Beginning) -> None:
+    def __init__(
+        self,
+        prompt: Tokens,
+        scope: tuple[str, str | None],
+        begins: Beginning,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
         self.prompt, self.scope = prompt, scope
         self.handle = 0
+        # What was read ahead of what follows this turn. Of such a one: the turn that it goes on from, and how far.
+        self.ahead: KnownTurn | None = None
+        self.before: KnownTurn | None = None
+        self.shared = 0
+        if is_ahead and (of := begins.of) is not None:
+            self.before, self.shared = (of.before, of.shared) if of.before else (of, begins.length)
         # How many of its ids were known before it, and the digests of those and of the whole prompt.
         self.base, self.base_digest = begins.length, begins.state
         self.digest = begins.state.copy()
@@ -39,6 +64,11 @@ class KnownTurn:
     @property
     def length(self) -> int:
         return self.prompt.length + len(self.sampled)
+
+    @property
+    def size(self) -> int:
+        """How many ids are held for its sake."""
+        return self.length - (self.base if self.before is None else self.before.prompt.length)
 
 
 class Beginning:
@@ -88,19 +118,30 @@ class KnownTurns:
         while node is not None:
             turn = self._nodes.get(id(node))
             if turn is not None and turn.scope == scope:
-                after.reverse()
-                return _held_against(turn, node, _joined(after))
+                new = _joined(after[::-1])
+                if turn.ahead is not None and node.length <= turn.ahead.shared:
+                    begins = _held_against(turn.ahead, node, new)
+                    # Not where it differs in what an earlier one has read.
+                    if begins.length >= turn.ahead.base:
+                        return begins
+                return _held_against(turn, node, new)
             after.append(node.ids)
             node = node.before
         return unknown(prompt)
 
-    def add(self, turn: KnownTurn, handle: int) -> None:
-        """The engine has this prompt now."""
-        turn.handle = handle
+    def add(self, turn: KnownTurn) -> None:
+        """The engine has this prompt now, under the handle of the turn."""
+        if turn.before is not None and id(turn.before) not in self._turns:
+            return
         self._turns[id(turn)] = turn
-        for node in _nodes(turn):
-            self._nodes[id(node)] = turn
-        self.grown(turn, turn.prompt.length - turn.base)
+        if turn.before is None:
+            for node in _nodes(turn):
+                self._nodes[id(node)] = turn
+        else:
+            earlier, turn.before.ahead = turn.before.ahead, turn
+            if earlier is not None:
+                self.forget(earlier)
+        self.grown(turn, turn.size)
 
     def grown(self, turn: KnownTurn, count: int) -> None:
         """So many more ids are remembered."""
@@ -115,7 +156,11 @@ class KnownTurns:
         """The engine does not have it any longer, or we do not care."""
         if self._turns.pop(id(turn), None) is None:
             return
-        self.tokens -= turn.length - turn.base
+        self.tokens -= turn.size
+        if turn.before is not None and turn.before.ahead is turn:
+            turn.before.ahead = None
+        if turn.ahead is not None:
+            self.forget(turn.ahead)
         for node in _nodes(turn):
             if self._nodes.get(id(node)) is turn:
                 del self._nodes[id(node)]
@@ -177,4 +222,12 @@ def _same(one: IdArray[int], other: IdArray[int]) -> int:
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
-    return next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    low, high = 0, most
+    # So many are the same; of so many, one is not.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
