@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 
@@ -38,6 +39,13 @@ async def test_bomb_is_refused(encoding: str) -> None:
     with pytest.raises(ApiError) as refused:
         await inflate(bomb, encoding, 1_000_000)
     assert (refused.value.status, refused.value.code) == (413, "payload_too_large")
+
+
+async def test_small_body_that_becomes_large_does_not_stop_the_loop() -> None:
+    turned = asyncio.create_task(asyncio.sleep(0))
+    plain = bytes(4_000_000)
+    assert await inflate(gzip.compress(plain), "gzip", len(plain)) == plain
+    assert turned.done()
 
 
 async def test_unknown_encoding_is_refused() -> None:

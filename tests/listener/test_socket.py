@@ -393,6 +393,19 @@ async def test_input_cut_at_every_point_means_the_same() -> None:
 
 
 @on_both_loops
+async def test_peer_that_sends_many_frames_at_once_lets_others_go_first() -> None:
+    heard, transport = Heard(), FakeTransport()
+    socket = fake_socket(heard, transport)
+    texts = [b"%d" % number for number in range(4_000)]
+    socket.data_received(b"".join(frame(TEXT, text) for text in texts))
+    assert len(heard.texts) < len(texts) / 10
+    assert not transport.read_on.is_set()
+    await asyncio.wait_for(transport.read_on.wait(), WAIT_S)
+    assert heard.texts == texts
+    socket.connection_lost(None)
+
+
+@on_both_loops
 async def test_first_messages_of_a_tick_leave_at_once_and_the_others_in_one_write() -> None:
     heard, transport = Heard(), FakeTransport()
     socket = fake_socket(heard, transport)
@@ -852,6 +865,8 @@ class FakeTransport(asyncio.Transport):
         self.written: list[bytes] = []
         self.buffer_bytes: list[int] = [0]
         self.is_aborted = False
+        self.read_on = asyncio.Event()
+        self.read_on.set()
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -864,6 +879,15 @@ class FakeTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         pass
+
+    def pause_reading(self) -> None:
+        self.read_on.clear()
+
+    def resume_reading(self) -> None:
+        self.read_on.set()
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
 
     def abort(self) -> None:
         self.is_aborted = True

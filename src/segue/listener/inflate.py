@@ -9,8 +9,9 @@ import zstandard
 
 from segue.errors import InvalidRequest, Refused, too_large
 
-# Below this size a thread costs more than the work.
+# Below these sizes, of the body and of the limit for what it may become, a thread costs more than the work.
 INLINE_BYTES = 16 * 1024
+INLINE_PLAIN_BYTES = 1024 * 1024
 # A window that no real client exceeds; otherwise the frame header would choose our memory use.
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 
@@ -37,7 +38,7 @@ async def inflate(body: bytes | bytearray, encoding: str, bytes_max: int) -> byt
                 code="unsupported_encoding",
             )
     try:
-        if len(body) <= INLINE_BYTES:
+        if len(body) <= INLINE_BYTES and bytes_max <= INLINE_PLAIN_BYTES:
             return call(body, bytes_max)
         return await asyncio.to_thread(call, body, bytes_max)
     except (zlib.error, zstandard.ZstdError):

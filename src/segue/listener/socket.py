@@ -30,6 +30,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from time import thread_time
 from typing import Literal, Protocol, cast
 
 from uvicorn import Config
@@ -70,11 +71,13 @@ _REASON_BYTES_MAX = 123
 _TRANSPORT_BYTES_MAX = 64 * 1024
 # So many frames that wait become one block: small objects take twice the memory, and leave it in fragments.
 _LOOSE_MAX = 256
-# Frames are parsed in slices of this size, or smaller where frames are small: after so many frames the rest waits for
-# the next turn of the loop, because to parse and answer them takes a few milliseconds.
+# Frames are parsed in slices of this size, or smaller where frames are small: of about so many frames.
 _SLICE_BYTES = 16 * 1024
-_SLICE_BYTES_MIN = 512
-_FRAMES_A_TURN = 64
+_SLICE_BYTES_MIN = 128
+_FRAMES_A_SLICE = 16
+# After so much processor time, of which one connection had all, the others have the loop for so many times as long.
+_TURN_S = 0.001
+_REST_TIMES = 3
 # A refused upload that pauses for longer than this has most likely been given up.
 _PAUSE_S = 0.1
 
@@ -155,7 +158,7 @@ class Socket(asyncio.Protocol):
     # What came and is not parsed yet, while reading is paused.
     _late: bytearray | None = None
     _is_held: bool = False
-    _slice_bytes: int = _SLICE_BYTES
+    _slice_bytes: int = _SLICE_BYTES_MIN
     _waits_for_room: bool = False
     # The outbox. It holds whole frames, so that a control frame may go between any two writes.
     _queue: list[bytes] = field(default_factory=list)
@@ -392,20 +395,21 @@ class Socket(asyncio.Protocol):
 
     def _parse_slices(self, data: bytes | bytearray) -> None:
         """Parse as much of this as may be parsed in one turn of the loop."""
-        count = start = 0
+        start, began_s = 0, thread_time()
         while start < len(data):
             end = start + self._slice_bytes
             frames = self._parse(data[start:end])
-            wanted = self._slice_bytes * _FRAMES_A_TURN // max(frames, 1)
+            wanted = self._slice_bytes * _FRAMES_A_SLICE // max(frames, 1)
             self._slice_bytes = min(max(wanted, _SLICE_BYTES_MIN), _SLICE_BYTES)
-            count, start = count + frames, end
+            start = end
             if self._state is _State.ENDED:
                 return
-            if self._is_held or (count >= _FRAMES_A_TURN and end < len(data)):
+            spent_s = thread_time() - began_s
+            if self._is_held or spent_s > _TURN_S:
                 self._late = bytearray(data[end:])
                 self._transport.pause_reading()
                 if not self._is_held:
-                    self._loop.call_soon(self._read_on)
+                    self._loop.call_later(_REST_TIMES * spent_s, self._read_on)
                 return
 
     def _read_on(self) -> None:

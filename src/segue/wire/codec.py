@@ -83,7 +83,7 @@ SKIM_TOKENS_MAX = 8_192
 _BETWEEN = re.compile(rb'(?:"[^"\\]{0,256}+"|[^"{}\[\],]{1,4096}+){0,256}+')
 _ESCAPES = re.compile(rb'(?:\\.[^"\\]{0,64}+){1,1024}+', re.DOTALL)
 # A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{\[]+|[}\]]+|[:,]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{\[]+|[}\]]+|[:,]', re.DOTALL)
 
 
 class Peek(Struct, frozen=True):
