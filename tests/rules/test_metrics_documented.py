@@ -8,7 +8,8 @@ from pathlib import Path
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
-from segue.observe.metrics import COUNTED, SUMMED, WATCHED, Metrics
+from segue.observe.metrics import SUMMED, WATCHED, Metrics
+from segue.observe.turn_counts import COUNTED
 from segue.turn.plan import Tally
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
@@ -24,13 +25,15 @@ def exported() -> set[Metric]:
         metrics.watch(name, lambda: 0)
     collectors = set(metrics.registry._collector_to_names)
     (process,) = [one for one in collectors if isinstance(one, ProcessCollector)]
-    by_replica = {
-        (f"{family.name}_total", family.type, tuple(family._labelnames))
-        for family in metrics.replicas.collect()
+    own = {metrics.replicas, metrics.turns}
+    summed = {
+        (family.name + _suffix(family.type), family.type, tuple(family._labelnames))
+        for each in own
+        for family in each.collect()
     }
-    others = collectors - {process, metrics.replicas}
+    others = collectors - {process, *own}
     return (
-        by_replica
+        summed
         | {described(one) for one in others}
         | {
             # A counter's family has the name without its suffix.
@@ -42,8 +45,11 @@ def exported() -> set[Metric]:
 
 def described(metric: object) -> Metric:
     assert isinstance(metric, MetricWrapperBase)
-    suffix = "_total" if metric._type == "counter" else ""
-    return metric._name + suffix, metric._type, tuple(metric._labelnames)
+    return metric._name + _suffix(metric._type), metric._type, tuple(metric._labelnames)
+
+
+def _suffix(kind: str) -> str:
+    return "_total" if kind == "counter" else ""
 
 
 def documented(page: str) -> list[Metric]:

@@ -22,42 +22,17 @@ from prometheus_client.registry import Collector
 from segue import __version__
 from segue.aio import failures
 from segue.observe.replicas import ReplicaCounts
+from segue.observe.turn_counts import TurnCounts
 from segue.process.afterwards import EndedTurn
 from segue.seams.engine_status import EngineStatus
-from segue.turn.plan import Span
 
-# From a tenth of a millisecond to a minute: rendering what is new, and sampling with a slow model.
-BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
 # Below a millisecond no client notices; above a few seconds a worker is replaced.
 LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 # How often it is measured how late the event loop is.
 LAG_EVERY_S = 0.25
 
-# Fields of a turn's tally; each is added to a counter, such as `segue_bytes_received_total`.
-COUNTED = {
-    "bytes_received": "Bytes of requests, after decompression",
-    "items_validated": "Input items decoded and validated",
-    "tool_decodes": "Lists of tools decoded",
-    "tokens_tokenized": "Prompt tokens made from text",
-    "tokens_reused": "Prompt tokens reused from earlier turns",
-    "prompts_differing": "Prompts unlike the model's own template (with check_rendering)",
-    "tool_calls": "Calls of server-side tools",
-    "tokens_ahead": "Prompt tokens that the engine read before a tool had ended",
-    "tokens_ahead_lost": "Those of them that the tool did not go on from",
-    "guard_chars_checked": "Input characters checked by guards",
-    "guard_chars_watched": "Output characters checked by guards",
-    "media_told": "Images and audio described to a text-only model",
-}
-
 # Methods that have a label of their own; a client may send any.
 METHODS = frozenset(("GET", "HEAD", "POST", "DELETE", "OPTIONS"))
-# Fields of a turn's usage, counted by the configured name of its model, such as `segue_input_tokens_total`.
-USED = {
-    "input_tokens": "Prompt tokens, cached ones included",
-    "cached_tokens": "Prompt tokens that the engine had in its cache",
-    "output_tokens": "Tokens written by the model",
-}
-
 # What containers use.
 SANDBOXES = {
     "container_seconds": "Seconds that containers have lived",
@@ -93,28 +68,12 @@ class Metrics:
         # The creation time of each counter is not needed, and doubles the page.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = CollectorRegistry()
-        endings = "Turns that ended, and refused requests"
-        # To look a counter up by its labels takes longer than to count: what each turn counts is looked up once.
-        self._turns = cache(self._counter("turns", endings, ("transport", "outcome")).labels)
-        places = "Lookups of parent turns, by place"
-        self._lookups = cache(self._counter("state_lookups", places, ("where",)).labels)
-        lost = "Prompt tokens that could have been reused and were not, by reason"
-        self._lost = self._counter("reuse_lost_tokens", lost, ("reason",))
-        self._counted = {field: self._counter(field, text) for field, text in COUNTED.items()}
+        # To look a counter up by its labels takes longer than to count: what each request counts is looked up once.
         about = "HTTP requests, and upgrades to WebSocket, by route and status"
         labels = ("method", "route", "status")
         self._requests = cache(self._counter("http_requests", about, labels).labels)
         about = "API keys that have used most of a budget (warning), and turns that were refused for one"
         self._budgets = self._counter("budget_events", about, ("event", "period"))
-        self._used = {
-            name: cache(self._counter(name, text, ("model",)).labels) for name, text in USED.items()
-        }
-        name, about = "segue_turn_stage_seconds", "Duration of each stage of a turn"
-        self._stages = cache(
-            prometheus.Histogram(
-                name, about, ("stage",), registry=self.registry, buckets=BUCKETS
-            ).labels
-        )
         name, about = "segue_loop_lag_seconds", "How late the event loop runs what is due"
         self._lag = prometheus.Histogram(name, about, registry=self.registry, buckets=LAG_BUCKETS)
         self._lags_s: deque[float] = deque(maxlen=int(60 / LAG_EVERY_S))
@@ -141,8 +100,9 @@ class Metrics:
         self._lookups_failed = self._counter("engine_discovery_failures", about, ("model",))
         about = "1 if the operator has taken the replica out of service"
         self._engine_drained = self._gauge("segue_engine_drained", about, ("replica",))
-        self.replicas = ReplicaCounts()
+        self.replicas, self.turns = ReplicaCounts(), TurnCounts()
         self.registry.register(self.replicas)
+        self.registry.register(self.turns)
         self._gauge("segue_build_info", "1, with the version", ("version",)).labels(
             __version__
         ).set(1)
@@ -196,26 +156,11 @@ class Metrics:
     def observe(self, turn: EndedTurn) -> None:
         """Count a turn that ended."""
         self.replicas.observe(turn)
-        tally = turn.tally
-        self._turns(turn.receipt.transport, turn.outcome).inc()
-        for field, counter in self._counted.items():
-            # Most of them are 0 in most turns.
-            if count := getattr(tally, field):
-                counter.inc(count)
-        for field, counters in self._used.items():
-            counters(turn.entry.model).inc(getattr(turn.entry, field))
-        if tally.found_in is not None:
-            self._lookups(tally.found_in).inc()
-        if tally.lost is not None:
-            self._lost.labels(tally.lost[0]).inc(tally.lost[1])
-        for stage, seconds in _stage_seconds(tally.spans).items():
-            self._stages(stage).observe(seconds)
+        self.turns.observe(turn)
 
     def note_refusal(self, transport: str, code: str, request_id: str) -> None:
         """Count a request that was refused before it became a turn."""
-        self._turns(transport, "refused").inc()
-        if code == "previous_response_not_found":
-            self._lookups("missing").inc()
+        self.turns.note_refusal(transport, code)
 
     def count_request(self, method: str, route: str, status: int) -> None:
         """Count an HTTP request; `route` is empty for a path that we do not know."""
@@ -306,12 +251,3 @@ def together(pages: Sequence[bytes]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Together(pages))
     return prometheus.generate_latest(registry)
-
-
-def _stage_seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """How long each stage took, over all rounds; of the first token, the first round's. Sending takes no time."""
-    stages: dict[str, float] = {}
-    for stage, began, ended in spans:
-        if stage != "send" and not (stage == "first_token" and stage in stages):
-            stages[stage] = stages.get(stage, 0.0) + ended - began
-    return stages
