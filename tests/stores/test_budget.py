@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import time
+from math import inf
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.stores.memory_turns import Budget, MemoryTurns
-from tests.contracts.turns import make_turn
+from tests.contracts.turns import OWNER, make_turn
+
+PLENTY = 1 << 30
 
 
 class Pile:
-    """A cache that is a list of sizes, the oldest first."""
+    """A cache that is a list of sizes, the oldest first, each with its last use."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.uses: list[float] = []
 
     @property
     def bytes(self) -> int:
         return sum(self.sizes)
 
-    def shed(self) -> bool:
-        if self.sizes:
-            del self.sizes[0]
-            return True
-        return False
+    def next_use(self) -> float:
+        return self.uses[0] if self.uses else inf
+
+    def shed(self) -> None:
+        del self.sizes[0], self.uses[0]
 
 
 def put(budget: Budget, pile: Pile, size: int) -> None:
     pile.sizes.append(size)
+    pile.uses.append(time.monotonic())
     budget.settle(pile)
 
 
@@ -49,9 +56,25 @@ def test_longest_unused_connection_of_a_key_goes_first() -> None:
     for pile in piles:
         budget.add(pile, "ada", lambda: 30)
         put(budget, pile, 10)
-    budget.settle(piles[0])
+    piles[0].uses = [time.monotonic()]
     put(budget, piles[2], 10)
     assert [pile.bytes for pile in piles] == [10, 0, 20]
+
+
+async def test_chain_in_use_stays_while_another_cache_holds_older_ones() -> None:
+    """Also where that other cache, as the one of all threads, is used all the time."""
+    budget = Budget(60_000)
+    threads, socket = MemoryTurns(PLENTY), MemoryTurns(PLENTY)
+    for cache in (threads, socket):
+        budget.add(cache, "ada", None)
+    for number in range(30):
+        await threads.save(make_turn(f"t{number}", node_bytes=1_000))
+    await socket.save(make_turn("mine", node_bytes=1_000))
+    for number in range(30, 60):
+        await threads.save(make_turn(f"t{number}", node_bytes=1_000))
+        assert socket.held(OWNER, "mine") is not None
+    assert threads.held(OWNER, "t0") is None
+    assert budget.bytes <= 60_000
 
 
 def test_key_whose_limit_has_shrunk_lets_go() -> None:

@@ -13,8 +13,9 @@ owners share the budget, only owners that hold more than an equal share lose lea
 
 **The connections together.** A `Budget` bounds the caches of all connections, each under the API key
 that opened it. Above a key's own limit its caches shrink; above the limit of all, the caches of keys
-that hold more than the limit divided by the number of keys, the least recently used cache first. So no
-key loses anything because another one holds too much. A turn that was dropped is answered with
+that hold more than the limit divided by the number of keys: the chain that was unused for longest goes first,
+whichever cache holds it. So no key loses anything because another one holds too much, and no connection the chain
+that it is using because of old threads. A turn that was dropped is answered with
 `previous_response_not_found`, never with less history. What running turns still use of it goes on counting.
 
 A slot that is not *named* is held for its descendants only and is not found: it was forgotten, or
@@ -23,11 +24,12 @@ it came along as the unstored ancestor of a turn saved here.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace, nlargest
-from itertools import count
+from math import inf
 from weakref import ref
 
 from segue.seams.history import Owner, Turn
@@ -86,8 +88,7 @@ class MemoryTurns:
         # Turns without held children, by owner, least recently used first, each with its last use.
         self._leaves: dict[Owner, OrderedDict[str, float]] = {}
         self._owner_bytes: Counter[Owner] = Counter()
-        # Without a clock only the order of uses is known.
-        self._now: Callable[[], float] = clock or count().__next__
+        self._now: Callable[[], float] = clock or time.monotonic
         # Shared with other caches.
         self.budget: Budget | None = None
         self.dropped = DroppedTurns()
@@ -172,15 +173,19 @@ class MemoryTurns:
             if not slot.children:
                 self._evict(owner, turn_id, is_cold=False)
 
-    def shed(self) -> bool:
-        """Drop the least recently used leaf of owners that hold at least an equal share; False if there is none."""
-        if not self._leaves:
-            return False
+    def next_use(self) -> float:
+        """When what `shed` would drop was last used; infinity if there is nothing."""
+        return self._oldest_use(self._next_owner()) if self._leaves else inf
+
+    def shed(self) -> None:
+        """Drop the least recently used leaf of owners that hold at least an equal share."""
+        owner = self._next_owner()
+        self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
+
+    def _next_owner(self) -> Owner:
         share = self.bytes / len(self._owner_bytes)
         above = [owner for owner in self._leaves if self._owner_bytes[owner] >= share]
-        owner = min(above or self._leaves, key=self._oldest_use)
-        self._evict(owner, next(iter(self._leaves[owner])), is_cold=True)
-        return True
+        return min(above or self._leaves, key=self._oldest_use)
 
     def _shrink(self, bytes_max: int) -> None:
         """Shed until no more than this is left, looking at all owners once."""
@@ -358,12 +363,11 @@ class DroppedTurns:
 
 @dataclass(slots=True)
 class _Share:
-    """How much of the budget one cache held when it was last counted, and when it was last used."""
+    """How much of the budget one cache held when it was last counted."""
 
     cache: MemoryTurns
     key: str
     key_bytes_max: Callable[[], int] | None
-    used_at: int
     bytes: int = 0
 
 
@@ -377,7 +381,6 @@ class Budget:
         self._bytes_max = bytes_max
         self._by_key: Counter[str] = Counter()
         self._shares: dict[MemoryTurns, _Share] = {}
-        self._ticks = count()
 
     def bytes_of(self, key: str) -> int:
         """How much the caches of this key hold."""
@@ -387,7 +390,7 @@ class Budget:
         """Count this cache as this key's, whose limit may change; None or 0: the key has none of its own."""
         cache.budget = self
         cache.dropped = self.dropped
-        self._shares[cache] = _Share(cache, key, key_bytes_max, next(self._ticks))
+        self._shares[cache] = _Share(cache, key, key_bytes_max)
 
     def remove(self, cache: MemoryTurns) -> None:
         """Stop counting the cache."""
@@ -396,11 +399,10 @@ class Budget:
             self._count(share, 0)
 
     def settle(self, cache: MemoryTurns) -> None:
-        """The cache was used and may have grown: shrink what is above its limit."""
+        """The cache may have grown: shrink what is above its limit."""
         share = self._shares.get(cache)
         if share is None:
             return
-        share.used_at = next(self._ticks)
         self._count(share, cache.bytes)
         if share.key_bytes_max is not None:
             self._trim(share.key, share.key_bytes_max())
@@ -408,7 +410,7 @@ class Budget:
             self._shrink_fairly()
 
     def shrink(self, size: int) -> None:
-        """Drop so many bytes, of the least recently used caches."""
+        """Drop so many bytes, the least recently used first."""
         self._count_all()
         target = self.bytes - size
         self._shrink(lambda: self.bytes - target, tuple(self._shares.values()))
@@ -438,12 +440,20 @@ class Budget:
     def _shrink(
         self, excess: Callable[[], float], shares: Sequence[_Share], floor: float = 0.0
     ) -> bool:
-        """Drop what keys hold above this floor, from the least recently used cache on; False if there was nothing."""
+        """Drop what keys hold above this floor, the least recently used first; False if there was nothing."""
         has_shed = False
-        for share in sorted(shares, key=lambda share: share.used_at):
-            while excess() > 0 and self._by_key[share.key] > floor and share.cache.shed():
-                has_shed = True
-                self._count(share, share.cache.bytes)
+        uses = [(share.cache.next_use(), place) for place, share in enumerate(shares)]
+        heapify(uses)
+        while uses and uses[0][0] < inf and excess() > 0:
+            place = uses[0][1]
+            share = shares[place]
+            if self._by_key[share.key] <= floor:
+                heappop(uses)
+                continue
+            share.cache.shed()
+            self._count(share, share.cache.bytes)
+            heapreplace(uses, (share.cache.next_use(), place))
+            has_shed = True
         return has_shed
 
     def _count_all(self) -> None:
