@@ -322,7 +322,7 @@ SLOWLY: Json = {"text": "word " * 60, "pieces": 60, "gap_s": 0.05}
 STEERED = {"role": "user", "content": "Stop here."}
 
 
-async def _written(socket: Socket, step: Json) -> str:
+async def written(socket: Socket, step: Json) -> str:
     """The id of a response that is being written."""
     await socket.create(script(step, {"echo": True}))
     response_id = str((await socket.event())["response"]["id"])
@@ -331,10 +331,10 @@ async def _written(socket: Socket, step: Json) -> str:
     return response_id
 
 
-async def _steered(socket: Socket, response_id: str) -> Json:
+async def steered(socket: Socket, response_id: str, items: object = (STEERED,)) -> Json:
     """The answer to words for this response."""
     await socket.send(
-        {"type": "response.steer", "previous_response_id": response_id, "input": [STEERED]}
+        {"type": "response.steer", "previous_response_id": response_id, "input": items}
     )
     while not (event := await socket.event())["type"].startswith("response.steer."):
         if event["type"] == "error":
@@ -344,14 +344,14 @@ async def _steered(socket: Socket, response_id: str) -> Json:
 
 async def _steer(target: Target) -> None:
     async with target.socket() as socket:
-        event = await _steered(socket, await _written(socket, SLOWLY))
+        event = await steered(socket, await written(socket, SLOWLY))
         equal(event["type"], "response.steer.accepted", "the answer to response.steer")
 
 
 async def _steer_successor(target: Target) -> None:
     async with target.socket() as socket:
-        response_id = await _written(socket, SLOWLY)
-        await _steered(socket, response_id)
+        response_id = await written(socket, SLOWLY)
+        await steered(socket, response_id)
         first, second = [event["response"] for event in await ends(socket, 2) if is_end(event)]
     equal(first["id"], response_id, "the response that ends first")
     expect(first["status"] in ("incomplete", "completed"), f"it is {shown(first['status'])}")
@@ -362,7 +362,7 @@ async def _steer_successor(target: Target) -> None:
 async def _steer_nothing(target: Target) -> None:
     async with target.socket() as socket:
         await socket.turn()
-        event = await _steered(socket, NOWHERE)
+        event = await steered(socket, NOWHERE)
         equal(event["type"], "response.steer.failed", "the answer to response.steer")
         await socket.turn()
 

@@ -12,17 +12,33 @@ from collections.abc import Callable, Sequence
 
 import aiohttp
 
-from segue_conform import completions, messages, responses_http, responses_socket, responses_stream
+from segue_conform import (
+    completions,
+    completions_more,
+    messages,
+    messages_more,
+    responses_connection,
+    responses_fields,
+    responses_http,
+    responses_kept,
+    responses_socket,
+    responses_stream,
+)
 from segue_conform.case import Absent, Case, Need, Result, Verdict, Wrong, printable, shown
 from segue_conform.rules import text_of
 from segue_conform.target import Target, script
 
 CASES: tuple[Case, ...] = (
     *responses_http.CASES,
+    *responses_fields.CASES,
+    *responses_kept.CASES,
     *responses_stream.CASES,
     *responses_socket.CASES,
+    *responses_connection.CASES,
     *messages.CASES,
+    *messages_more.CASES,
     *completions.CASES,
+    *completions_more.CASES,
 )
 # How many answers a case may wait for, each for the longest time.
 ANSWERS_MAX = 2

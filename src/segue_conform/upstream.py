@@ -3,8 +3,10 @@
 A chat endpoint without a model, and an endpoint for responses without state. It looks for a script in the last user
 message that has one (`target.script`), and plays the step whose number is the count of answers since then; the last
 step repeats. Without a script it answers `Hello.`. A step may have `text`, `reasoning`, `calls`, `echo` (the answer is
-what the endpoint was sent, as JSON), `finish`, `fail` (an HTTP status), `cut` (the stream breaks), `pause_s` (before
-the first word), `pieces` (how many deltas), `gap_s` (between them).
+what the endpoint was sent, as JSON), `finish`, `fail` (an HTTP status, with `error` instead of the usual one), `cut`
+(the stream breaks), `pause_s` (before the first word), `pieces` (how many deltas), `gap_s` (between them),
+`needs_choice` (there are calls only if the request has this `tool_choice`). Text ends before a `stop` of the
+request, which the answer names as vLLM does.
 `GET /conform/state` counts requests, for cases that look whether the answer to a client that left was stopped.
 """
 
@@ -74,8 +76,33 @@ def echo(body: Json) -> str:
         }
         for message in body.get("messages", [])
     ]
-    tools = [tool.get("function", {}).get("name") for tool in body.get("tools") or []]
-    return json.dumps({"messages": messages, "tools": tools, "max_tokens": body.get("max_tokens")})
+    sent = {
+        "messages": messages,
+        "tools": [tool.get("function", {}).get("name") for tool in body.get("tools") or []],
+        "tool_choice": choice_in(body),
+        "max_tokens": body.get("max_tokens") or body.get("max_completion_tokens"),
+        "format": (body.get("response_format") or {}).get("type"),
+    }
+    return json.dumps(sent)
+
+
+def choice_in(body: Json) -> object:
+    """The choice of tools: a word, or the name of the function that is forced."""
+    choice = body.get("tool_choice")
+    return choice.get("function", {}).get("name") if isinstance(choice, dict) else choice
+
+
+def played(body: Json, step: Json) -> Json:
+    """The step as this request makes it."""
+    if step.get("echo"):
+        step = {**step, "text": echo(body)}
+    if step.get("needs_choice", choice_in(body)) != choice_in(body):
+        step = {**step, "calls": [], "text": f"The choice is {choice_in(body)}."}
+    stops = body.get("stop") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        if (text := str(step.get("text") or "")) and stop in text and not step.get("echo"):
+            step = {**step, "text": text.partition(stop)[0], "stop_reason": stop}
+    return step
 
 
 class Upstream:
@@ -128,7 +155,8 @@ class Upstream:
         try:
             await asyncio.sleep(min(float(step.get("pause_s", 0)), PAUSE_S_MAX))
             if "fail" in step:
-                return web.json_response({"error": FAILURE}, status=int(step["fail"]))
+                failure = {"error": step.get("error", FAILURE)}
+                return web.json_response(failure, status=int(step["fail"]))
             whole, chunks = chunks_of(body, step, next(self.state.numbers))
             answer = (
                 await self._play(request, step, chunks)
@@ -185,13 +213,13 @@ Chunks = Callable[[Json, Json, int], tuple[Json, list[Json]]]
 
 
 def _chat(body: Json, step: Json, number: int) -> tuple[Json, list[Json]]:
-    step = {**step, "text": echo(body)} if step.get("echo") else step
+    step = played(body, step)
     with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     return whole(step, number), list(deltas(step, number, with_usage))
 
 
 def _response(body: Json, step: Json, number: int) -> tuple[Json, list[Json]]:
-    step = {**step, "text": echo(as_chat(body))} if step.get("echo") else step
+    step = played(as_chat(body), step)
     response = response_of(body, step, number)
     return response, list(events_of(response))
 
@@ -208,8 +236,10 @@ def calls_in(step: Json, number: int) -> list[Json]:
     ]
 
 
-def finish_of(step: Json) -> str:
-    return str(step.get("finish") or ("tool_calls" if step.get("calls") else "stop"))
+def ending_of(step: Json) -> Json:
+    """Why the answer ends, and at which of the request's stops."""
+    reason = step.get("finish") or ("tool_calls" if step.get("calls") else "stop")
+    return {"finish_reason": reason, "stop_reason": step.get("stop_reason")}
 
 
 def usage_of(step: Json) -> Json:
@@ -224,7 +254,7 @@ def whole(step: Json, number: int) -> Json:
         message["reasoning_content"] = step["reasoning"]
     if step.get("calls"):
         message["tool_calls"] = calls_in(step, number)
-    choice = {"index": 0, "message": message, "finish_reason": finish_of(step)}
+    choice = {"index": 0, "message": message, **ending_of(step)}
     head = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": MODEL}
     return {**head, "choices": [choice], "usage": usage_of(step)}
 
@@ -238,8 +268,8 @@ def deltas(step: Json, number: int, with_usage: bool) -> Iterator[Json]:
         "model": MODEL,
     }
 
-    def chunk(delta: Json, finish: str | None = None) -> Json:
-        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    def chunk(delta: Json, **ending: object) -> Json:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None} | ending]}
 
     yield chunk({"role": "assistant", "content": ""})
     for piece in pieces(str(step.get("reasoning", "")), step):
@@ -253,7 +283,7 @@ def deltas(step: Json, number: int, with_usage: bool) -> Iterator[Json]:
             yield chunk(
                 {"tool_calls": [{"index": call["index"], "function": {"arguments": piece}}]}
             )
-    yield chunk({}, finish_of(step))
+    yield chunk({}, **ending_of(step))
     if with_usage:
         yield {**head, "choices": [], "usage": usage_of(step)}
 

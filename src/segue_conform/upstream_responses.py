@@ -33,11 +33,13 @@ def _message(item: Json) -> Json:
 
 def as_chat(body: Json) -> Json:
     """What a step needs to know of the request, as a chat request would say it."""
-    tools = [{"function": tool} for tool in body.get("tools") or []]
+    choice = body.get("tool_choice")
     return {
         "messages": messages_of(body),
-        "tools": tools,
+        "tools": [{"function": tool} for tool in body.get("tools") or []],
+        "tool_choice": {"function": choice} if isinstance(choice, dict) else choice,
         "max_tokens": body.get("max_output_tokens"),
+        "response_format": (body.get("text") or {}).get("format"),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from segue_conform.responses_http import WEATHER
 from tests.conform.proxy import Json, Mutant
 
 
@@ -91,6 +92,77 @@ def lanes(names: Iterator[int]) -> Callable[[Json], None]:
     return change
 
 
+def goes_on(body: Json) -> bool:
+    return body.get("previous_response_id") is not None
+
+
+def waits(body: Json) -> bool:
+    return "Waited." in str(body.get("input"))
+
+
+def first_of_list(body: Json) -> None:
+    if isinstance(body.get("data"), list):
+        body["data"] = body["data"][:1]
+
+
+def reversed_list(body: Json) -> None:
+    if isinstance(body.get("data"), list):
+        body["data"].reverse()
+
+
+def of_all(kind: str, change: Callable[[Json], None]) -> Callable[[Json], None]:
+    """Changes each item of this type, in a response's output."""
+
+    def changes(body: Json) -> None:
+        for item in body.get("output", []):
+            if item.get("type") == kind:
+                change(item)
+
+    return changes
+
+
+def without_words(key: str, words: str) -> Callable[[Json], None]:
+    """Leaves out what says these words."""
+    return items(lambda item: words not in str(item), key)
+
+
+def index_again(event: Json) -> None:
+    if event.get("type") == "content_block_start":
+        event["index"] = 0
+
+
+def one_index(event: Json) -> None:
+    for choice in event.get("choices", []):
+        for call in choice["delta"].get("tool_calls") or []:
+            call["index"] = 0
+
+
+def same_call_id(body: Json) -> None:
+    for choice in body.get("choices", []):
+        for call in choice["message"].get("tool_calls") or []:
+            call["id"] = "call_of_both"
+
+
+def no_results(body: Json) -> None:
+    for message in body.get("messages", []):
+        for block in message["content"] if isinstance(message["content"], list) else []:
+            if block.get("type") == "tool_result":
+                block["content"] = "Nothing."
+
+
+def thoughts_in_text(body: Json) -> None:
+    for choice in body.get("choices", []):
+        message = choice["message"]
+        message["content"] = f"{message.pop('reasoning_content', '')}{message['content']}"
+        message.pop("reasoning", None)
+
+
+def text_at_the_end(event: Json) -> None:
+    for choice in event.get("choices", []):
+        if choice.get("finish_reason"):
+            choice["delta"]["content"] = "more"
+
+
 def no_parent(body: Json) -> None:
     body.pop("previous_response_id", None)
 
@@ -156,6 +228,11 @@ FAILS = Mutant(event=renamed("response.completed", "response.failed"))
 NO_PARENT = Mutant(request=no_parent)
 OTHER_CODE = Mutant(event=put(error__code="not_found"))
 CLIENTS_FAULT = Mutant(answer=put(error__type="invalid_request_error"))
+NO_CHOICE = Mutant(request=put(tool_choice="auto"))
+NO_CHOICE_OF_MESSAGES = Mutant(request=put(tool_choice={"type": "auto"}))
+NOT_CANCELLED = Mutant(
+    answer=when(lambda body: body.get("status") == "cancelled", put(status="completed"))
+)
 
 MUTANTS: dict[str, Mutant] = {
     "responses.create.models": Mutant(answer=put(object="models")),
@@ -185,7 +262,7 @@ MUTANTS: dict[str, Mutant] = {
     "responses.calls.reasoning": Mutant(
         answer=items(lambda item: item["type"] != "reasoning", "output")
     ),
-    "responses.state.retrieve": Mutant(request=put(store=False)),
+    "responses.state.retrieve": Mutant(verb="GET", answer=put(output=[])),
     "responses.state.unknown": ACCEPTS,
     "responses.state.unstored": Mutant(request=put(store=True)),
     "responses.state.delete": Mutant(answer=put(deleted=False)),
@@ -217,10 +294,7 @@ MUTANTS: dict[str, Mutant] = {
     "responses.conversations.read": Mutant(request=put(conversation=None)),
     "responses.conversations.parent": Mutant(request=put(conversation=None)),
     "responses.background.poll": Mutant(request=put(background=None)),
-    "responses.background.cancel": Mutant(
-        path=lambda path: path.removesuffix("/cancel"),
-        answer=when(lambda body: body.get("status") == "cancelled", put(status="completed")),
-    ),
+    "responses.background.cancel": NOT_CANCELLED,
     "responses.background.foreground": ACCEPTS,
     "responses.stream.framing": Mutant(name="message"),
     "responses.stream.order": Mutant(drops="response.output_item.done"),
@@ -239,7 +313,7 @@ MUTANTS: dict[str, Mutant] = {
     "responses.stream.length": Mutant(event=renamed("response.incomplete", "response.completed")),
     "responses.stream.failure": Mutant(doubles="response.failed"),
     "responses.stream.refused": ACCEPTS,
-    "responses.stream.stored": Mutant(request=put(store=False)),
+    "responses.stream.stored": Mutant(verb="GET", answer=put(output=[])),
     "responses.stream.done": Mutant(has_no_end_mark=True),
     "responses.stream.replay": Mutant(path=lambda path: path.replace("starting_after=1", "")),
     "responses.socket.turn": Mutant(drops="response.in_progress"),
@@ -326,6 +400,175 @@ MUTANTS: dict[str, Mutant] = {
     "chat.errors.model": ACCEPTS,
     "chat.errors.engine": CLIENTS_FAULT,
     "chat.errors.result": ACCEPTS,
+    "responses.create.defaults": Mutant(answer=put(truncation="auto")),
+    "responses.create.times": Mutant(answer=put(completed_at="now")),
+    "responses.create.names": Mutant(answer=put(prompt_cache_key="")),
+    "responses.create.effort": Mutant(request=put(reasoning={"effort": "high"})),
+    "responses.create.file": REFUSES,
+    "responses.create.instructions": Mutant(request=put(instructions=None)),
+    "responses.create.limit": Mutant(request=put(max_output_tokens=None)),
+    "responses.create.schema": Mutant(request=put(text=None)),
+    "responses.stream.options": Mutant(
+        event=of_type("response.output_text.delta", put(obfuscation="x"))
+    ),
+    "responses.stream.fails": Mutant(drops="response.failed"),
+    "responses.errors.truncation": ACCEPTS,
+    "responses.tools.offered": Mutant(request=without_words("tools", "get_time")),
+    "responses.tools.none": NO_CHOICE,
+    "responses.tools.required": NO_CHOICE,
+    "responses.tools.function": NO_CHOICE,
+    "responses.tools.allowed": NO_CHOICE,
+    "responses.tools.unknown": ACCEPTS,
+    "responses.tools.custom": REFUSES,
+    "responses.tools.parts": Mutant(
+        request=when(goes_on, lambda body: body["input"][0].update(output="Nothing."))
+    ),
+    "responses.include.round": Mutant(
+        request=items(lambda item: item.get("type") != "function_call")
+    ),
+    "responses.include.encrypted": Mutant(answer=of_all("reasoning", put(encrypted_content=None))),
+    "responses.errors.input": ACCEPTS,
+    "responses.errors.role": ACCEPTS,
+    "responses.errors.item": ACCEPTS,
+    "responses.errors.part": ACCEPTS,
+    "responses.errors.tool": ACCEPTS,
+    "responses.errors.format": ACCEPTS,
+    "responses.errors.effort": ACCEPTS,
+    "responses.errors.value": ACCEPTS,
+    "responses.errors.limit": ACCEPTS,
+    "responses.errors.wrong-key": Mutant(adds_key=True),
+    "responses.errors.path": Mutant(answer=put(error=None)),
+    "responses.errors.context": Mutant(answer=put(error__code="bad_request")),
+    "responses.errors.busy": Mutant(status=400),
+    "responses.state.deleted-parent": Mutant(answer=put(error__code="not_found")),
+    "responses.state.delete-unknown": ACCEPTS,
+    "responses.state.model": Mutant(answer=when(goes_on, put(model="another"))),
+    "responses.state.tools": Mutant(
+        request=when(goes_on, lambda body: body.update(tools=[WEATHER]))
+    ),
+    "responses.state.items-order": Mutant(answer=reversed_list),
+    "responses.state.unstored-parent": Mutant(request=put(store=True)),
+    "responses.tokens.parent": NO_PARENT,
+    "responses.background.resume": Mutant(drops="response.output_text.delta"),
+    "responses.background.resume-late": Mutant(
+        path=lambda path: path.partition("&starting_after")[0]
+    ),
+    "responses.background.store": ACCEPTS,
+    "responses.background.cancel-twice": NOT_CANCELLED,
+    "responses.background.failure": Mutant(
+        verb="GET", answer=when(lambda body: body.get("status") == "failed", put(error=None))
+    ),
+    "responses.background.continue": NO_PARENT,
+    "responses.conversations.unknown": ACCEPTS,
+    "responses.conversations.named": Mutant(answer=put(conversation=None)),
+    "responses.conversations.added": Mutant(answer=put(has_more=False)),
+    "responses.conversations.forgets": Mutant(verb="DELETE", method="GET"),
+    "responses.conversations.beside": Mutant(
+        request=when(
+            lambda body: "conversation" in body,
+            lambda body: body.update(input=f"Left. {body['input']}"),
+        )
+    ),
+    "responses.conversations.at-once": Mutant(verb="GET", answer=first_of_list),
+    "responses.compaction.chain": Mutant(answer=without_words("output", "7421")),
+    "responses.compaction.usage": Mutant(answer=put(usage=None)),
+    "responses.compaction.forged": Mutant(
+        request=items(lambda item: item.get("encrypted_content") != "bm90IHNlYWxlZCBoZXJl")
+    ),
+    "responses.compaction.trigger": Mutant(answer=of_all("compaction", put(type="message"))),
+    "responses.socket.unstored": Mutant(request=put(store=True)),
+    "responses.socket.large": FAILS,
+    "responses.socket.model": Mutant(event=put(error__message="")),
+    "responses.socket.parents-model": Mutant(
+        event=when(
+            lambda event: event.get("response", {}).get("previous_response_id") is not None,
+            put(response__model="another"),
+        )
+    ),
+    "responses.cache.tools": Mutant(
+        request=when(goes_on, lambda body: body.update(tools=[WEATHER]))
+    ),
+    "responses.cache.by-http": Mutant(request=put(store=True)),
+    "responses.cache.evict-stored": Mutant(request=put(store=False)),
+    "responses.cache.evict-lane": FAILS,
+    "responses.cache.incomplete": Mutant(
+        event=renamed("response.incomplete", "response.completed")
+    ),
+    "responses.cache.bad-frame": FAILS,
+    "responses.lanes.back": NO_PARENT,
+    "responses.lanes.running": NO_PARENT,
+    "responses.lanes.running-elsewhere": Mutant(request=put(stream_id="left")),
+    "responses.lanes.error-beside": FAILS,
+    "responses.warm.events": Mutant(doubles="response.in_progress"),
+    "responses.warm.usage": Mutant(event=put(response__usage__output_tokens=1)),
+    "responses.warm.option": Mutant(request=put(prompt_cache_options=None)),
+    "responses.steer.numbers": Mutant(
+        event=of_type("response.steer.accepted", put(sequence_number=0))
+    ),
+    "responses.steer.output": Mutant(
+        event=renamed("response.steer.failed", "response.steer.accepted")
+    ),
+    "responses.steer.first": Mutant(request=when(waits, put(stream_id="other"))),
+    "responses.steer.back": Mutant(event=of_type("response.steer.failed", put(steer__input=[]))),
+    "responses.recovery.full": Mutant(request=without_words("input", "7421")),
+    "responses.recovery.stored": Mutant(request=put(store=False)),
+    "messages.create.stop": Mutant(answer=put(stop_sequence="other")),
+    "messages.create.limit": Mutant(request=put(max_tokens=9)),
+    "messages.create.agents": REFUSES,
+    "messages.create.history": Mutant(
+        request=items(lambda item: item["role"] != "assistant", "messages")
+    ),
+    "messages.create.image": REFUSES,
+    "messages.create.models": Mutant(answer=put(has_more=True)),
+    "messages.create.request-id": Mutant(hides=("request-id",)),
+    "messages.stream.start": Mutant(event=of_type("message_start", put(message__usage={}))),
+    "messages.stream.blocks": Mutant(event=index_again),
+    "messages.stream.thinking": Mutant(
+        event=of_type("content_block_delta", put(delta__signature=None, delta__type="text_delta"))
+    ),
+    "messages.tools.any": NO_CHOICE_OF_MESSAGES,
+    "messages.tools.forced": NO_CHOICE_OF_MESSAGES,
+    "messages.tools.none": NO_CHOICE_OF_MESSAGES,
+    "messages.tools.error": Mutant(request=no_results),
+    "messages.tools.lone-result": ACCEPTS,
+    "messages.tools.no-result": ACCEPTS,
+    "messages.tokens.tools": Mutant(request=put(tools=[])),
+    "messages.errors.json": Mutant(answer=put(error__type="api_error")),
+    "messages.errors.block": ACCEPTS,
+    "messages.errors.role": ACCEPTS,
+    "messages.errors.busy": Mutant(answer=put(error__type="api_error")),
+    "messages.threads.stream": Mutant(request=put(thread=None)),
+    "messages.threads.long": Mutant(
+        request=when(
+            lambda body: "Fact 2." in str(body.get("messages")), put(thread={"type": "create"})
+        )
+    ),
+    "messages.threads.none": ACCEPTS,
+    "chat.create.head": Mutant(answer=put(model=None)),
+    "chat.create.limits": Mutant(request=put(max_tokens=None)),
+    "chat.create.stop": Mutant(request=put(stop=None)),
+    "chat.create.format": Mutant(request=put(response_format=None)),
+    "chat.create.developer": Mutant(
+        request=items(lambda item: item["role"] != "developer", "messages")
+    ),
+    "chat.create.several": Mutant(request=put(n=None)),
+    "chat.create.image": REFUSES,
+    "chat.create.reasoning": Mutant(answer=thoughts_in_text),
+    "chat.stream.no-usage": Mutant(
+        request=lambda body: body.update(stream_options={"include_usage": True})
+    ),
+    "chat.stream.usage-once": Mutant(event=lambda event: event.update(usage={"total_tokens": 1})),
+    "chat.stream.finish": Mutant(event=text_at_the_end),
+    "chat.stream.failure": Mutant(event=put(error=None)),
+    "chat.tools.stream-two": Mutant(event=one_index),
+    "chat.tools.parallel": Mutant(answer=same_call_id),
+    "chat.tools.required": NO_CHOICE,
+    "chat.tools.function": NO_CHOICE,
+    "chat.tools.none": NO_CHOICE,
+    "chat.errors.json": ACCEPTS,
+    "chat.errors.role": ACCEPTS,
+    "chat.errors.key": Mutant(adds_key=True),
+    "chat.errors.busy": Mutant(status=400),
 }
 # What Segue does otherwise on purpose: the case, and a server that is mended in this way.
 OTHERWISE: dict[str, Mutant] = {

@@ -7,10 +7,11 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from socket import SHUT_RDWR
 from typing import Any, Literal
 
 import aiohttp
-from aiohttp import web
+from aiohttp import WSCloseCode, web
 
 Json = dict[str, Any]
 Transport = Literal["sse", "socket"]
@@ -27,6 +28,9 @@ class Mutant:
     answer: Callable[[Json], None] | None = None
     # Instead of the status that the server has sent.
     status: int | None = None
+    # The requests that are changed, and their answers: those of this verb alone.
+    verb: str | None = None
+    # Instead of the verb of the client.
     method: str | None = None
     event: Callable[[Json], None] | None = None
     # Of which transport; of both.
@@ -69,6 +73,11 @@ class Proxy:
         return await self._http(request, headers)
 
     async def _http(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        if self._mutant.verb in (None, request.method):
+            return await self._changed(request, headers)
+        return await Proxy(self._session, self._server, Mutant())._changed(request, headers)
+
+    async def _changed(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         mutant, data = self._mutant, self._sent(await request.read())
         method = mutant.method or request.method
         url = self._server + mutant.path(str(request.rel_url))
@@ -146,6 +155,9 @@ class Proxy:
         async for message in client:
             await server.send_str(self._sent(message.data.encode()).decode())
         await asyncio.sleep(self._mutant.lingers_s)
+        if client.close_code == WSCloseCode.ABNORMAL_CLOSURE:
+            # Lost, as the client's was: without a close frame.
+            server.get_extra_info("socket").shutdown(SHUT_RDWR)
         await server.close()
         await back
         return client

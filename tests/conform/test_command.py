@@ -28,9 +28,9 @@ def test_person_reads_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "not run: what needs the scripted upstream" in printed
     report = json.loads(files["json"].read_text())
     assert report["holds"]
-    assert report["counts"]["must"] == {"passed": 10, "not run": 4}
+    assert report["counts"]["must"] == {"passed": 15, "not run": 7}
     assert "Conformance of" in files["html"].read_text()
-    assert "10 of 14 must" in files["badge"].read_text()
+    assert "15 of 22 must" in files["badge"].read_text()
 
 
 def test_exit_status_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
