@@ -153,12 +153,6 @@ class _Delta(Struct, frozen=True):
     tool_calls: list[_Call] | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it can be nothing but text."""
-        others = self.reasoning_content or self.reasoning or self.reasoning_details
-        return bool(self.content) and not (others or self.tool_calls)
-
-    @property
     def is_empty(self) -> bool:
         return not (self.content or self.refusal or self.tool_calls or _thought(self)[1])
 
@@ -615,9 +609,18 @@ class _Answer:
             if data == DONE:
                 self.is_over = True
                 return True
-            self.error = self._decode(data)
-            if self.error is not None:
+            try:
+                event = _event.decode(data)
+            except UNREADABLE as error:
+                self.error = unreadable(error)
                 return True
+            if event.error is not UNSET and bytes(event.error) != b"null":
+                self.error = error_in_stream(event.error)
+                return True
+            if event.usage is not UNSET and bytes(event.usage) != b"null":
+                self._usage = bytes(event.usage)
+            if event.choices and not self._is_closed:
+                self._choose(event.choices)
         if not self.deltas:
             return False
         if self._take is None or not self._take(Deltas(tuple(self.deltas))):
@@ -631,35 +634,27 @@ class _Answer:
         self.deltas.clear()
         return piece
 
-    def _decode(self, data: bytes) -> ApiError | None:
-        try:
-            event = _event.decode(data)
-        except UNREADABLE as error:
-            return unreadable(error)
-        if event.error is not UNSET and bytes(event.error) != b"null":
-            return error_in_stream(event.error)
-        if event.usage is not UNSET and bytes(event.usage) != b"null":
-            self._usage = bytes(event.usage)
-        if event.choices and not self._is_closed:
-            choice = event.choices[0]
-            if choice.index:
-                # There is one answer: others are not ours.
-                choice = next((one for one in event.choices if not one.index), NO_CHOICE)
-            delta = choice.delta
-            if choice.finish_reason:
-                # Alone it is the end; some endpoints name a reason in every event, with what the event brings.
-                self._reason = choice.finish_reason
-                self._stop = choice.stop_reason or choice.matched_stop
-                self._is_closed = delta is None or delta.is_empty
-            if delta is None or self._is_warm_up:
-                return None
-            is_text = self._marks.is_over and choice.logprobs is None and delta.is_plain
-            if is_text and isinstance(delta.content, str):
-                # The way of nearly every token.
-                self.deltas.append(Delta(delta.content))
-            else:
-                self._add(delta, choice.logprobs)
-        return None
+    def _choose(self, choices: list[_Choice]) -> None:
+        """Add what an event says of the one answer; others are not ours."""
+        choice = choices[0]
+        if choice.index:
+            choice = next((one for one in choices if not one.index), NO_CHOICE)
+        delta = choice.delta
+        if choice.finish_reason:
+            # Alone it is the end; some endpoints name a reason in every event, with what the event brings.
+            self._reason = choice.finish_reason
+            self._stop = choice.stop_reason or choice.matched_stop
+            self._is_closed = delta is None or delta.is_empty
+        if delta is None or self._is_warm_up:
+            return
+        content, calls = delta.content, delta.tool_calls
+        thought = delta.reasoning_content or delta.reasoning or delta.reasoning_details
+        is_text = content and not (thought or calls or choice.logprobs) and self._marks.is_over
+        if is_text and isinstance(content, str):
+            # The way of nearly every token.
+            self.deltas.append(Delta(content))
+        else:
+            self._add(delta, choice.logprobs)
 
     def rest(self) -> list[Delta]:
         """What was held back."""

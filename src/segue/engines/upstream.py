@@ -321,10 +321,8 @@ class EventStream:
 
 def _events_of(lines: Iterable[bytes]) -> list[bytes]:
     events = []
-    for line in lines:
-        # Every other line, as a rule.
-        if not line:
-            continue
+    # Every other line is empty, as a rule.
+    for line in filter(None, lines):
         if line.startswith(b"data:"):
             if data := line[5:].strip():
                 events.append(data)

@@ -320,9 +320,14 @@ class Assembler:
         assert self._state == "open", self._state
         events: list[Event] = []
         for fragment in parsed:
-            # Nearly all of them: what a match costs would be paid for each token.
+            # Nearly all of them: what a match or a call costs would be paid for each token.
             if type(fragment) is ItemText and not fragment.logprobs:
-                self._write(fragment.text, events)
+                item, text = self._open, fragment.text
+                if item is not None and item.delta is not None and item.commands is None:
+                    item.pieces.append(text)
+                    events.append(item.delta.event(next(self.numbers), text))
+                else:
+                    self._write(text, events)
                 continue
             match fragment:
                 case ItemText():

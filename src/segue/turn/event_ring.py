@@ -12,8 +12,10 @@ from segue.wire.events import Event
 
 # Together with what waits for a reader that has stopped, less than 2 MiB.
 RING_BYTES_MAX = 768 * 1024
-# Older events of a ring are packed in blocks of about this many bytes.
+# Older events of a ring are packed in blocks of about this many bytes. Twice as many stay loose where they are few:
+# two or three snapshots with the tools of an agent would only be copied.
 PACKED_BYTES = 64 * 1024
+FEW_EVENTS = 128
 
 
 class EventRing:
@@ -40,7 +42,8 @@ class EventRing:
         self.last = events[-1].number
         self._loose += events
         self._loose_bytes += sum([len(event.data) for event in events])
-        if self._loose_bytes > PACKED_BYTES:
+        are_few = len(self._loose) <= FEW_EVENTS
+        if self._loose_bytes > PACKED_BYTES * (1 + are_few):
             self._pack()
 
     def _pack(self) -> None:

@@ -153,7 +153,7 @@ def _count_brought(items: Sequence[Item]) -> int:
 
 def _is_hosted(tools: Tools, kinds: frozenset[type], hosted: LateOffers) -> bool:
     """Whether a tool of this server may be called."""
-    is_asked = any(isinstance(tool, hosted.definitions) for tool in tools.known)
+    is_asked = not set(map(type, tools.known)).isdisjoint(hosted.definitions)
     return is_asked or not kinds.isdisjoint(hosted.acts_on)
 
 

@@ -258,9 +258,9 @@ class Tools(Struct, frozen=True):
     def unserved(self) -> tuple[str, ...]:
         """The types of tools that the model is not offered, although the request or its history lists them: the server
         would have to run them, and they are not set up."""
-        tags = [tag_of(tool) for tool in self.known if not isinstance(tool, NAMED)]
-        if not tags:
+        if set(map(type, self.known)).issubset(NAMED):
             return ()
+        tags = [tag_of(tool) for tool in self.known if not isinstance(tool, NAMED)]
         served = {offer.builtin for offer in (*self.offers, *self.deferred)}
         served |= {kind for kind, _ in self.late}
         return tuple(dict.fromkeys(tag for tag in tags if builtin_of(tag) not in served))
