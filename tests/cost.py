@@ -3,8 +3,8 @@
 `make test-cost` runs the tests with this plugin (`-p tests.cost`). It counts the CPU seconds and the wall time of each
 test, the processes that the test started included, those that still run too. What sets up a fixture of a module or of
 the session is a row of its own (`file::[fixture]`), and so is what a worker does before its first test. At the end it
-prints the dearest rows by CPU and by wall, the sum of each folder and the totals; `--cost-file=FILE` keeps all rows as
-JSON, and `python -m tests.cost BEFORE AFTER` compares two such files.
+prints the dearest rows by CPU and by wall, the sum of each folder and subject, and the totals; `--cost-file=FILE` keeps
+all rows as JSON, `python -m tests.cost FILE` prints them again, and `python -m tests.cost BEFORE AFTER` compares two.
 
 The cost of a server that several tests share is charged to the test that runs while the server works. A process that
 outlives its parent is lost from sight: its CPU is counted only as long as its parent lives. Children that still run are
@@ -26,6 +26,21 @@ from typing import Any, NamedTuple
 import pytest
 
 DEAREST = 40
+# What belongs together in several folders: how the paths of its files begin.
+SUBJECTS = {
+    "sandboxes, files and skills": (
+        *(f"tests/{room}/" for room in ("sandbox", "escapes", "egress", "files", "bundles")),
+        *(f"tests/scenarios/test_{name}" for name in ("shell", "code_interpreter", "containers")),
+        *(f"tests/scenarios/test_{name}" for name in ("files", "skills")),
+        *(
+            "tests/contracts/test_skill_rows",
+            "tests/dashboard/test_containers",
+            "tests/stores/test_sql_files",
+        ),
+    )
+}
+# On how many workers the time of a subject is shown.
+WORKERS = 3
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 IMPORTS = "[start, imports and collection]"
 CONTROLLER = "[the process that hands out the tests]"
@@ -167,14 +182,31 @@ def table(rows: Mapping[str, Cost]) -> list[str]:
     lines += map(_line, sorted(tests.items(), key=lambda row: -row[1].wall)[:DEAREST])
     lines += ["", "   CPU s   wall s  folder"]
     lines += map(_line, sorted(by_folder(rows).items(), key=lambda row: -row[1].cpu))
+    for subject, beginnings in SUBJECTS.items():
+        files = {n: c for n, c in by_file(rows).items() if n.startswith(beginnings)}
+        whole = sum(cost.wall for cost in files.values()) / WORKERS
+        if files:
+            lines += [
+                "",
+                f"   CPU s   wall s  {subject}: {whole:.0f} s of wall on {WORKERS} workers",
+            ]
+        lines += map(_line, sorted(files.items(), key=lambda row: -row[1].wall))
     cpu = sum(cost.cpu for cost in rows.values())
     return [*lines, "", f"{cpu:.1f} CPU seconds, {wall_of_all:.1f} s of wall, {len(rows)} rows"]
 
 
+def by_file(rows: Mapping[str, Cost]) -> dict[str, Cost]:
+    files: dict[str, Cost] = {}
+    for name, cost in rows.items():
+        file = name if name.startswith("[") else name.partition("::")[0]
+        files[file] = files.get(file, NOTHING).plus(cost)
+    return files
+
+
 def by_folder(rows: Mapping[str, Cost]) -> dict[str, Cost]:
     folders: dict[str, Cost] = {}
-    for name, cost in rows.items():
-        folder = name if name.startswith("[") else str(Path(name.partition("::")[0]).parent)
+    for name, cost in by_file(rows).items():
+        folder = name if name.startswith("[") else str(Path(name).parent)
         folders[folder] = folders.get(folder, NOTHING).plus(cost)
     return folders
 
@@ -215,8 +247,7 @@ def read(file: str) -> dict[str, Cost]:
 
 
 def main(files: Sequence[str]) -> None:
-    before, after = files
-    print("\n".join(compare(read(before), read(after))))
+    print("\n".join(compare(*map(read, files)) if len(files) > 1 else table(read(*files))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cost import IMPORTS, Cost, Meter, by_folder, compare, read, table
+from tests.cost import IMPORTS, SUBJECTS, Cost, Meter, by_folder, compare, read, table
 
 ROOT = Path(__file__).parent.parent
 BUSY = "import time\nwhile time.process_time() < {s}: pass\n"
@@ -102,3 +102,12 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert "| a/t.py::y | 1.00 | gone | 1.00 | gone |" in lines
     assert "| a | 4.00 | 2.00 | 5.00 | 3.00 |" in lines
     assert lines[-1] == "CPU seconds: 4.0 before, 2.0 after."
+
+
+def test_subjects_are_summed_by_file_and_have_files() -> None:
+    shown = table({"tests/egress/a.py::one": Cost(1, 3), "tests/egress/a.py::two": Cost(1, 6)})
+    at = next(number for number, line in enumerate(shown) if "sandboxes" in line)
+    assert "3 s of wall on 3 workers" in shown[at]
+    assert shown[at + 1].split() == ["2.00", "9.00", "tests/egress/a.py"]
+    for beginning in (each for beginnings in SUBJECTS.values() for each in beginnings):
+        assert [*ROOT.glob(f"{beginning}*")], beginning
