@@ -88,7 +88,7 @@ calls = dict(
     init_module=(175, 105), open_by_handle_at=(304, 265), process_vm_readv=(310, 270),
     fsopen=(430, 430), open_tree=(428, 428), move_mount=(429, 429), pidfd_getfd=(438, 438),
     chroot=(161, 51), swapon=(167, 224), reboot=(169, 142), sethostname=(170, 161),
-    clone3=(435, 435), personality=(135, 92), memfd_create=(319, 279),
+    clone3=(435, 435), personality=(135, 92), memfd_create=(319, 279), msgget=(68, 186), semget=(64, 190),
 )
 for name, numbers in calls.items():
     number = numbers[0] if x86 else numbers[1]
@@ -338,6 +338,21 @@ for number in range(100):
             time.sleep(0.01)
 print("HELD", written >> 20)
 """
+UNLINKED = r"""
+import mmap, os, time
+held, written = [], 0
+for number in range(100):
+    file = open("/mnt/data/x", "w+b")
+    os.unlink("/mnt/data/x")
+    for _ in range(8):
+        written += file.write(os.urandom(1 << 20))
+        time.sleep(0.01)
+    file.flush()
+    # Every second one is only mapped.
+    held.append(mmap.mmap(file.fileno(), 0) if number % 2 else file)
+    del file
+print("HELD", written >> 20)
+"""
 BIG_FILE = r"""
 try:
     with open("/mnt/data/big", "wb") as file:
@@ -347,6 +362,41 @@ try:
     print("HELD 600")
 except OSError as error:
     print("stopped", error)
+"""
+# Tables for addresses at which nothing is kept: 1,000 MiB of them.
+PAGE_TABLES = r"""
+import mmap
+held = []
+for number in range(1000):
+    block = mmap.mmap(-1, 512 << 21, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    for place in range(0, len(block), 1 << 21):
+        block[place]
+    held.append(block)
+    if len(held) % 32 == 0:
+        import time
+        time.sleep(0.03)
+print("HELD 1000")
+"""
+# Memory of System V that nobody has mapped, and its other stores.
+SYSTEM_V = r"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+held = 0
+for size in (1 << 20, 1 << 16):
+    while held < 600 << 20:
+        key = libc.shmget(0, ctypes.c_size_t(size), 0o1600)
+        if key == -1:
+            break
+        place = libc.shmat(key, None, 0)
+        ctypes.memset(place, 1, size)
+        libc.shmdt(ctypes.c_void_p(place))
+        held += size
+    print(size, held >> 20, ctypes.get_errno())
+if libc.msgget(0, 0o1600) != -1 or libc.semget(0, 32000, 0o1600) != -1:
+    print("HELD 600")
+print("HELD", held >> 20)
 """
 INODES = r"""
 import os, time

@@ -13,6 +13,7 @@ from segue.isolation.seccomp import (
     DENIED,
     ERRORS,
     FAMILIES,
+    SHARED_BYTES_MAX,
     TIOCLINUX,
     TIOCSTI,
     filter_path,
@@ -39,6 +40,8 @@ def make_filter(architecture: str) -> bytes:
         # The kernel reads the lower half alone.
         typing = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request)
         made.add_rule(pyseccomp.ERRNO(ERRORS["denied"]), "ioctl", typing)
+    larger = pyseccomp.Arg(1, pyseccomp.GT, SHARED_BYTES_MAX)
+    made.add_rule(pyseccomp.ERRNO(ERRORS["large"]), "shmget", larger)
     others = [family for family in range(max(FAMILIES)) if family not in FAMILIES]
     for name in ("socket", "socketpair"):
         for family in others:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from errno import EAFNOSUPPORT, ENOSYS, EPERM
+from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EPERM
 
 import pyseccomp
 import pytest
 
-from segue.isolation.seccomp import DENIED, FAMILIES, TIOCSTI, filter_path
+from segue.isolation.seccomp import DENIED, FAMILIES, SHARED_BYTES_MAX, TIOCSTI, filter_path
 from tests.sandbox.make_filters import NUMBERS, make_filter
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -52,6 +52,7 @@ CALLS = [
     (0, TIOCSTI),
     (0, (1 << 32) + TIOCSTI),
     (0, 0x5401),
+    *((0, size) for size in (65_536, 65_537, 1 << 32)),
 ]
 
 
@@ -81,6 +82,8 @@ def test_filter_denies_what_it_names(name: str) -> None:
     assert of("clone", 0x1200011) == ALLOW
     assert of("ioctl", 0, TIOCSTI) == ERRNO | EPERM
     assert {family for family in range(64) if of("socket", family) == ALLOW} == set(FAMILIES)
+    assert of("shmget", 0, SHARED_BYTES_MAX) == ALLOW
+    assert of("shmget", 0, SHARED_BYTES_MAX + 1) == of("shmget", 0, 1 << 32) == ERRNO | EINVAL
     assert of("socketpair", 16) == ERRNO | EAFNOSUPPORT
     assert of("read") == of("execve") == of("futex") == ALLOW
     assert verdict(kept, I386, 1) == KILL

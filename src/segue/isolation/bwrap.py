@@ -20,6 +20,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from segue.isolation.adapter import (
     SandboxFailed,
     SandboxSpec,
 )
-from segue.isolation.limits import Limits, MemoryOf, memory_of
+from segue.isolation.limits import NICE, Limits, MemoryOf, memory_of
 from segue.isolation.seccomp import load_filter
 from segue.isolation.users import can_start_as_others
 
@@ -225,7 +226,8 @@ def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
     return [*words, "--perms", "0700", "--size", half, "--tmpfs", inside + DATA]
 
 
-def root_words(root: str, alike: str, inside: str) -> list[str]:
+@cache
+def root_words(root: str, alike: str, inside: str) -> tuple[str, ...]:
     """The files of the host, or of an unpacked image, that are seen in a sandbox; none can be written."""
     words: list[str] = []
     names = sorted(os.listdir(root)) if root else ["usr", *LINKED]
@@ -237,7 +239,7 @@ def root_words(root: str, alike: str, inside: str) -> list[str]:
             words += ["--ro-bind", str(outer), f"{inside}/{name}"]
     for name in os.listdir(alike):
         words += ["--ro-bind", f"{alike}/{name}", f"{inside}/{name}"]
-    return words
+    return tuple(words)
 
 
 class SandboxInfo(msgspec.Struct, frozen=True):
@@ -335,6 +337,7 @@ async def _launched(launch: Launch, spec: SandboxSpec) -> Sandbox:
             if pid is not None:
                 for each in (process.pid, pid):
                     group.add(each)
+                    os.setpriority(os.PRIO_PROCESS, each, NICE)
             os.write(block, b"1")
             reader, writer = await asyncio.open_connection(sock=near)
             ready = await channel.read_frame(reader)

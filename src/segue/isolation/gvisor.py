@@ -37,7 +37,7 @@ from segue.isolation.bwrap import (
     root_words,
     supervised,
 )
-from segue.isolation.limits import MIB, PAGE, Limits, held_in, processes_of
+from segue.isolation.limits import MIB, Limits, held_in, processes_of, status_bytes
 from segue.isolation.seccomp import load_filter
 from segue.isolation.users import can_start_as_others
 
@@ -52,6 +52,8 @@ STATE_BYTES = 4 * MIB
 FLAGS = ("--rootless", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=open")
 NAMESPACES = ("pid", "mount", "ipc", "uts", "network")
 ISOLATES = ("--unshare-all", "--unshare-user")
+# What no other process has with it, and its page tables.
+_OWN = re.compile(rb"^(?:RssAnon|VmPTE):\s*(\d+)", re.MULTILINE)
 # No right, a filter, no network but its own loopback, and another kernel than the host's.
 PROBE = (
     "grep -q '^CapEff:.*0000000000000000' /proc/self/status && grep -q '^Seccomp:.*2' /proc/self/status && "
@@ -209,9 +211,7 @@ def memory_of(first: int, folders: tuple[str, ...]) -> int:
     by several processes: its size counts, and not how often it is mapped."""
     size, files = 0, set[tuple[int, int]]()
     for pid in processes_of(first):
-        with suppress(OSError, IndexError):
-            resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
-            size += (int(resident) - int(shared)) * PAGE
+        size += status_bytes(pid, _OWN)
         with suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 size += _file_size(f"/proc/{pid}/fd/{fd}", files)

@@ -8,6 +8,7 @@ memory-backed folders hold, often enough to kill within 200 ms; processes are li
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,15 +16,19 @@ from pathlib import Path
 from typing import Literal
 
 MIB = 1024 * 1024
-PAGE = os.sysconf("SC_PAGE_SIZE")
 # How often a watcher looks: a limit is noticed, and the sandbox killed, within 200 ms.
 WATCH_S = 0.1
 # Microseconds of CPU time in a period: one core.
 CPU_QUOTA_US, CPU_PERIOD_US = 100_000, 100_000
-# Shorter than what the kernel takes as a path.
-PATH_CHARS_MAX = 3_500
+# A sandbox gives way to the server: of CPU time, where both want it, and of the disk. As the kernel counts priorities
+# of processes, and shares of groups (v2 of 100, v1 of 1024).
+NICE, WEIGHT, SHARES = 10, 10, 102
 # What the kernel needs for a file that is in memory, besides its contents.
 INODE_BYTES = 1024
+
+_RESIDENT = re.compile(rb"^Vm(?:RSS|PTE):\s*(\d+)", re.MULTILINE)
+# A mapping of a file that has no name any more: its place, its device and its number.
+_UNLINKED = re.compile(rb"^(\w+)-(\w+) \S+ (\w+) (\w+):(\w+) (\d+) .* \(deleted\)$", re.MULTILINE)
 
 HeldBy = Literal["cgroup", "watcher"]
 # Adds up what a sandbox has in memory: by its first process, and by its folders in memory as the keeper sees them.
@@ -94,6 +99,7 @@ def _values(controller: str, limits: Limits) -> Iterator[tuple[str, str]]:
         yield "memory.oom.group", "1"
         yield "pids.max", str(limits.processes)
         yield "cpu.max", f"{CPU_QUOTA_US} {CPU_PERIOD_US}"
+        yield "cpu.weight", str(WEIGHT)
     elif controller == "memory":
         yield "memory.limit_in_bytes", str(limits.memory_bytes)
     elif controller == "pids":
@@ -101,6 +107,7 @@ def _values(controller: str, limits: Limits) -> Iterator[tuple[str, str]]:
     elif controller == "cpu":
         yield "cpu.cfs_period_us", str(CPU_PERIOD_US)
         yield "cpu.cfs_quota_us", str(CPU_QUOTA_US)
+        yield "cpu.shares", str(SHARES)
 
 
 def open_cgroups(name: str, own: str | None = None, mounts: str = "/sys/fs/cgroup") -> Cgroups:
@@ -182,15 +189,19 @@ def threads_of(first: int) -> int:
 
 
 def memory_of(first: int, folders: tuple[str, ...]) -> int:
-    """What the processes of a sandbox have resident, and what its memory-backed folders hold."""
-    size = 0
-    for pid in processes_of(first):
-        with suppress(OSError, IndexError):
-            size += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    """What the processes of a sandbox have resident, their page tables, and what its memory-backed folders hold."""
+    size = sum(status_bytes(pid, _RESIDENT) for pid in processes_of(first))
     for folder in folders:
         with suppress(OSError):
             size += held_in(folder)
     return size
+
+
+def status_bytes(pid: int, wanted: re.Pattern[bytes]) -> int:
+    """The sum of these lines of the status of a process; 0 where it has ended."""
+    with suppress(OSError):
+        return sum(map(int, wanted.findall(Path(f"/proc/{pid}/status").read_bytes()))) * 1024
+    return 0
 
 
 def held_in(folder: str) -> int:
@@ -210,25 +221,19 @@ def cpu_seconds_of(first: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def disk_use(folder: str, files_max: int) -> tuple[int, int]:
-    """The bytes and the files below a folder; stops counting shortly after the limit of files. Folders that are too
-    deep to be looked into count as too many files."""
-    size = count = 0
-    todo = [folder]
-    while todo and count <= files_max:
-        place = todo.pop()
-        if len(place) > PATH_CHARS_MAX:
-            return size, files_max + 1
-        try:
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    count += 1
-                    with suppress(OSError):
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-                    if count > files_max:
-                        break
-        except OSError:
-            continue
-    return size, count
+def unlinked_bytes(first: int, folder: str) -> int:
+    """What the processes of a sandbox hold, open or mapped, of files that have no name any more, on the disk of this
+    folder."""
+    device, sizes = os.stat(folder).st_dev, dict[int, int]()
+    for pid in processes_of(first):
+        with suppress(OSError):
+            for line in _UNLINKED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
+                start, end, offset, major, minor = (int(word, 16) for word in line[:5])
+                if os.makedev(major, minor) == device:
+                    sizes.setdefault(int(line[5]), offset + end - start)
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    file = os.stat(f"/proc/{pid}/fd/{fd}")
+                    if file.st_nlink == 0 and file.st_dev == device:
+                        sizes[file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values())

@@ -8,7 +8,7 @@ is allowed: the kernel's own checks hold for it. A call by another ABI (i386, x3
 from __future__ import annotations
 
 import platform
-from errno import EAFNOSUPPORT, ENOSYS, EPERM
+from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EPERM
 from pathlib import Path
 
 from segue.errors import Misconfigured
@@ -27,6 +27,8 @@ DENIED = (
     *("iopl", "ioperm", "modify_ldt", "vhangup", "nfsservctl", "uselib", "personality", "ustat"),
     *("sysfs", "_sysctl", "fanotify_init", "move_pages", "migrate_pages", "mbind", "set_mempolicy"),
     *("memfd_create", "vmsplice"),
+    # Stores of System V, in which the kernel keeps what no process has: messages, and semaphores without number.
+    *("msgget", "semget"),
 )
 # As if the kernel did not have it: the C library then uses `clone`, whose flags a filter can see.
 ABSENT = ("clone3",)
@@ -36,7 +38,10 @@ FAMILIES = (1, 2, 10)
 # Typing into the terminal of somebody else.
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 
-ERRORS = {"denied": EPERM, "absent": ENOSYS, "family": EAFNOSUPPORT}
+# Shared memory of System V, in bytes: with 4,096 pieces of it, as many as the kernel gives, it is little.
+SHARED_BYTES_MAX = 65_536
+
+ERRORS = {"denied": EPERM, "absent": ENOSYS, "family": EAFNOSUPPORT, "large": EINVAL}
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 

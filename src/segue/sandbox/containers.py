@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -31,10 +30,11 @@ from segue.isolation.limits import (
     Cgroups,
     Limits,
     cpu_seconds_of,
-    disk_use,
     threads_of,
+    unlinked_bytes,
 )
 from segue.isolation.users import uid_of
+from segue.sandbox.folders import Folders
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
     NAME_CHARS_MAX,
@@ -117,10 +117,17 @@ class LiveSandbox:
     """A sandbox with its folder, limits and commands."""
 
     def __init__(
-        self, sandbox: Sandbox, limits: Limits, folder: Path, *, is_volatile: bool
+        self,
+        sandbox: Sandbox,
+        limits: Limits,
+        folder: Path,
+        folders: Folders,
+        *,
+        is_volatile: bool,
     ) -> None:
         self.sandbox = sandbox
         self.folder = folder
+        self._folders = folders
         self.is_volatile = is_volatile
         self.limits = limits
         self.ended = asyncio.Event()
@@ -131,7 +138,7 @@ class LiveSandbox:
         self._numbers = count(1)
         self.commands: dict[int, Command] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watching = False
+        self._watching = self._counting = False
         # The last command, and whether nothing runs inside since it has ended.
         self._last = 0
         self._is_idle = True
@@ -166,6 +173,9 @@ class LiveSandbox:
         if not self._watching:
             self._watching = True
             spawn(self._hold_limits(), self._tasks)
+        if not self._counting and not self.is_volatile:
+            self._counting = True
+            spawn(self._hold_disk(), self._tasks)
         return number, command
 
     async def stop(self, number: int) -> None:
@@ -209,7 +219,7 @@ class LiveSandbox:
         for command in self.commands.values():
             command.changed.set()
         await self.sandbox.close()
-        await asyncio.to_thread(remove_folder, self.folder)
+        self._folders.remove(self.folder)
 
     async def _read(self) -> None:
         pace = channel.Pace()
@@ -244,7 +254,6 @@ class LiveSandbox:
 
     async def _hold_limits(self) -> None:
         """While something runs inside: hold the limits that the kernel does not hold."""
-        looked_at = 0.0
         try:
             while not self.ended.is_set():
                 pid = self.sandbox.pid
@@ -257,17 +266,6 @@ class LiveSandbox:
                         "The container had more processes than it may, and was closed."
                     )
                     return
-                if not self.is_volatile and time.monotonic() - looked_at > DISK_S:
-                    took = time.monotonic()
-                    size, files = await asyncio.to_thread(
-                        disk_use, self.sandbox.data, self.limits.files
-                    )
-                    looked_at = time.monotonic() + 4 * (time.monotonic() - took)
-                    if size > self.limits.disk_bytes or files > self.limits.files:
-                        await self.close(
-                            "The container used more disk space than it may, and was closed."
-                        )
-                        return
                 if self.is_idle:
                     return
                 await asyncio.sleep(WATCH_S)
@@ -276,6 +274,24 @@ class LiveSandbox:
             if not self.ended.is_set():
                 self.cpu_s = cpu_seconds_of(self.sandbox.pid)
 
+    async def _hold_disk(self) -> None:
+        """While something runs inside, and once more: hold what is on the disk."""
+        data, pid = self.sandbox.data, self.sandbox.pid
+        try:
+            while not self.ended.is_set():
+                began = time.monotonic()
+                size, files = await self._folders.count(data, self.limits.files)
+                size += await asyncio.to_thread(unlinked_bytes, pid, data)
+                if size > self.limits.disk_bytes or files > self.limits.files:
+                    await self.close(
+                        "The container used more disk space than it may, and was closed."
+                    )
+                if self.is_idle:
+                    return
+                await asyncio.sleep(DISK_S + 4 * (time.monotonic() - began))
+        finally:
+            self._counting = False
+
 
 def _names(body: bytes) -> list[str]:
     """The names of pictures, as the sandbox says: nothing else is taken from there."""
@@ -283,13 +299,6 @@ def _names(body: bytes) -> list[str]:
         return msgspec.json.decode(body, type=list[str])[:PICTURES_MAX]
     except msgspec.MsgspecError:
         return []
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, however deep; links in it are removed and not followed."""
-    removed = subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
-    if removed.returncode:
-        log.warning("the folder of a sandbox cannot be removed: %s", removed.stderr.decode()[:1000])
 
 
 @dataclass(slots=True)
@@ -348,6 +357,7 @@ class Containers:
         # The limits of a sandbox, by its memory in bytes.
         self._limits_of = limits_of
         self._clock = clock
+        self._folders = Folders()
         self._numbers = count(1)
         self._held: dict[str, Held] = {}
         # Of containers that were deleted since the use was last taken.
@@ -413,6 +423,7 @@ class Containers:
         self, memory_limit: str, is_volatile: bool, after_s: float = 0.0
     ) -> LiveSandbox:
         await asyncio.sleep(after_s)
+        await self._folders.room()
         number = next(self._numbers)
         limits = self._limits_of(MEMORY_LIMITS[memory_limit])
         held = self._adapter.around(limits)
@@ -422,13 +433,16 @@ class Containers:
             data, door = _folders(folder, uid)
             group = self._cgroups.make(str(number), held)
             place = None if is_volatile else data
+            # One mount less for those that never need it.
+            door = "" if self._doors is None else door
             sandbox = await self._adapter.start(SandboxSpec(place, limits, group, uid, door))
         except BaseException as error:
-            remove_folder(folder)
+            with suppress(FileNotFoundError):
+                self._folders.remove(folder)
             if isinstance(error, OSError):
                 raise SandboxFailed(f"no place for a sandbox: {error}") from error
             raise
-        return LiveSandbox(sandbox, held, folder, is_volatile=is_volatile)
+        return LiveSandbox(sandbox, held, folder, self._folders, is_volatile=is_volatile)
 
     def find(self, owner: str, container_id: str, *, refreshes: bool = True) -> Held:
         """The owner's container, alive or not."""
@@ -564,6 +578,7 @@ class Containers:
         tasks = [held.starting for held in self._held.values()]
         tasks += [] if self._spare is None else [self._spare[1]]
         await asyncio.gather(*map(_close, tasks))
+        await self._folders.close()
 
 
 def _folders(folder: Path, uid: int | None) -> tuple[str, str]:

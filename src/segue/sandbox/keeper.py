@@ -39,9 +39,9 @@ from segue.sandbox.containers import (
     Held,
     KeeperFault,
     LiveSandbox,
-    remove_folder,
     run_command,
 )
+from segue.sandbox.folders import remove_folder
 from segue.sandbox.messages import (
     AddSkill,
     ContainerSpec,
