@@ -1,7 +1,7 @@
 """How does the keeper speak with the supervisor inside a sandbox? Frames as `supervisor.py` has them.
 
 What comes from inside is not trusted: a frame that is too long, or of a kind that does not exist, closes the sandbox,
-and one sandbox is not read faster than `Pace` allows.
+and one sandbox is not read faster than `ReadingPace` allows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SandboxFrame(NamedTuple):
         return int(_code.unpack(self.body)[0])
 
 
-class Pace:
+class ReadingPace:
     """How fast one sandbox is read: what its keeper can bear of many. The supervisor is a little slower by itself."""
 
     def __init__(self) -> None:

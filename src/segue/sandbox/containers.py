@@ -222,7 +222,7 @@ class LiveSandbox:
         self._folders.remove(self.folder)
 
     async def _read(self) -> None:
-        pace = channel.Pace()
+        pace = channel.ReadingPace()
         try:
             while not self.ended.is_set():
                 frame = await channel.read_frame(self.sandbox.reader)
