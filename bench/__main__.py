@@ -13,6 +13,7 @@ NAMES = (
     "paced",
     "bars",
     "front",
+    "ahead",
     "events",
     "idle",
     "body",

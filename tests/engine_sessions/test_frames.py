@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segue.engine_sessions import frames
@@ -59,6 +59,7 @@ def test_step_is_these_bytes() -> None:
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(SAID, max_size=5), max_size=5), st.integers(0, 2**32), st.booleans())
 def test_what_the_plugin_says_is_read_wherever_it_is_cut(
     messages: list[list[plugin.Said]], seed: int, is_fragmented: bool

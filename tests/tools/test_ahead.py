@@ -18,6 +18,7 @@ from segue.seams.prompt import NO_TOKENS, Tokens
 from segue.server.aliases import NamedModels
 from segue.tools.ahead import STEP_CHARS, common_beginning, stable_end
 from segue.vocabularies.load import vocabulary_from_gguf
+from segue.vocabularies.vocabulary import slices_of
 from segue_embedded.weights import find_weights
 from tests.dialects import templates
 from tests.doors.test_hosted_tool import FLAGS, HOSTED
@@ -79,6 +80,18 @@ def test_ids_up_to_the_stable_place_are_those_of_the_whole_text(
 
     read = common_beginning(prompt(shown[:end]), prompt(shown))
     assert not end or prompt(whole).flat()[: read.length] == read.flat()
+
+
+@pytest.mark.parametrize("name", vocabularies())
+@settings(deadline=None, max_examples=150)
+@given(pieces=st.lists(PIECES, max_size=60), slice_chars=st.integers(4, 40))
+def test_slices_of_a_text_have_the_ids_of_the_whole(
+    name: str, pieces: list[str], slice_chars: int
+) -> None:
+    """So that of an output that grows only the end is encoded."""
+    text = "".join(pieces)
+    ids = [id for part in slices_of(text, len(text), slice_chars) for id in encode(name)(part)]
+    assert ids == [*encode(name)(text)]
 
 
 def test_text_without_a_space_between_words_has_no_stable_place() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from segue.errors import ServerFault
+from segue.seams.prompt import IdArray
 from segue.vocabularies.cuts import ASCII_CUTS
 from segue.vocabularies.gguf import read_gguf
 from segue.vocabularies.load import (
@@ -18,7 +19,13 @@ from segue.vocabularies.load import (
     vocabulary_from_gguf,
     vocabulary_from_metadata,
 )
-from segue.vocabularies.vocabulary import CUT_CHARS, Vocabulary, pieces_of
+from segue.vocabularies.vocabulary import (
+    CUT_CHARS,
+    SLICE_CHARS,
+    Vocabulary,
+    pieces_of,
+    slices_of,
+)
 from segue_embedded.weights import find_weights
 from tests.contracts.dialect import special_ids
 
@@ -65,6 +72,43 @@ def test_pieces_that_are_remembered_change_no_ids(vocabulary: Vocabulary, text: 
 def test_long_text_is_cut_in_slices_as_it_would_be_whole(text: str, slice_chars: int) -> None:
     cut = ASCII_CUTS["smollm"]
     assert list(pieces_of(text, cut, slice_chars)) == cut.findall(text)
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(["a", "bb ", "\n", " c", "d\n", "\u00e9", "=", "12 "]), max_size=60
+    ),
+    slice_chars=st.integers(2, 20),
+    at=st.integers(0, 120),
+)
+def test_texts_that_begin_alike_have_the_same_slices(
+    words: list[str], slice_chars: int, at: int
+) -> None:
+    text = "".join(words)
+    slices, begun = ([*slices_of(one, 64, slice_chars)] for one in (text, text[:at]))
+    assert "".join(slices) == text
+    assert max(map(len, slices)) <= 128
+    assert begun[:-1] == slices[: len(begun) - 1]
+
+
+def test_text_that_grows_is_encoded_at_its_end_and_has_the_ids_of_the_whole(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"line {n} of {n * n} is\n\tlong, don't you say?\n" for n in range(3_000))
+    encoded: list[int] = []
+    plain = vocabulary._encode_part
+
+    def counting(spelt: str) -> "IdArray[int]":
+        encoded.append(len(spelt))
+        return plain(spelt)
+
+    monkeypatch.setattr(vocabulary, "_encode_part", counting)
+    monkeypatch.setattr(vocabulary, "_slices", {})
+    for end in range(20_000, len(text), 3_000):
+        encoded.clear()
+        assert vocabulary.encode(text[:end]) == plain(text[:end])
+        assert sum(encoded) <= (end if end == 20_000 else SLICE_CHARS + 3_000)
+    assert len(text) > 10 * SLICE_CHARS
 
 
 def test_token_that_is_not_spelt_in_bytes_is_its_own_text(vocabulary: Vocabulary) -> None:

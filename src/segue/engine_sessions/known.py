@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from segue.engine_sessions.frames import DIGEST_BYTES, id_bytes
-from segue.seams.prompt import IdArray, Tokens, id_array
+from segue.seams.prompt import IdArray, Tokens, common_length, id_array
 
 # The nodes of so many ids are held at most, beside what their conversations hold anyway.
 TOKENS_MAX = 16_000_000
@@ -186,7 +186,7 @@ def _held_against(turn: KnownTurn, node: Tokens, new: IdArray[int]) -> Beginning
     """How far these ids, which come after the node, are what the turn has there."""
     old = _between(turn.prompt, node.length)
     old.extend(turn.sampled)
-    same = _same(old, new)
+    same = common_length(old, new)
     length = node.length + same
     if length >= turn.prompt.length:
         state = turn.digest.copy()
@@ -215,19 +215,3 @@ def _joined(chunks: list[IdArray[int]]) -> IdArray[int]:
     for chunk in chunks:
         joined.extend(chunk)
     return joined
-
-
-def _same(one: IdArray[int], other: IdArray[int]) -> int:
-    """How many ids they have in common at their beginning."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    low, high = 0, most
-    # So many are the same; of so many, one is not.
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -21,7 +22,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ApiError
-from segue.seams.prompt import NO_IDS, IdArray, Tokens
+from segue.seams.prompt import NO_IDS, IdArray, Tokens, common_length
 from segue.turn.plan import Plan, Span
 from segue.turn.resources import NextRound
 from segue.wire.codec import encode
@@ -29,10 +30,14 @@ from segue.wire.items import Item
 
 log = logging.getLogger(__name__)
 
-# So much more must be there before it is read: a block of an engine's cache has up to 128 tokens, and a longer output
-# is read in longer parts, so that all prompts together stay within a few times the last one.
-STEP_CHARS = 4_096
-STEP_SHARE = 16
+# So much more must be there before it is read: a block of an engine's cache has up to 128 tokens. What is not read
+# when the tool ends is what the first token waits for, so it is read as often as it may: after a read, half as long as
+# it took nothing is read. An engine that keeps conversations gets many small parts, another one few and long ones.
+STEP_CHARS = 1_024
+PAUSE_SHARE = 0.5
+# How long the request of the turn waits at most for a read that is under way: as long as the last one took, and no
+# longer than this. The engine is about to have what is needed anyway.
+WAIT_S_MAX = 0.1
 # Beyond this it is read with the rest: making the prompt takes longer than it saves.
 CHARS_MAX = 1 << 20
 # No break in so much text: then there is no place to cut it.
@@ -60,10 +65,7 @@ def common_beginning(prompt: Tokens, other: Tokens) -> Tokens:
         shared = node
     length = 0 if shared is None else shared.length
     ids, other_ids = _since(chunks, length), _since(others, length)
-    count = next(
-        (n for n, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b),
-        min(len(ids), len(other_ids)),
-    )
+    count = common_length(ids, other_ids)
     return Tokens(shared, ids[:count], length + count)
 
 
@@ -97,6 +99,9 @@ class ReadAhead:
         # What the engine has read: up to where, how much of it is new, which text of which answer that is.
         self._length = self._tokens = self._place = 0
         self._text = ""
+        # When it may read again, and how long the last read took; whether one is at the engine.
+        self._read_at = self._took_s = 0.0
+        self._is_asking = False
         self._task: asyncio.Task[None] | None = None
 
     def show(self, text: str, make: MakeItems) -> None:
@@ -110,8 +115,8 @@ class ReadAhead:
 
     def _is_due(self) -> bool:
         chars = self._chars_before + len(self._shown[0])
-        step = max(STEP_CHARS, self._read_chars // STEP_SHARE)
-        return self._read_chars + step <= chars <= CHARS_MAX
+        is_enough = self._read_chars + STEP_CHARS <= chars <= CHARS_MAX
+        return is_enough and perf_counter() >= self._read_at
 
     async def _follow(self) -> None:
         """Read what was shown, and again as long as there is more meanwhile."""
@@ -119,8 +124,11 @@ class ReadAhead:
             while self._is_due():
                 text, make = self._shown
                 self._read_chars = self._chars_before + len(text)
+                began = perf_counter()
                 if not await self._read(text, make):
                     self._read_chars = CHARS_MAX
+                self._took_s = perf_counter() - began
+                self._read_at = began + (1 + PAUSE_SHARE) * self._took_s
         except ApiError as error:
             # The job of the turn itself will say it again, if it is still true.
             log.info("turn %s: nothing is read ahead: %s", self._plan.id, error.message)
@@ -153,9 +161,13 @@ class ReadAhead:
             route=self._plan.tally.started.route,
         )
         began, was_asked = perf_counter(), False
-        async with aclosing(self._plan.model.engine.sample(job)) as pieces:
-            async for _ in pieces:
-                was_asked = True
+        self._is_asking = True
+        try:
+            async with aclosing(self._plan.model.engine.sample(job)) as pieces:
+                async for _ in pieces:
+                    was_asked = True
+        finally:
+            self._is_asking = False
         if was_asked:
             self._tokens += prompt.length - known
             self._plan.tally.tokens_ahead += prompt.length - known
@@ -178,6 +190,9 @@ class ReadAhead:
     async def stop(self) -> None:
         """Nothing more is read; what the engine has read by now, it keeps."""
         if (task := self._task) is not None:
+            self._read_at = math.inf
+            if self._is_asking:
+                await asyncio.wait((task,), timeout=min(self._took_s, WAIT_S_MAX))
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task

@@ -11,6 +11,7 @@ vocabularies from files.
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,9 +61,15 @@ CUT_CHARS = 64 * 1024
 BROKEN_PIECES = 4
 # A longer word is encoded in parts: in one call it would hold up every thread for longer, and take 100 bytes a letter.
 WORD_CHARS_MAX = 4 * CUT_CHARS
-# Where every vocabulary begins a new word, and how far back such a place is looked for.
+# Where every vocabulary begins a new word, and how far back such a place is looked for. One that does not (it has
+# tokens of several words) makes something else of this text.
 WORD_BEGINS = re.compile(r"\w(?=[ \n]\w)")
 SEARCHED_CHARS = 4 * 1024
+WORDS = "word word of the people in the end of a day,\nit is as well as it can be one of 12 34\nof those"
+# A long text is encoded in slices of this size, cut at such places. So many are remembered, some megabytes: of a text
+# that has grown only the end is encoded, as of the output of a tool that is read while the tool runs.
+SLICE_CHARS = 8 * 1024
+SLICES_MAX = 256
 
 
 class Mark(NamedTuple):
@@ -108,6 +115,7 @@ class Vocabulary:
         itself."""
         self._tokenizer_without = tokenizer_without
         self._pieces: dict[str, IdArray[int]] = {}
+        self._slices: dict[str, IdArray[int]] = {}
         # Marks are constants of the dialects, so that there are few.
         self._marks: dict[Mark, IdArray[int]] = {}
         self._tokens = tokens
@@ -179,19 +187,31 @@ class Vocabulary:
     def encode(self, text: str) -> IdArray[int]:
         """The ids of this text, none of them special. What cannot be spelt is replaced, never dropped."""
         spelt = self._spelt(text)
-        is_short = len(spelt) <= CUT_CHARS
-        if self._quick is not None or self._ascii_cut is None or not spelt.isascii():
-            if is_short or not self._joins_words:
-                return self._encode_whole(spelt)
-            ids = array("I")
-            for part in slices_of(spelt):
-                ids.extend(self._encode_whole(part))
-            return ids
-        cut = self._ascii_cut.findall(spelt) if is_short else pieces_of(spelt, self._ascii_cut)
+        if len(spelt) <= SLICE_CHARS or not self._joins_words:
+            return self._encode_part(spelt)
+        ids, known = array("I"), self._slices
+        for part in slices_of(spelt, len(spelt) if self._looks_up(spelt) else CUT_CHARS):
+            ids_of_part = known.get(part)
+            if ids_of_part is None:
+                ids_of_part = self._encode_part(part)
+                if len(part) <= SLICE_CHARS:
+                    if len(known) >= SLICES_MAX:
+                        known.clear()
+                    known[part] = ids_of_part
+            ids.extend(ids_of_part)
+        return ids
+
+    def _looks_up(self, spelt: str) -> bool:
+        return self._quick is None and self._ascii_cut is not None and spelt.isascii()
+
+    def _encode_part(self, spelt: str) -> IdArray[int]:
+        cut = self._ascii_cut
+        if cut is None or not self._looks_up(spelt):
+            return self._encode_whole(spelt)
         # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
         known = self._pieces
         ids = array("I")
-        for piece in cut:
+        for piece in cut.findall(spelt) if len(spelt) <= CUT_CHARS else pieces_of(spelt, cut):
             ids_of_piece = known.get(piece)
             if ids_of_piece is None:
                 ids_of_piece = array("I", self._tokenize(piece))
@@ -211,8 +231,11 @@ class Vocabulary:
 
     @cached_property
     def _joins_words(self) -> bool:
-        """Whether the ids of a text are those of its words in a row: not where each text gets a space before it."""
-        return [*self._tokenize("word word")] == [*self._tokenize("word"), *self._tokenize(" word")]
+        """Whether the ids of a text are those of its words in a row: not where each text gets a space before it, nor
+        where a token may be of several words."""
+        begins = [0, *(found.end() for found in WORD_BEGINS.finditer(WORDS)), len(WORDS)]
+        words = [WORDS[a:b] for a, b in itertools.pairwise(begins)]
+        return [*self._tokenize(WORDS)] == [id for word in words for id in self._tokenize(word)]
 
     def _encode_whole(self, spelt: str) -> IdArray[int]:
         return array("I", self._tokenize(spelt)) if self._quick is None else self._quick(spelt)
@@ -257,7 +280,7 @@ class Vocabulary:
     def without_pieces(self) -> Vocabulary:
         """The same vocabulary without a cache of pieces: to measure what the cache gives."""
         bare = copy(self)
-        bare._ascii_cut = None
+        bare._ascii_cut, bare._slices = None, {}
         return bare
 
     def special(self, text: str) -> int:
@@ -322,15 +345,22 @@ def pieces_of(
     yield from cut.findall(text, at)
 
 
-def slices_of(text: str) -> Iterator[str]:
-    """This text in slices, cut where a word begins, or anywhere in words that are too long."""
-    at = 0
-    while len(text) - at > CUT_CHARS:
-        end = at + CUT_CHARS
-        begins = [found.end() for found in WORD_BEGINS.finditer(text, end - SEARCHED_CHARS, end)]
+def slices_of(
+    text: str, slice_chars_max: int = CUT_CHARS, slice_chars: int = SLICE_CHARS
+) -> Iterator[str]:
+    """This text in slices, cut where a word begins, or anywhere in words that are too long. Two texts that begin alike
+    have the same slices up to there."""
+    at, width = 0, slice_chars
+    while len(text) - at > width:
+        end = at + width
+        begin = max(at, end - SEARCHED_CHARS)
+        begins = [found.end() for found in WORD_BEGINS.finditer(text, begin, end)]
+        if not begins and width < slice_chars_max:
+            width *= 2
+            continue
         end = begins[-1] if begins else end
         yield text[at:end]
-        at = end
+        at, width = end, slice_chars
     yield text[at:]
 
 
