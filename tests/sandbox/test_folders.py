@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from segue.isolation.limits import unlinked_bytes
 from segue.sandbox.folders import WAITING_MAX, Folders
 
 # What it says is done as this user, who is nobody else's where there is one.
@@ -58,6 +59,18 @@ def test_what_is_closed_and_may_not_be_opened_counts_as_too_much(folder: Path) -
 def test_what_is_closed_to_everybody_is_removed(folder: Path) -> None:
     assert as_user(folder, "remove_folder(place); print(place.exists())") == "False\n"
     assert Path("/usr").exists()
+
+
+def test_files_without_a_name_are_counted_once(folder: Path) -> None:
+    before = unlinked_bytes(os.getpid(), str(folder))
+    with open(folder / "x", "wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+        assert unlinked_bytes(os.getpid(), str(folder)) == before
+        os.unlink(folder / "x")
+        with open(f"/proc/self/fd/{file.fileno()}", "rb") as again:
+            assert again.fileno() != file.fileno()
+            assert unlinked_bytes(os.getpid(), str(folder)) - before == 1 << 20
+    assert unlinked_bytes(os.getpid(), str(folder / "gone")) == 0
 
 
 async def test_folders_are_removed_one_after_the_other_and_their_names_are_free(

@@ -223,8 +223,12 @@ def cpu_seconds_of(first: int) -> float:
 
 def unlinked_bytes(first: int, folder: str) -> int:
     """What the processes of a sandbox hold, open or mapped, of files that have no name any more, on the disk of this
-    folder."""
-    device, sizes = os.stat(folder).st_dev, dict[int, int]()
+    folder; nothing where it is gone."""
+    try:
+        device = os.stat(folder).st_dev
+    except OSError:
+        return 0
+    sizes: dict[int, int] = {}
     for pid in processes_of(first):
         with suppress(OSError):
             for line in _UNLINKED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
