@@ -292,8 +292,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.cache.tools",
         "tools are not inherited",
-        "must",
-        f"{TYPES}: tools",
+        "ours",
+        f"{SEGUE} 9",
         _tools,
         Need.SCRIPT,
     ),
@@ -344,8 +344,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.lanes.running",
         "a create may name the response that still runs on its lane",
-        "must",
-        MODE,
+        "ours",
+        f"{SEGUE} 9",
         _running_parent,
         Need.SCRIPT,
     ),
@@ -368,8 +368,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.warm.events",
         "a warm-up has three events",
-        "must",
-        f"{MODE}; openai/codex: prewarm",
+        "ours",
+        f"{SEGUE} 9",
         _warm_events,
     ),
     Case(

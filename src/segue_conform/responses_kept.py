@@ -262,8 +262,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.state.tools",
         "tools are not inherited from the parent",
-        "must",
-        f"{TYPES}: tools",
+        "ours",
+        f"{SEGUE} 9",
         _tools_not_inherited,
         Need.SCRIPT,
     ),
