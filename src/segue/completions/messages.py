@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.codec import decode_body, encode, encode_kept
+from segue.wire.codec import decode_body, encode, encode_read
 from segue.wire.inner_json import inner_object
 from segue.wire.items import (
     CustomToolCall,
@@ -138,7 +138,9 @@ def translate(raw: Raw | bytes, path: str, *, is_newest: bool, is_custom: bool) 
         case role:
             values = [Message(role=role, content=_plain(content))]
     # As bytes, whose hash is computed once: what is remembered of a history is found by it each turn.
-    return Translated(tuple(cast("Raw", encode_kept(value)) for value in values), is_known)
+    return Translated(
+        tuple(cast("Raw", encode_read(value, len(raw))) for value in values), is_known
+    )
 
 
 def _read_content(

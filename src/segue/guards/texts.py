@@ -21,9 +21,10 @@ from segue.readers.offers import added_by, definition_of
 from segue.seams.history import Past, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.prompt import Head
-from segue.wire.codec import encode, string_end
+from segue.wire.codec import encode
 from segue.wire.items import ConfigurationUpdate, Item
 from segue.wire.kinds import shown_as
+from segue.wire.long_texts import string_end
 from segue.wire.requests import TextFormat
 from segue.wire.response import Response
 from segue.wire.tools import CustomTool, Offer

@@ -16,7 +16,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, NAMES_MAX, InvalidRequest, cut_name
 from segue.messages.words import without_results
-from segue.wire.codec import encode_kept
+from segue.wire import long_texts
+from segue.wire.codec import encode_read
 from segue.wire.requests import Effort
 
 T = TypeVar("T")
@@ -199,7 +200,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`\Z")
 def decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, place: str = "") -> T:
     """Decode, or refuse with the place and the reason, as clients of this API read it: `messages.0.role: …`."""
     try:
-        return decoder.decode(data)
+        return long_texts.decode(decoder.decode, data)
     except msgspec.ValidationError as error:
         text = str(error)
         found = _PATH.search(text)
@@ -268,15 +269,16 @@ def translate(raw: Raw | bytes, index: int, unseal: Unseal) -> TranslatedMessage
     if message.role not in ("user", "assistant", "system"):
         problem = "Input should be 'user', 'assistant' or 'system'"
         raise InvalidRequest(f"{place}.role: {problem}", param=f"{place}.role")
-    return _Translation(message, place, unseal).run()
+    return _Translation(message, len(raw), place, unseal).run()
 
 
 class _Translation:
     """One message on its way to items."""
 
-    def __init__(self, message: _Message, place: str, unseal: Unseal) -> None:
+    def __init__(self, message: _Message, size: int, place: str, unseal: Unseal) -> None:
         self._unseal = unseal
         self._message = message
+        self._size = size
         self._role = message.role
         self._place = place
         self._pieces: list[MessagePiece] = []
@@ -318,7 +320,7 @@ class _Translation:
 
     def _add(self, item: object) -> None:
         self._end_parts()
-        self._pieces.append(Raw(encode_kept(item)))
+        self._pieces.append(Raw(encode_read(item, self._size)))
 
     def _write(self, text: str) -> None:
         """Some text; what is empty is left out: clients make such blocks, and models need none."""
@@ -333,7 +335,8 @@ class _Translation:
         parts, self._parts = self._parts, []
         is_text = len(parts) == 1 and "text" in parts[0]
         content: object = parts[0]["text"] if is_text else parts
-        self._pieces.append(Raw(encode_kept({"type": "message", "role": role, "content": content})))
+        item = {"type": "message", "role": role, "content": content}
+        self._pieces.append(Raw(encode_read(item, self._size)))
 
     def _end_loaded(self) -> None:
         if self._loaded:

@@ -74,7 +74,8 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
     resent: Resent | None = None
     items: tuple[Item, ...] = ()
     if isinstance(create.input, str):
-        items = (user_message(create.input),)
+        is_long = len(create.input) > LONG_ITEM_BYTES
+        items = (await off_loop(is_long, user_message, create.input),)
         tally.items_validated += 1
     elif create.input is not None:
         cache = resources.prompt_cache

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest, cut_name
-from segue.wire import items, requests, tools
+from segue.wire import items, long_texts, requests, tools
 from segue.wire.events import (
     Completed,
     ErrorBody,
@@ -81,7 +81,6 @@ SKIM_BYTES_MAX = 64 * 1024
 SKIM_TOKENS_MAX = 8_192
 # Short strings and all that is between them, but no structure; and many escapes of a string at once.
 _BETWEEN = re.compile(rb'(?:"[^"\\]{0,256}+"|[^"{}\[\],]{1,4096}+){0,256}+')
-_ESCAPES = re.compile(rb'(?:\\.[^"\\]{0,64}+){1,1024}+', re.DOTALL)
 # A string that is still open at the end matches too: otherwise each quote in it would be tried as a beginning.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[{\[]+|[}\]]+|[:,]', re.DOTALL)
 
@@ -137,6 +136,11 @@ def encode_kept(value: object) -> bytes:
     return without_slack(encode(value))
 
 
+def encode_read(value: object, size: int) -> bytes:
+    """Encode what was read of so many bytes of a client."""
+    return encode_kept(value) if size <= LARGE_BYTES else without_slack(long_texts.encode(value))
+
+
 # What clients may send: not what we write down for ourselves.
 ITEM_TYPES = frozenset(
     str(kind.__struct_config__.tag) for kind in ItemValue.__args__ if kind is not items.HostedOutput
@@ -148,7 +152,7 @@ TOOL_TYPES = frozenset(TOOL_STRUCTS)
 def _decode(decoder: msgspec.json.Decoder[T], data: Raw | bytes | bytearray, path: str = "") -> T:
     """Decode, or refuse with the reason and the path."""
     try:
-        return decoder.decode(data)
+        return long_texts.decode(decoder.decode, data)
     except msgspec.ValidationError as error:
         message, param = _explain(str(error), path)
         raise InvalidRequest(message, code="invalid_value", param=param) from None
@@ -224,20 +228,9 @@ def marks_of(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
         mark = body[at]
         at += 1
         if mark == QUOTE:
-            at = string_end(body, at)
+            at = long_texts.string_end(body, at)
         elif mark in b",[]{}":
             yield mark, at - 1
-
-
-def string_end(body: bytes | bytearray, at: int) -> int:
-    """The place after the string whose inside begins here."""
-    while (quote := body.find(b'"', at)) >= 0:
-        escape = body.find(b"\\", at, quote)
-        if escape < 0:
-            return quote + 1
-        found = _ESCAPES.match(body, escape)
-        at = escape + 2 if found is None else found.end()
-    return len(body)
 
 
 def decode_frame(frame: bytes) -> Create | str:
@@ -481,7 +474,8 @@ def _checked_tools(
 
 def user_message(text: str) -> Item:
     """The message that a plain string as input stands for."""
-    return as_item(Message(role="user", content=[InputText(text=text)]))
+    value = Message(role="user", content=[InputText(text=text)])
+    return Item(encode_read(value, len(text)), value)
 
 
 def as_item(value: ItemValue) -> Item:

@@ -1,0 +1,145 @@
+"""JSON with texts of megabytes, decoded and encoded in slices: each call of the library holds up every thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+T = TypeVar("T")
+# Long texts by what stands for them: as they are written, and what they say.
+Texts: TypeAlias = dict[str, tuple[bytes, str]]
+
+# Larger JSON than this is looked at for texts above the second size.
+LARGE_BYTES, LONG_BYTES = 1024 * 1024, 256 * 1024
+SLICE = 64 * 1024
+# Short strings and all that is between them; and many escapes of a string at once.
+BETWEEN = re.compile(rb'(?:"[^"\\]{0,256}+"|[^"]{1,2048}+){0,128}+')
+ESCAPES = re.compile(rb'(?:\\.[^"\\]{0,64}+){1,1024}+', re.DOTALL)
+KEY_END = re.compile(rb"[ \t\r\n]{0,64}:")
+# The first half of a character that is written as two escapes. The longest escape has twelve bytes.
+HIGH_HALF = re.compile(rb"\\u[dD][89abAB]")
+ESCAPE_BYTES_MAX = 12
+# Stands for a long text meanwhile. Where a text may not be long, this is too long as well.
+MARK = b"a long text ".ljust(4_096, b".")
+BACKSLASH = b"\\"
+
+_encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+def string_end(body: bytes | bytearray, at: int) -> int:
+    """The place after the string whose inside begins here."""
+    quote = body.find(b'"', at)
+    while quote >= 0:
+        escape = body.find(BACKSLASH, at, quote)
+        if escape < 0:
+            return quote + 1
+        found = ESCAPES.match(body, escape)
+        at = escape + 2 if found is None else found.end()
+        if at > quote:
+            quote = body.find(b'"', at)
+    return len(body)
+
+
+def decode(decoded: Callable[[bytes | bytearray], T], body: Raw | bytes | bytearray) -> T:
+    """What this makes of a body: long texts stay out of it, are decoded for themselves, and put back."""
+    if len(body) <= LARGE_BYTES:
+        return decoded(body)
+    if isinstance(body, Raw):
+        body = bytes(body)
+    texts: Texts = {}
+    rest, at = bytearray(), 0
+    try:
+        for start, end in _long_strings(body):
+            name = f"{MARK.decode()}{len(texts)}"
+            rest += body[at:start] + _encode(name)
+            texts[name], at = (string := bytes(body[start:end]), _text(string)), end
+        rest += body[at:]
+        if texts and rest.count(MARK) == len(texts):
+            return cast("T", _changed(decoded(rest), partial(_put_back, texts)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # What is said of a mistake is about the whole.
+        pass
+    return decoded(body)
+
+
+def _long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """The places of the long strings that are no keys."""
+    at = 0
+    while (found := BETWEEN.match(body, at)) and (start := found.end()) < len(body):
+        at = start
+        if body[start] == ord('"'):
+            at = string_end(body, start + 1)
+            if at - start > LONG_BYTES and not KEY_END.match(body, at):
+                yield start, at
+
+
+def _changed(value: object, change: Callable[[str | Raw], str | Raw]) -> object:
+    """The same value with other texts in it."""
+    match value:
+        case str() | Raw():
+            return change(value)
+        case list():
+            return [_changed(inner, change) for inner in value]
+        case dict():
+            return {name: _changed(inner, change) for name, inner in value.items()}
+        case Struct():
+            fields = {
+                name: _changed(getattr(value, name), change) for name in value.__struct_fields__
+            }
+            return structs.replace(value, **fields)
+        case _:
+            return value
+
+
+def _put_back(texts: Texts, value: str | Raw) -> str | Raw:
+    if isinstance(value, str):
+        return texts[value][1] if value in texts else value
+    data = bytes(value)
+    if MARK not in data:
+        return value
+    for name, (string, _) in texts.items():
+        data = data.replace(_encode(name), string)
+    return Raw(data)
+
+
+def _text(string: bytes) -> str:
+    """What an encoded string says."""
+    parts: list[str] = []
+    at, last = 1, len(string) - 1
+    while at < last:
+        end = _cut(string, at, at + SLICE) if at + SLICE < last else last
+        parts.append(_decode_text(b'"%b"' % string[at:end]))
+        at = end
+    return "".join(parts)
+
+
+def _cut(string: bytes, start: int, end: int) -> int:
+    """The last place before `end` that is inside of no character and no escape."""
+    slash = string.rfind(BACKSLASH, end - ESCAPE_BYTES_MAX, end)
+    if slash < 0:
+        while string[end] & 0xC0 == 0x80:
+            end -= 1
+        return end
+    # An escape begins where a run of backslashes does.
+    begin = start + len(string[start : slash + 1].rstrip(BACKSLASH))
+    if HIGH_HALF.match(string, begin - 6):
+        begin = start + len(string[start : begin - 5].rstrip(BACKSLASH))
+    return begin if begin > start else start + (slash + 1 - start) // 2 * 2
+
+
+def encode(value: object) -> bytes:
+    """The same as the library makes of it."""
+    return _encode(_changed(value, _encoded))
+
+
+def _encoded(text: str | Raw) -> str | Raw:
+    if isinstance(text, Raw) or len(text) <= SLICE:
+        return text
+    parts = (_encode(text[at : at + SLICE])[1:-1] for at in range(0, len(text), SLICE))
+    return Raw(b'"%b"' % b"".join(parts))
