@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextvars import Context, copy_context
+from itertools import islice
 from typing import Protocol, cast
 
 from segue.engine_sessions.frames import (
@@ -145,8 +146,14 @@ class SessionLink(asyncio.Protocol):
             self._is_paused = False
             if not self.is_lost:
                 self._transport.resume_reading()
-        for _ in range(min(HEARERS_MAX, len(self._unheard))):
-            self._serve()
+        # Those that wait longest. One that is served may end another.
+        for stream in list(islice(self._unheard, HEARERS_MAX)):
+            if (unheard := self._unheard.pop(stream, None)) is None:
+                continue
+            hearer, context = self._hearers[stream]
+            if isinstance(unheard[-1], _LAST):
+                del self._hearers[stream]
+            context.run(hearer.hear, unheard)
         if self._unread or self._unheard:
             self._work_soon()
         elif self.is_lost:
@@ -156,9 +163,15 @@ class SessionLink(asyncio.Protocol):
         if not self._is_upgraded:
             data = self._upgrade(data)
         incoming = self._incoming
+        hearers, unheard = self._hearers, self._unheard
         for message in incoming.feed(data) if data else ():
             for said in read_said(message):
-                self._sort(said)
+                # The way of nearly every token.
+                if type(said) is SessionTokens and said.stream not in unheard:
+                    if said.stream in hearers:
+                        unheard[said.stream] = [said]
+                else:
+                    self._sort(said)
         if incoming.pings and not self.is_lost:
             # A peer wants to hear its latest one again (RFC 6455, 5.5.3).
             self._transport.write(pong(incoming.pings[-1]))
@@ -196,15 +209,6 @@ class SessionLink(asyncio.Protocol):
             last.ids.extend(said.ids)
         elif not isinstance(last, _LAST):
             unheard.append(said)
-
-    def _serve(self) -> None:
-        """The answer that waits longest."""
-        stream = next(iter(self._unheard))
-        unheard = self._unheard.pop(stream)
-        hearer, context = self._hearers[stream]
-        if isinstance(unheard[-1], _LAST):
-            del self._hearers[stream]
-        context.run(hearer.hear, unheard)
 
     def _lose(self) -> None:
         """Nothing more comes."""
