@@ -311,6 +311,24 @@ PROOFS: dict[str, Proof] = {
         lambda _: lambda *_: nullcontext(),
         "tests/files/test_depot.py -k so_many_uploads",
     ),
+    "values-of-lists": Proof(
+        "short values in the lists of an item are in no budget",
+        "segue.wire.items:weigh_values",
+        never(0),
+        "tests/wire/test_weights.py",
+    ),
+    "repeated-fields": Proof(
+        "what a response repeats of its request is in no budget",
+        "segue.wire.response:Response.echo_bytes",
+        lambda _: property(lambda _: 0),
+        "tests/scenarios/test_memory.py -k response_repeats",
+    ),
+    "long-names": Proof(
+        "a name of any length is repeated in every snapshot",
+        "segue.turn.prepare:check_sizes",
+        never(None),
+        "tests/turn/test_prepare.py -k snapshot_repeats",
+    ),
     "sealed-kinds": Proof(
         "what was sealed as something else is a fault of the server",
         "segue.turn.references:open_text",

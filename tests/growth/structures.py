@@ -904,7 +904,7 @@ STRUCTURES = (
     Structure("searches for tools", posted(searches, 400), 1_000, TOOLS),
     Structure("searches for tools, in an item", posted(added(searches), 400), 1_000, TOOLS),
     Structure("allowed tools of as many tools", posted(allowed), 1_000, TOOLS),
-    Structure("allowed tools that are not there", posted(allowed_only), 2_000, 20_000),
+    Structure("allowed tools that are not there", posted(allowed_only), 2_000, TOOLS),
     Structure(
         "fields of a tool's schema",
         posted(lambda n: {"tools": [function("f", wide(n))]}),

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from segue.errors import ApiError
 from segue.readers.text_reader import TextReader
 from segue.wire.codec import LARGE_BYTES
@@ -111,6 +113,29 @@ async def test_queued_turn_counts_once_as_one_that_runs() -> None:
             while await metric(served, RUNNING) < 3 * len(words) + 4 * 20_000:
                 pass
         assert await metric(served, STORED) < 5_000
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"user": "u" * 50_000},
+        {"prompt_cache_key": "k" * 50_000},
+        {"text": {"format": {"type": "json_object", "schema": {"description": "d" * 50_000}}}},
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}] * 1_500,
+            }
+        },
+    ],
+    ids=lambda field: next(iter(field)),
+)
+async def test_kept_turn_counts_what_its_response_repeats(field: dict[str, Any]) -> None:
+    async with serving(**LITTLE) as served:
+        asked = {"model": MODEL, "input": "x", **field}
+        assert (await post(served, json.dumps(asked).encode()))[0] == 200
+        assert await metric(served, STORED) > 100_000
 
 
 async def test_stored_history_counts_while_a_turn_stands_on_it_that_the_cache_has_dropped() -> None:

@@ -178,6 +178,32 @@ async def fill_by_kept_turns(served: ServedProcess, open: AsyncExitStack, size: 
         assert answer.status in (200, 503)
 
 
+async def fill_by_fields(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Stored turns whose fields are long, not their input."""
+    named = [{"type": "function", "name": f"f{number}"} for number in range(4_000)]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": named}
+    schema = {"type": "object", "description": "x" * size}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    about = {"user": "u" * 60_000, "prompt_cache_key": "k" * 60_000}
+    for _ in range(LIMITS_SENT * limit_of(served) // size):
+        answer = await post(served, input="x", tool_choice=choice, text=text, **about)
+        assert answer.status in (200, 503), answer.body
+
+
+async def fill_by_short_values(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Stored turns whose items have lists of short values."""
+    commands = {"commands": ["ls"] * 20_000}
+    for number in range(LIMITS_SENT * limit_of(served) // (4 * size)):
+        given: list[dict[str, Any]] = []
+        for call_id in (f"{number} {index}" for index in range(size // 500_000)):
+            call = {"type": "shell_call", "call_id": call_id, "action": commands}
+            output = {"type": "shell_call_output", "call_id": call_id, "output": []}
+            marked = {"type": "output_text", "text": call_id, "annotations": [{}] * 20_000}
+            given += [call, output, {"role": "assistant", "content": [marked]}]
+        answer = await post(served, input=[*given, {"role": "user", "content": "x"}])
+        assert answer.status in (200, 503), answer.body
+
+
 async def fill_by_resent_texts(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
     """Texts that are rendered, which the render cache and the reports keep."""
     for number in range(LIMITS_SENT * limit_of(served) // (4 * size)):
@@ -267,6 +293,8 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "queued turns": (fill_by_queued_turns, CALLS, ("--tps", "0.001")),
     "unread streams": (fill_by_unread_streams, LONG, ("--write-s-max", "300")),
     "kept turns": (fill_by_kept_turns, SHORT, ()),
+    "fields": (fill_by_fields, SHORT, ()),
+    "short values": (fill_by_short_values, SHORT, ()),
     "resent texts": (fill_by_resent_texts, SHORT, ()),
     "threads": (fill_by_threads, SHORT, ()),
     "chats": (fill_by_chats, SHORT, ()),

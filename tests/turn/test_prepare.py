@@ -11,12 +11,12 @@ from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
 from segue.resent.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
-from segue.turn.checks import WRITTEN_BYTES_MAX
+from segue.turn.checks import NAME_BYTES_MAX, WRITTEN_BYTES_MAX
 from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
 from segue.turn.references import REFERENCES_MAX
 from segue.turn.resources import Resources
-from segue.wire.codec import decode_create, decode_item
+from segue.wire.codec import TOOLS_MAX, decode_create, decode_item
 from tests.contracts.turns import OWNER, make_turn
 from tests.turn.test_loop import ListEngine, OpenSeals
 
@@ -91,3 +91,30 @@ async def test_what_is_written_as_one_piece_is_not_too_long(name: str) -> None:
         with pytest.raises(InvalidRequest, match=f"Invalid '{name}': .* at most") as refused:
             await asked
         assert refused.value.param == name
+
+
+CHOICE = {"type": "allowed_tools", "mode": "auto"}
+NAMED = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    "param, most, more",
+    [
+        ("user", "u" * NAME_BYTES_MAX, "u" * (NAME_BYTES_MAX + 1)),
+        ("prompt_cache_key", "k" * NAME_BYTES_MAX, "k" * (NAME_BYTES_MAX + 1)),
+        (
+            "tool_choice.tools",
+            CHOICE | {"tools": [NAMED] * TOOLS_MAX},
+            CHOICE | {"tools": [NAMED] * (TOOLS_MAX + 1)},
+        ),
+    ],
+)
+async def test_what_each_snapshot_repeats_is_not_too_long(
+    param: str, most: object, more: object
+) -> None:
+    field = param.partition(".")[0]
+    caller = Caller(OWNER, MemoryTurns(10_000_000))
+    await planned(caller, input="x", **{field: most})
+    with pytest.raises(InvalidRequest, match="at most") as refused:
+        await planned(caller, input="x", **{field: more})
+    assert refused.value.param == param

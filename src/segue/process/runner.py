@@ -300,7 +300,8 @@ class Runner:
         seal = partial(self.resources.seals.seal, plan.owner)
         # A turn that was taken over from the queue was sent to another process.
         size, given = plan.arrival.receipt.bytes_received, plan.resolved.given
-        held = sent_bytes(size, len(given)) if size else weigh_turn(_given(plan), plan.resolved)
+        held = weigh_turn(_given(plan), plan.resolved, plan.response)
+        held = max(held, sent_bytes(size, len(given)))
         first = 0 if taken_over is None else taken_over.next_number
         running = Running(
             plan.owner,

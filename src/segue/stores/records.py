@@ -29,7 +29,7 @@ from segue.seams.store import Conversation, ConversationItem
 from segue.turn.commit import entry_of
 from segue.wire.codec import encode_event, encode_response
 from segue.wire.events import Event, Failed
-from segue.wire.items import Call, Item, ItemValue, Reasoning
+from segue.wire.items import Call, Item, ItemValue, Reasoning, weigh_values
 from segue.wire.response import Fault, Response
 
 FieldName = TypeVar("FieldName")
@@ -318,7 +318,10 @@ def _weigh(
     fields.append((response.tools, parent and parent.response.tools))
     unshared = sum(len(bytes(mine)) for mine, theirs in fields if mine != theirs)
     text = len(record.history) + len(record.response)
-    return TURN_BYTES + ITEM_BYTES * items + 2 * text + unshared
+    inside = sum(
+        weigh_values(item.value) for round_ in rounds for item in (*round_.given, *round_.wrote)
+    )
+    return TURN_BYTES + ITEM_BYTES * items + inside + 2 * text + response.echo_bytes + unshared
 
 
 def _long_field(raw: Raw) -> LongField | None:

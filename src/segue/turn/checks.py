@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from segue.errors import InvalidRequest, cut_name
-from segue.wire.codec import check_schema
+from segue.wire.codec import TOOLS_MAX, check_schema
 from segue.wire.effects import Effects
 from segue.wire.items import (
     CompactionTrigger,
@@ -23,7 +23,7 @@ from segue.wire.items import (
     Message,
     TextUpdate,
 )
-from segue.wire.requests import Compact, Create, TextConfig, ToolChoiceName
+from segue.wire.requests import Compact, Create, RawField, TextConfig, ToolChoiceName
 from segue.wire.tools import BUILTINS, Offer, Tools, chosen_offers
 
 # Each of these asks for something that is not built.
@@ -33,6 +33,8 @@ THRESHOLD_MIN = 1_000
 # What is written as one piece, instructions and tools in every snapshot of the response: to write more would hold up
 # other requests.
 WRITTEN_BYTES_MAX = 10 * 1024 * 1024
+# The same for a name, of a user or of a place in a cache: some clients put JSON there.
+NAME_BYTES_MAX = 64 * 1024
 
 
 def check_request(create: Create) -> None:
@@ -56,15 +58,27 @@ def check_request(create: Create) -> None:
 
 def check_sizes(create: Create) -> None:
     """What is written as one piece is not too long. An input of items is none."""
+    form = create.text.format if create.text is not None else None
     sizes = {
-        "input": len(create.input) if isinstance(create.input, str) else 0,
-        "instructions": len(create.instructions or ""),
-        "tools": 0 if create.tools is UNSET else memoryview(create.tools).nbytes,
+        "input": (len(create.input) if isinstance(create.input, str) else 0, WRITTEN_BYTES_MAX),
+        "instructions": (len(create.instructions or ""), WRITTEN_BYTES_MAX),
+        "tools": (_size(create.tools), WRITTEN_BYTES_MAX),
+        "text": (0 if form is None else _size(form.schema), WRITTEN_BYTES_MAX),
+        "user": (len(create.user or ""), NAME_BYTES_MAX),
+        "prompt_cache_key": (len(create.prompt_cache_key or ""), NAME_BYTES_MAX),
     }
-    for name, size in sizes.items():
-        if size > WRITTEN_BYTES_MAX:
-            message = f"Invalid '{name}': {size} bytes, at most {WRITTEN_BYTES_MAX}."
+    for name, (size, size_max) in sizes.items():
+        if size > size_max:
+            message = f"Invalid '{name}': {size} bytes, at most {size_max}."
             raise InvalidRequest(message, code="invalid_value", param=name)
+    choice = create.tool_choice
+    if isinstance(choice, ToolChoiceName) and len(choice.tools or ()) > TOOLS_MAX:
+        message = f"Too many tools: {len(choice.tools or ())}, at most {TOOLS_MAX}."
+        raise InvalidRequest(message, code="invalid_value", param="tool_choice.tools")
+
+
+def _size(raw: RawField) -> int:
+    return 0 if raw is UNSET else memoryview(raw).nbytes
 
 
 def _check_compaction(rule: Compact, path: str) -> None:

@@ -56,7 +56,7 @@ def commit(
         passed=passed,
         holds_key=bool(plan.key) and not response.background,
         head_sent=head_sent,
-        bytes=weigh_turn(rounds, resolved, plan.tally.tokens_tokenized)
+        bytes=weigh_turn(rounds, resolved, response, plan.tally.tokens_tokenized)
         + (0 if is_shared else sum(map(len, head_sent))),
         usage=entry_of(
             plan.owner,
@@ -86,8 +86,10 @@ def warm_after(
     return Warm(fingerprint, head, prompt, route)
 
 
-def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: int = 0) -> int:
-    """What this turn adds: its items, and four bytes for every id, kept and joined.
+def weigh_turn(
+    rounds: Sequence[Round], resolved: Resolved, response: Response, tokens_tokenized: int = 0
+) -> int:
+    """What this turn adds: its items, what its response repeats, and four bytes for every id, kept and joined.
 
     Tools and instructions count where they are not the parent's very own.
     """
@@ -95,10 +97,10 @@ def weigh_turn(rounds: Sequence[Round], resolved: Resolved, tokens_tokenized: in
     head = resolved.head
     parent = resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:
-        text += 3 * len(head.tools.raw) + 2 * len(head.instructions or "")
+        text += head.tools.held_bytes + 2 * len(head.instructions or "")
     sampled = sum(len(ids) for round in rounds for ids in (*round.ids, round.tail))
     ids = 2 * sampled + tokens_tokenized
-    return NODE_BYTES + text + 4 * ids
+    return NODE_BYTES + response.echo_bytes + text + 4 * ids
 
 
 def entry_of(

@@ -22,7 +22,7 @@ from segue.wire.requests import (
     TextFormat,
     Whole,
 )
-from segue.wire.tools import Execution, ToolDefinition
+from segue.wire.tools import CustomTool, Execution, FunctionTool, ToolDefinition
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -446,16 +446,56 @@ class Item(Struct, frozen=True, gc=False):
     value: ItemValue
 
 
-# What an item costs beside its bytes: the objects themselves.
-ITEM_BYTES = 500
+# What an item costs beside its bytes: the objects themselves. And a value in a list of it, however short it is.
+ITEM_BYTES, VALUE_BYTES = 500, 60
 
 
 def weigh(items: Iterable[Item]) -> int:
     """What these items hold in memory: their bytes, and a typed form whose text is as long, or longer where it is not
     ASCII."""
+    items = [*items]
     raws = [item.raw for item in items]
     longer = sum([len(raw) for raw in raws if not raw.isascii()])
-    return ITEM_BYTES * len(raws) + 2 * sum(map(len, raws)) + longer
+    inside = sum([weigh_values(item.value) for item in items])
+    return ITEM_BYTES * len(raws) + 2 * sum(map(len, raws)) + longer + inside
+
+
+def weigh_values(value: ItemValue) -> int:
+    """What the values in the lists of an item hold beside their bytes. Most items have none, or parts."""
+    parts: str | Sequence[object]
+    match value:
+        case FunctionCall() | CustomToolCall():
+            return 0
+        case Reasoning():
+            parts = (*value.summary, *(value.content or ()))
+        case Message():
+            parts = value.content
+        case FunctionCallOutput() | CustomToolCallOutput():
+            parts = value.output
+        case _:
+            return VALUE_BYTES * _count(value)
+    if isinstance(parts, str):
+        return 0
+    marks = 0
+    for part in parts:
+        if isinstance(part, OutputText):
+            marks += len(part.annotations or ()) + len(part.logprobs or ())
+    return VALUE_BYTES * (len(parts) + marks)
+
+
+def _count(value: object) -> int:
+    """How many values stand in the lists and dictionaries of this."""
+    match value:
+        case list() | tuple():
+            return len(value) + sum(map(_count, value))
+        case dict():
+            return 2 * len(value)
+        case Struct():
+            # A tool has many fields, of which most are left out.
+            own = 2 if isinstance(value, FunctionTool | CustomTool) else 0
+            return own + sum(_count(getattr(value, name)) for name in value.__struct_fields__)
+        case _:
+            return 0
 
 
 class Call(NamedTuple):

@@ -67,6 +67,10 @@ class TextEcho(Struct, frozen=True):
     verbosity: str = "medium"
 
 
+# What is made of a byte of a choice of tools, and the byte itself: the shortest name of a tool takes some thirty.
+CHOICE_COST = 5
+
+
 class Response(Struct, frozen=True, kw_only=True):
     """One response as the client sees it; a snapshot, replaced as the turn goes on."""
 
@@ -107,6 +111,16 @@ class Response(Struct, frozen=True, kw_only=True):
     prompt_cache_options: CacheEcho | UnsetType = UNSET
     prompt_cache_retention: CacheRetention | UnsetType = UNSET
     prompt_cache_diagnostics: MaybeDiagnostics = UNSET
+
+    @property
+    def echo_bytes(self) -> int:
+        """What the words of the request that it repeats hold in memory, and what was made of them; but for the
+        instructions and the tools, which a chain of responses shares."""
+        texts = (self.user, self.prompt_cache_key, *self.metadata, *self.metadata.values())
+        size = sum(len(text) for text in texts if text)
+        # Of each tool that a choice names there is an object.
+        choice = memoryview(self.tool_choice).nbytes
+        return 2 * size + 2 * memoryview(self.text).nbytes + CHOICE_COST * choice
 
 
 class ItemList(Struct, frozen=True, kw_only=True):

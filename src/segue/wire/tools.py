@@ -229,6 +229,10 @@ class Offer(Struct, frozen=True):
         structs.force_setattr(self, "kind", kind)
 
 
+# What a tool costs beside its bytes: its definition, and its offer.
+OFFER_BYTES = 250
+
+
 class Tools(Struct, frozen=True):
     """All tools of a request: as they came, as they mean, and as the response echoes them.
 
@@ -253,6 +257,11 @@ class Tools(Struct, frozen=True):
     def known(self) -> tuple[ToolDefinition, ...]:
         """The definitions of the request, and those that the history carries."""
         return (*self.definitions, *self.carried)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they hold in memory: as they came, as they mean and as they are repeated; and an offer of each."""
+        return 3 * len(self.raw) + OFFER_BYTES * (len(self.offers) + len(self.deferred))
 
     @property
     def unserved(self) -> tuple[str, ...]:
