@@ -121,7 +121,7 @@ async def test_supervisor_that_lies_harms_only_its_container(adapter: str, outsi
     def change(made: Adapter) -> Adapter:
         assert isinstance(made, bwrap.Bwrap | gvisor.Gvisor)
         alike = shutil.copytree(made.alike, outside / "alike")
-        (alike / "run/supervisor.py").write_text(programs.LIAR)
+        (alike / "etc/sandbox/supervisor.py").write_text(programs.LIAR)
         return replace(made, alike=str(alike))
 
     async with containers_with(outside / "own", adapter, change) as containers:

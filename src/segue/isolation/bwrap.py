@@ -45,7 +45,9 @@ from segue.isolation.users import can_start_as_others
 # The name of this level of isolation: other users' code runs on the same kernel.
 ISOLATION = "kernel-shared"
 START_S_MAX = 20.0
-SUPERVISOR = "/run/supervisor.py"
+# Where the files are that Segue brings; in a folder that is mounted anyway.
+OWN = "/etc/sandbox"
+SUPERVISOR = f"{OWN}/supervisor.py"
 CHANNEL_FD = 0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {
@@ -128,11 +130,11 @@ def find_bwrap(folder: Path, root: str) -> Bwrap:
 
 
 def lay_out(folder: Path, root: str, more: Mapping[str, bytes] = NO_FILES) -> str:
-    """The folders that all sandboxes have alike, made once: each file that is mounted by itself makes a sandbox start
-    later. `/etc`, with what the host's or the image's own has now; `/run`, with the supervisor and these files."""
+    """The folders that all sandboxes have alike, made once: whatever is mounted by itself makes a sandbox start later.
+    `/etc`, with what the host's or the image's own has now, the supervisor and these files."""
     alike = folder / "alike"
-    etc, run = alike / "etc", alike / "run"
-    etc.mkdir(parents=True)
+    etc, own = alike / "etc", Path(f"{alike}{OWN}")
+    own.mkdir(parents=True)
     for name in HOST_ETC:
         source, copied = Path(f"{root}/etc/{name}"), etc / name
         copied.parent.mkdir(exist_ok=True)
@@ -144,11 +146,9 @@ def lay_out(folder: Path, root: str, more: Mapping[str, bytes] = NO_FILES) -> st
                 shutil.copyfile(source, copied)
     for name, text in ETC.items():
         (etc / name).write_text(text)
-    # Where a door is seen.
-    (alike / DOOR.strip("/")).mkdir(parents=True)
     supervisor = Path(__file__).with_name("supervisor.py").read_bytes()
     for name, data in {"supervisor.py": supervisor, **more}.items():
-        (run / name).write_bytes(data)
+        (own / name).write_bytes(data)
     return str(alike)
 
 
@@ -229,7 +229,7 @@ def folder_words(spec: SandboxSpec, inside: str) -> list[str]:
 @cache
 def root_words(root: str, alike: str, inside: str) -> tuple[str, ...]:
     """The files of the host, or of an unpacked image, that are seen in a sandbox; none can be written."""
-    words: list[str] = []
+    words: list[str] = ["--perms", "0755", "--dir", f"{inside}/run"]
     names = sorted(os.listdir(root)) if root else ["usr", *LINKED]
     for name in names:
         outer = Path(root or "/", name)

@@ -57,7 +57,7 @@ def main() -> None:
     check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     if sys.argv.pop() == "user":
         become_user()
-    with open("/run/filter", "rb") as file:
+    with open("/etc/sandbox/filter", "rb") as file:
         data = file.read()
     if data:
         load(data)
@@ -65,6 +65,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    path = "/run/supervisor.py"
+    path = "/etc/sandbox/supervisor.py"
     with open(path) as source:
         exec(compile(source.read(), path, "exec"), {"__name__": "__main__"})

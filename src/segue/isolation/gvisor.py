@@ -26,6 +26,7 @@ from segue.errors import Misconfigured
 from segue.isolation.adapter import DATA, DOOR, IN_MEMORY, Sandbox, SandboxSpec
 from segue.isolation.bwrap import (
     ENVIRONMENT,
+    OWN,
     PATH,
     HandedFiles,
     Launch,
@@ -44,7 +45,7 @@ from segue.isolation.users import can_start_as_others
 # The name of this level of isolation: programs run on a kernel that is a process of the host.
 ISOLATION = "user-kernel"
 INSIDE = "/sandbox"
-FIRST, FILTER = "/run/first.py", "/run/filter"
+FIRST, FILTER = f"{OWN}/first.py", f"{OWN}/filter"
 RUNSC, BUNDLE, STATE = "/runsc", "/bundle", "/state"
 # What gVisor itself needs: its memory, and threads of the host for each of a program's.
 OWN_BYTES, OWN_PROCESSES, PROCESSES_EACH = 96 * MIB, 128, 8
