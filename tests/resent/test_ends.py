@@ -95,6 +95,17 @@ async def test_histories_that_end_alike_go_on_each_from_its_own() -> None:
             assert elsewhere.tally.tokens_tokenized > len(history) * usual
 
 
+async def test_pictures_of_a_known_history_are_told_each_time() -> None:
+    dialect = chatml()
+    async with staged(ScriptedEngine(dialect, SCRIPT), dialect) as stage:
+        picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+        history = [user("Look."), {"type": "message", "role": "user", "content": [picture]}]
+        for _ in range(3):
+            told = await send(stage, history)
+            assert told.tally.media_told == 1
+            history = [*history, *told.response["output"], user(LONG)]
+
+
 async def test_two_ends_are_weighed_as_what_they_hold_together() -> None:
     dialect = chatml()
     async with staged(ScriptedEngine(dialect, SCRIPT), dialect) as stage:

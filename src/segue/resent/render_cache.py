@@ -67,6 +67,10 @@ class _Recognised(Resent, frozen=True):
         count = len(known.given)
         return count if given[:count] == known.given else 0
 
+    def without_plain(self, sent: tuple[Item, ...]) -> tuple[Item, ...]:
+        known = self.beginning
+        return sent[self.count :] if known is not None and known.is_direct else sent
+
 
 class RenderCache:
     """Beginnings of histories, and what they were rendered to. `bytes_max` of 0 switches it off.

@@ -40,10 +40,8 @@ class Round(Struct, frozen=True):
 
 def since_fresh(rounds: Sequence[Round]) -> Sequence[Round]:
     """The rounds that the model still sees: from the last fresh one on."""
-    for index in range(len(rounds) - 1, -1, -1):
-        if rounds[index].is_fresh:
-            return rounds[index:]
-    return rounds
+    fresh = [index for index, round in enumerate(rounds) if round.is_fresh]
+    return rounds[fresh[-1] :] if fresh else rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +186,10 @@ class Resent(Struct, frozen=True):
         """How many of these items, which are the same as they are understood now, the beginning stands for; 0 if they
         are understood otherwise now: what a reference names may have changed."""
         return 0
+
+    def without_plain(self, sent: tuple[Item, ...]) -> tuple[Item, ...]:
+        """Those of the items that were sent which may contain files, images or audio."""
+        return sent
 
 
 # The status of a row that is no turn's: what the containers of an owner have used. It has no model.

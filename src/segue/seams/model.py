@@ -108,7 +108,8 @@ class Scene(Struct, frozen=True):
     def history(self) -> Iterator[Round]:
         """Every finished round before `given` that the model still sees, oldest first."""
         past = ancestors(self.past) if self.past is not None else []
-        yield from since_fresh([*(round for link in past for round in link.rounds), *self.rounds])
+        rounds = [round for link in past for round in link.rounds]
+        return iter(since_fresh([*rounds, *self.rounds]))
 
 
 class Rendered(Struct, frozen=True):

@@ -121,8 +121,9 @@ class TurnLoop:
             past = self.scene.past
             if plan.resolved.parent is None and past is not None and past.warm is not None:
                 self.route = past.warm.route
-                kept = chain.from_iterable(earlier.ids for earlier in self.scene.history())
-                self.is_recalled = any(map(len, kept))
+                if isinstance(past.warm.prompt, Tokens):
+                    kept = chain.from_iterable(earlier.ids for earlier in self.scene.history())
+                    self.is_recalled = any(map(len, kept))
             end = await self._play() if error is None else End("failed", error=error)
             if self.first_composed is not None and plan.resolved.resent is not None:
                 wrote = self.rounds if end.status == "completed" else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import perf_counter
 from typing import Literal, NamedTuple
 
@@ -29,6 +30,7 @@ from segue.wire.requests import Create
 from segue.wire.response import Response
 
 USUAL = Sampling()
+VALUE = attrgetter("value")
 # Looking at so many items takes some milliseconds.
 MANY_ITEMS = 2_000
 ReasoningView = Literal["text", "summary", "hidden"]
@@ -104,7 +106,7 @@ class Given(Struct, frozen=True):
 
     @property
     def kinds(self) -> frozenset[type]:
-        return frozenset([type(item.value) for item in self.items])
+        return frozenset(map(type, map(VALUE, self.items)))
 
 
 class Resolved(Struct, frozen=True):

@@ -84,7 +84,8 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
         items = await decode_items(create.input, known=known)
         if known is not None:
             resent = await cache.recognise(caller.owner, create, items, known)
-    has_media = await off_loop(len(items) > MANY_ITEMS, contains_media, items)
+    looked_at = items if resent is None else resent.without_plain(items)
+    has_media = await off_loop(len(looked_at) > MANY_ITEMS, contains_media, looked_at)
     if has_media and resources.hosted is not None:
         items = await resources.hosted.load().fetch(caller.owner, items)
     if caller.joined is not None:

@@ -8,6 +8,7 @@ Nothing here decides what a turn does with an item (docs/protocol.md 3).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import filterfalse
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -455,7 +456,7 @@ def weigh(items: Iterable[Item]) -> int:
     ASCII."""
     items = [*items]
     raws = [item.raw for item in items]
-    longer = sum([len(raw) for raw in raws if not raw.isascii()])
+    longer = sum(map(len, filterfalse(bytes.isascii, raws)))
     inside = sum([weigh_values(item.value) for item in items])
     return ITEM_BYTES * len(raws) + 2 * sum(map(len, raws)) + longer + inside
 
