@@ -311,6 +311,12 @@ PROOFS: dict[str, Proof] = {
         lambda _: lambda *_: nullcontext(),
         "tests/files/test_depot.py -k so_many_uploads",
     ),
+    "passed-bodies": Proof(
+        "what is passed on to an engine is in no budget, or keeps what others send waiting",
+        "segue.listener.exchange:Exchange.holding_body",
+        lambda _: lambda _: nullcontext(),
+        "tests/scenarios/test_passthrough.py -k is_weighed",
+    ),
     "values-of-lists": Proof(
         "short values in the lists of an item are in no budget",
         "segue.wire.items:weigh_values",

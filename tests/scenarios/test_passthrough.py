@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from aiohttp import web
 from segue.accounts.hashes import issue_key
 from segue.limits import KeyLimits
 from tests.engines.fakes.chat import FakeChat
-from tests.support import MODEL, fetch, metric, serving
+from tests.support import MODEL, fetch, metric, serving, until
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 ASKED = {"model": "gpt", "prompt": "Once"}
@@ -24,6 +25,8 @@ class FakeEndpoint(FakeChat):
     """Has the older endpoints as well, and plays the same each time."""
 
     lacks: str = ""
+    # Embeddings wait for this.
+    may_answer: asyncio.Event | None = None
 
     def routes(self) -> list[web.RouteDef]:
         older = [
@@ -36,6 +39,8 @@ class FakeEndpoint(FakeChat):
         body = await self.body_of(request)
         if self.refuses is not None:
             return self.refusal(*self.refuses)
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         row = {"object": "embedding", "index": 0, "embedding": [0.5] * 64}
         usage = {"prompt_tokens": 9, "total_tokens": 9}
         answer = {"object": "list", "data": [row], "model": body["model"], "usage": usage}
@@ -70,6 +75,23 @@ async def test_embeddings_are_those_of_the_engine(path: str) -> None:
         name = 'segue_turns_total{outcome="completed",transport="passthrough_http"}'
         assert await metric(served, name) == 1
         assert await metric(served, 'segue_input_tokens_total{model="gpt"}') == 9
+
+
+async def test_body_is_weighed_and_keeps_nobody_waiting_while_the_engine_works() -> None:
+    async with FakeEndpoint(may_answer=asyncio.Event()) as fake, serving(**flags(fake)) as served:
+        assert fake.may_answer is not None
+        memory, text = served.app.state.memory, "x" * 1_000_000
+        body = {"model": "gpt", "input": text}
+        asked = asyncio.create_task(fetch(served, "POST", "/v1/embeddings", body))
+        await until(lambda: fake.requests)
+        assert memory.intake.bytes == 0
+        assert memory.bytes > 3 * len(text)
+        fake.may_answer.set()
+        assert (await asked).status == 200
+        assert memory.bytes < len(text)
+        memory.is_full = True
+        refused = await fetch(served, "POST", "/v1/embeddings", body)
+        assert (refused.status, len(fake.requests)) == (503, 1)
 
 
 async def test_completion_is_that_of_the_engine() -> None:

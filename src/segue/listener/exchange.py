@@ -10,8 +10,8 @@ import asyncio
 import codecs
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -34,7 +34,7 @@ from segue.errors import (
 from segue.ids import new_id
 from segue.listener.access_line import AccessLine
 from segue.listener.inflate import inflate
-from segue.memory.budget import Memory
+from segue.memory.budget import Memory, sent_bytes
 from segue.memory.intake import Inflow
 from segue.seams.history import Owner
 from segue.turn.notices import Cancel
@@ -174,6 +174,13 @@ class Exchange:
         """The body is a turn now, or no longer needed."""
         if self._inflow is not None:
             self._inflow.count(0, 0)
+
+    @contextmanager
+    def holding_body(self) -> Iterator[None]:
+        """The body is no longer on its way, and stays in memory while inside; refused where there is no room for it."""
+        with self._memory.preparing(sent_bytes(self.body_bytes, 0)):
+            self.release_body()
+            yield
 
     async def _receive_all(self, inflow: Inflow, bytes_max: int) -> bytearray:
         """One growing buffer: to join many parts at the end would take long."""

@@ -70,13 +70,14 @@ async def pass_on(exchange: Exchange, services: Services, forward: Forward) -> N
         return passed.encoded(name, tokens_max)
 
     reader = StreamedAnswer(wants_usage=request.wants_usage) if request.stream else WholeAnswer()
-    async with (
-        _counted(exchange, services, model, lambda: reader.usage),
-        listening(exchange),
-        forward(model.engine, exchange.owner, path, body_for) as answer,
-    ):
-        exchange.release_body()
-        await _copy(exchange, services, answer, reader)
+    # An engine may take its time: others need not wait with what they send.
+    with exchange.holding_body():
+        async with (
+            _counted(exchange, services, model, lambda: reader.usage),
+            listening(exchange),
+            forward(model.engine, exchange.owner, path, body_for) as answer,
+        ):
+            await _copy(exchange, services, answer, reader)
 
 
 def _model(services: Services, exchange: Exchange, name: str) -> Model:
