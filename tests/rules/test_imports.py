@@ -22,6 +22,7 @@ GROUND = {
     "ids",
     "limits",
     "printable",
+    "rests",
 }
 INNER = GROUND | {"wire", "seams"}
 
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ids": set(),
     "limits": set(),
     "printable": set(),
+    "rests": set(),
     # Only the server and the packages beside it know what the operator asked for; all others get values of their own.
     "settings": {"errors", "printable"},
     # 1: what do the nouns mean? Every way the product may vary.
@@ -147,7 +149,10 @@ PURE = {
 IMPURE = {"vocabularies.fast_tokenizer": "a thread beside the start; the builders hand it in"}
 IMPURE_LIBRARIES = {"asyncio", "logging", "random", "secrets", "socket", "time"}
 # What a pure module may import although it is not pure itself, and why.
-NOT_QUITE_PURE = {"turn.plan": "the tally of a turn reads the clock"}
+NOT_QUITE_PURE = {
+    "turn.plan": "the tally of a turn reads the clock",
+    "rests": "long work gives way, and what comes of it stays the same",
+}
 
 EMPTY_NAMES = {
     "base",

@@ -21,6 +21,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from segue.errors import ServerFault
+from segue.rests import Rests
 from segue.seams.prompt import IdArray
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ PIECE_CHARS_MAX = 64
 BESIDE_CHARS_MIN = 1024
 # How much text is cut into pieces before other threads may go on: some milliseconds.
 CUT_CHARS = 64 * 1024
+# After so much of a text, which few prompts have, others go first.
+RESTED_CHARS = 1024 * 1024
 # A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
 BROKEN_PIECES = 4
 # A longer word is encoded in parts: in one call it would hold up every thread for longer, and take 100 bytes a letter.
@@ -333,7 +336,7 @@ def pieces_of(
 ) -> Iterator[str]:
     """What `cut.findall` finds, slice by slice, longer words in parts: one call for a long text would hold up every
     other thread."""
-    at = 0
+    at, rests = 0, Rests()
     width = slice_chars
     while at + width < len(text):
         # What stands at the end of a slice may look otherwise in the whole, and begins the next.
@@ -341,6 +344,8 @@ def pieces_of(
         whole = found[:-BROKEN_PIECES] or (found if width >= word_chars_max else [])
         yield from whole
         at += sum(map(len, whole))
+        if at > RESTED_CHARS:
+            rests.take()
         width = slice_chars if whole else 2 * width
     yield from cut.findall(text, at)
 

@@ -17,6 +17,7 @@ from urllib.parse import urljoin
 from msgspec import Struct
 
 from segue.documents.pdf import read_pdf
+from segue.rests import Rests
 from segue.wire.files import is_pdf, text_of_bytes
 
 # What is kept of a page; more than a model is shown of it.
@@ -109,7 +110,8 @@ def _last_name(path: str) -> str:
 
 def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
     reader = _TextReader(url)
-    ends_at = time.monotonic() + PARSE_S_MAX
+    ends_at = time.thread_time() + PARSE_S_MAX
+    rests = Rests()
     # What the parser raises for a declaration that it cannot read.
     with suppress(AssertionError):
         start = 0
@@ -119,8 +121,9 @@ def _read_html(text: str, url: str) -> tuple[str, str, tuple[Link, ...]]:
             if len(reader.rawdata) > OPEN_CHARS_MAX and (end := reader.leave_out()):
                 found = text.find(end, start)
                 start = found + len(end) if found >= 0 else len(text)
-            if time.monotonic() > ends_at or reader.length > TEXT_CHARS_MAX:
+            if time.thread_time() > ends_at or reader.length > TEXT_CHARS_MAX:
                 break
+            rests.take()
     # Never closed: the parser would search through what is half open at the end again and again, without a use.
     return reader.text, reader.title, tuple(reader.links.values())
 

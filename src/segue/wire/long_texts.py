@@ -10,6 +10,8 @@ from typing import TypeAlias, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from segue.rests import Rests
+
 T = TypeVar("T")
 # Long texts by what stands for them: as they are written, and what they say.
 Texts: TypeAlias = dict[str, tuple[bytes, str]]
@@ -32,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_text = msgspec.json.Decoder(str).decode
 
 
-def string_end(body: bytes | bytearray, at: int) -> int:
+def string_end(body: bytes | bytearray, at: int, rests: Rests | None = None) -> int:
     """The place after the string whose inside begins here."""
     quote = body.find(b'"', at)
     while quote >= 0:
@@ -43,6 +45,8 @@ def string_end(body: bytes | bytearray, at: int) -> int:
         at = escape + 2 if found is None else found.end()
         if at > quote:
             quote = body.find(b'"', at)
+        if rests is not None:
+            rests.take()
     return len(body)
 
 
@@ -70,11 +74,11 @@ def decode(decoded: Callable[[bytes | bytearray], T], body: Raw | bytes | bytear
 
 def _long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """The places of the long strings that are no keys."""
-    at = 0
+    at, rests = 0, Rests()
     while (found := BETWEEN.match(body, at)) and (start := found.end()) < len(body):
         at = start
         if body[start] == ord('"'):
-            at = string_end(body, start + 1)
+            at = string_end(body, start + 1, rests)
             if at - start > LONG_BYTES and not KEY_END.match(body, at):
                 yield start, at
 
@@ -111,10 +115,11 @@ def _put_back(texts: Texts, value: str | Raw) -> str | Raw:
 def _text(string: bytes) -> str:
     """What an encoded string says."""
     parts: list[str] = []
-    at, last = 1, len(string) - 1
+    at, last, rests = 1, len(string) - 1, Rests()
     while at < last:
         end = _cut(string, at, at + SLICE) if at + SLICE < last else last
         parts.append(_decode_text(b'"%b"' % string[at:end]))
+        rests.take()
         at = end
     return "".join(parts)
 
@@ -141,5 +146,9 @@ def encode(value: object) -> bytes:
 def _encoded(text: str | Raw) -> str | Raw:
     if isinstance(text, Raw) or len(text) <= SLICE:
         return text
-    parts = (_encode(text[at : at + SLICE])[1:-1] for at in range(0, len(text), SLICE))
-    return Raw(b'"%b"' % b"".join(parts))
+    parts, rests = bytearray(b'"'), Rests()
+    for at in range(0, len(text), SLICE):
+        parts += memoryview(_encode(text[at : at + SLICE]))[1:-1]
+        rests.take()
+    parts += b'"'
+    return Raw(bytes(parts))
