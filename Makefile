@@ -99,7 +99,7 @@ AUTOBAHN_DONE := $(AUTOBAHN)/.done-autobahn
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-official-examples test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate soak test-vllm test-hollow-vllm test-dynamo test-routers test-models test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
+.PHONY: help setup serve test test-core test-cost test-setup test-collect test-properties test-clients test-documents test-official-examples test-autobahn test-reliability test-pgbouncer test-prometheus test-fleet simulate soak test-vllm test-hollow-vllm test-dynamo test-routers test-models test-injection test-traces models lint check format bench walk dist site test-install test-kubernetes lock clean
 
 help: ## print these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -145,6 +145,9 @@ test-hollow-vllm: $(DEV_DONE) $(if $(SEGUE_TEST_VLLM_ENV),,$(HOLLOW_DONE)) ## te
 
 test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its own template, and write what came of it into docs/models.md
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)
+
+test-injection: $(DEV_DONE) $(MODELS_ALL_DONE) ## try a thousand texts that would forge a mark, for every model family, derived ones too
+	@$(VENV)/bin/python -m tests.models.thousand $(ARGS)
 
 test-traces: $(DEV_DONE) ## replay real agent sessions with faults put in; ARGS="FILE" names all of them, else a sample
 	@$(VENV)/bin/python -m tests.reports.traces $(ARGS)

@@ -144,12 +144,111 @@ PYTHON_WORDS = "{{ '<call>' + c.function.name + '</call>' }}" + (
 NEW = "{{ '<zz:run>' + c.function.name + '|' + c.function.arguments | tojson + '</zz:run>' }}"
 
 
-def of_template(calls: str) -> DerivedFamily:
+# Bare JSON: a list, with commas between, with words before it; and with what stands around odd values.
+OBJECT = "{{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' + c.function.arguments | tojson + '}' }}"
+COMMAS = OBJECT + "{% if not loop.last %}{{ ', ' }}{% endif %}"
+LIST = "{% if loop.first %}{{ '[' }}{% endif %}" + COMMAS + "{% if loop.last %}{{ ']' }}{% endif %}"
+WRAPPED = """{{ '<zz:run name="' + c.function.name + '">' }}{% for k, v in c.function.arguments.items() %}
+{{- '<zz:arg name="' + k + '">' }}{% if v is string and '<' in v %}{{ '<![RAW[' + v + ']]>' }}{% else %}
+{{- v if v is string else v | tojson }}{% endif %}{{ '</zz:arg>' }}{% endfor %}{{ '</zz:run>' }}"""
+COMMA_TAGS = """{{ '<zz:run>' + c.function.name + '{' }}{% for k, v in c.function.arguments.items() %}
+{{- k + ':<zz:t>' ~ v ~ '<zz:t>' }}{% if not loop.last %}{{ ',' }}{% endif %}{% endfor %}{{ '}</zz:run>' }}"""
+# The next part of an answer has a header of its own.
+PARTS = """{%- for m in messages %}{{ '<|im_start|>' + m.role }}
+{%- if m.reasoning_content %}{{ '<zz:think>' + m.reasoning_content + '</zz:think><zz:part>' + m.role }}{% endif %}
+{%- if m.content %}{{ '<zz:say>' + m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}{{ '<zz:run>' + c.function.name + '|' + c.function.arguments | tojson + '</zz:run>' }}
+{%- endfor %}{{ '<|im_end|>' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"""
+
+
+def dialect_of(calls: str, template: str = CHATML) -> TokenDialect:
     folder = model_folder("Qwen3.5")
-    text = CHATML.replace("CALLS", calls)
-    found = derived_dialect(folder, vocabulary_from_file(folder), text).derived
+    return derived_dialect(folder, vocabulary_from_file(folder), template.replace("CALLS", calls))
+
+
+def of_template(calls: str) -> DerivedFamily:
+    found = dialect_of(calls).derived
     assert found is not None
     return found
+
+
+def items_of(dialect: TokenDialect, said: str) -> list[tuple[str, str, str]]:
+    """What is read, the same however it is cut."""
+    vocabulary = dialect._bound.vocabulary
+    ids = [*vocabulary.ids(Own(said)), min(dialect.stops)]
+    read_items = [
+        [(opened.kind, opened.name, text) for opened, text in heard(read(dialect, OFFERED, cuts))]
+        for cuts in ([ids], [[id] for id in ids])
+    ]
+    assert read_items[0] == read_items[1]
+    return read_items[0]
+
+
+SAVED = '{"text": "a, b]"}'
+SAVE = f'{{"name": "save", "arguments": {SAVED}}}'
+CALLED = ("function", "save", SAVED)
+
+
+@pytest.mark.parametrize(
+    ("calls", "said", "found"),
+    [
+        (LIST, f"[{SAVE}]", [CALLED]),
+        (LIST, f"[{SAVE}, {SAVE}]", [CALLED, CALLED]),
+        (COMMAS, f"{SAVE}, {SAVE}", [CALLED, CALLED]),
+        (COMMAS, SAVE, [CALLED]),
+        # Not a call: another tool, a list of something else, words before it, none of it.
+        (LIST, '[{"name": "rm", "arguments": {}}]', None),
+        (LIST, '[{"name": "Anna"}, 2]', None),
+        (LIST, '["a", "b"]', None),
+        (LIST, "[1] is a note.", None),
+        (LIST, "[", None),
+        (LIST, f"So: [{SAVE}]", None),
+        (COMMAS, f"So: {SAVE}", None),
+        # What follows a call is what is said.
+        (LIST, f"[{SAVE}] and more", [CALLED, ("message", "", " and more")]),
+    ],
+)
+def test_calls_without_a_mark_are_read_where_they_are_the_whole_answer(
+    calls: str, said: str, found: list[tuple[str, str, str]] | None
+) -> None:
+    dialect = dialect_of(calls)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    assert items_of(dialect, said) == (found or [("message", "", said)])
+
+
+def test_call_without_a_mark_after_words_is_said_to_be_text() -> None:
+    assert "where words stand before it" in of_template(COMMAS).refused["words"]
+
+
+def test_what_stands_around_odd_values_is_no_part_of_them() -> None:
+    dialect = dialect_of(WRAPPED)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None
+    assert dialect.derived.calls.arguments.raw == ("<![RAW[", "]]>")
+    assert "texts" not in dialect.derived.refused
+    said = '<zz:run name="save"><zz:arg name="text"><![RAW[1 < 2</zz:arg>]]></zz:arg></zz:run>'
+    assert items_of(dialect, said) == [("function", "save", '{"text": "1 < 2</zz:arg>"}')]
+    assert from_toml(to_toml(dialect.derived), "a.toml") == dialect.derived
+
+
+def test_values_in_tags_with_commas_between_are_read() -> None:
+    dialect = dialect_of(COMMA_TAGS)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    said = "<zz:run>save{text:<zz:t>a, b<zz:t>,count:<zz:t>3<zz:t>}</zz:run>"
+    assert items_of(dialect, said) == [("function", "save", '{"text": "a, b", "count": 3}')]
+
+
+def test_header_of_the_next_part_of_an_answer_is_not_said() -> None:
+    dialect = dialect_of("", PARTS)
+    said = '<zz:think>Hm.</zz:think><zz:part>assistant<zz:run>save|{"text": "a"}</zz:run>'
+    assert items_of(dialect, said) == [
+        ("reasoning", "", "Hm."),
+        ("function", "save", '{"text": "a"}'),
+    ]
+    said = "<zz:think>Hm.</zz:think><zz:part>assistant<zz:say>Yes."
+    assert items_of(dialect, said) == [("reasoning", "", "Hm."), ("message", "", "Yes.")]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from segue.dialects.chatml import QWEN3, SMOLLM2
-from segue.dialects.choose import choose
+from segue.dialects.choose import choose, derived_dialect
 from segue.dialects.family import Family, TokenDialect
 from segue.dialects.harmony import HARMONY
 from segue.dialects.llama3 import LLAMA3
@@ -76,6 +76,15 @@ def test_text_makes_no_mark_of_a_template(template: str, tokenizer: str) -> None
     dialect = choose(folder, vocabulary_from_file(folder), assets.template(template))
 
     assert break_out(dialect, 25) > 100
+
+
+def test_text_makes_no_mark_of_a_derived_family() -> None:
+    """A sample of `make test-injection`."""
+    folder = assets.tokenizer_folder("deepseek_v3")
+    text = assets.template("deepseek-ai-DeepSeek-V3.1")
+    dialect = derived_dialect(folder, vocabulary_from_file(folder), text)
+
+    assert break_out(dialect, 10) == 80
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ from segue.vocabularies.chat_template import Chat
 PAIRED = re.compile(
     r"(<(?:[\w:｜|]*:)?(\w*(?:think|thought|reason)\w*)>|\[(THINK\w*)\])", re.IGNORECASE
 )
+# A value that could be taken for tags.
+ODD_VALUE = "qzodd <qz> & qz"
 SPEECH = re.compile(r"\w{2,}")
 
 
@@ -112,6 +114,8 @@ class _Derivation:
                 end = end[: len(end) - common_suffix(end, bare)]
             atoms = self._lexer.atoms(end)
             end = self._closing_mark(atoms)
+            if words:
+                self._drop_parts("".join(atoms).removeprefix(end))
             begin = before if before.strip() else self._tail(words, calls, end)
             if not begin.strip() or not end.strip():
                 self._refused["thoughts"] = f"no mark stands around a thought in {said[:120]!r}."
@@ -254,6 +258,16 @@ class _Derivation:
                 self._dropped.append(end)
             return rest
         return text
+
+    def _drop_parts(self, text: str) -> None:
+        """Marks, each with the words after it: the header of the next part of an answer."""
+        part = ""
+        for atom in self._lexer.atoms(text):
+            if self._lexer.is_mark(atom):
+                self._drop(part)
+                part = ""
+            part += atom
+        self._drop(part)
 
     def _drop(self, text: str) -> None:
         bare = text.strip()
@@ -518,6 +532,7 @@ class _Derivation:
             booleans=self._booleans(thoughts),
             string_type=string_type,
             other_type=other_type,
+            raw=self._raw(opening, closing, slot, thoughts),
         )
         between = "".join(lead[: len(lead) - same])
         written = "".join(atoms[len(lead) - same : other_values[0] + 1 + shared])
@@ -529,6 +544,16 @@ class _Derivation:
             "".join(atoms[other_values[0] + 1 + shared :]),
             arguments,
         )
+
+    def _raw(
+        self, opening: str, closing: str, slot: str, thoughts: Thoughts | None
+    ) -> tuple[str, str] | None:
+        """What stands around a value that has letters of tags in it, and around no other."""
+        said = self._said({FIRST_KEY: ODD_VALUE, OTHER_KEY: OTHER_VALUE}, thoughts)
+        before, found, after = said.partition(ODD_VALUE)
+        begin = before.rpartition(opening.rpartition(slot)[2].rpartition("%")[2])[2]
+        end = after.partition(closing.replace(slot, FIRST_KEY))[0]
+        return (begin, end) if found and begin and end else None
 
     def _typed(
         self, opening: str, slot: str, bare: _Pieces, is_known: bool, thoughts: Thoughts | None
@@ -572,10 +597,10 @@ class _Derivation:
         """How a list or an object in a tag is written: as JSON or Python, or as tags, with a mark before each."""
         value = {"qzinner": "qzdeep", "qzlist": [1, 2]}
         said = self._said({FIRST_KEY: value}, thoughts)
-        for end in range(said.rfind("}") + 1, 0, -1):
-            part = said[said.find("{") : end] if "{" in said else ""
-            if part.endswith("}") and _value_of(part) == value:
-                return ""
+        begins = [found.start() for found in re.finditer(r"\{", said)]
+        ends = [found.end() for found in re.finditer(r"\}", said)]
+        if any(_value_of(said[begin:end]) == value for begin in begins for end in ends):
+            return ""
         mark = opening.partition(f"<{slot}")[0].strip()
         if mark and f"{mark}<qzinner>qzdeep" in said:
             return mark

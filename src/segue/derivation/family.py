@@ -54,6 +54,8 @@ class Arguments(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     string_type: str = ""
     other_type: str = ""
     is_sorted: bool = False
+    # What stands around a value in tags that has letters of tags in it.
+    raw: tuple[str, str] | None = None
 
 
 class Calls(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -147,6 +149,8 @@ class _Split:
         closing, end = self._closing(calls, opened, section_end)
         if self.is_listed and closing.endswith("]"):
             closing = closing[:-1].rstrip()
+        # Objects without a mark, with commas between.
+        self.is_listed |= not begin and calls.separator.strip() == ","
         self.begins = (begin,) if begin else ()
         self.ends = (end,) if end else ()
         if begin and not lexer.begins_with_mark(begin):
@@ -272,6 +276,8 @@ def _argument_reader(arguments: Arguments, missed: tuple[str, ...]) -> Tags | No
                 missed,
                 is_wrapped=is_wrapped,
                 nested=arguments.nested,
+                raw=arguments.raw,
+                comma="," if arguments.separator.strip() == "," else "",
             )
         case "notation":
             return Notation(

@@ -150,6 +150,8 @@ def proven(
                 "a forced call is an object without marks: its words are not those of the template."
             )
             made = Readable(made.format, None)
+        if why := proof.failing_calls_after_words():
+            refused["words"] = why
     if why := proof.failing_words():
         refused["words"] = why
     return structs.replace(family, refused=refused), made
@@ -191,9 +193,11 @@ class _Proof:
             self._try("", [nested], "", [nested])
             if is_parallel:
                 self._try("", [PLAIN, OTHER], "", [PLAIN, OTHER])
-            self._try(WORDS, [PLAIN], "", [PLAIN])
+            if not self._format.is_bare:
+                self._try(WORDS, [PLAIN], "", [PLAIN])
             if self._format.thought:
                 self._try("", [PLAIN], THOUGHT, [PLAIN])
+            if self._format.thought and not self._format.is_bare:
                 self._try(WORDS, [PLAIN], THOUGHT, [PLAIN])
             empty = SaidCall("qzempty", {})
             if self._said("", [empty], "") is not None:
@@ -201,6 +205,14 @@ class _Proof:
             self._must_be_text()
         except _Wrong as wrong:
             return f"calls are not read, because {wrong}."
+        return ""
+
+    def failing_calls_after_words(self) -> str:
+        """A call without a mark is one only where it begins an answer."""
+        try:
+            self._try(WORDS, [PLAIN], "", [PLAIN])
+        except _Wrong:
+            return "a call without a mark stays text where words stand before it."
         return ""
 
     def changed_texts(self) -> list[str]:

@@ -104,6 +104,8 @@ class TaggedArguments:
         while rest is not None:
             if self._types is None:
                 bare = rest.lstrip()
+                if self._tags.comma:
+                    bare = bare.removeprefix(self._tags.comma).lstrip()
                 opening = self._opening.whole.match(bare)
                 if opening is None and self._opening.may_begin(bare):
                     self._held = rest

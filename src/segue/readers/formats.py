@@ -30,6 +30,8 @@ class Tags:
     nested: str = ""
     # May stand around a value that holds letters of tags.
     raw: tuple[str, str] | None = None
+    # May stand between two values, beside white space.
+    comma: str = ""
 
 
 @dataclass(frozen=True, slots=True)

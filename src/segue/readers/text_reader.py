@@ -114,6 +114,7 @@ class TextReader:
         self._is_guessing = is_offering and format.is_guessed and not is_json
         self._begins = self._format.begins if is_offering else ()
         self._skipped = LISTED if format.is_listed else BLANKS
+        self._bare_begins = ("{", "[") if format.is_bare and format.is_listed else ("{",)
         self._loose = self._format.loose if is_offering else ""
         self._marks = (*self._begins, *self._format.dropped, *filter(None, (self._loose,)))
         # A mark that is a token ends a thought, too.
@@ -200,7 +201,7 @@ class TextReader:
         bare = text.lstrip()
         known = tuple(filter(None, (self._format.think, self._format.thought, *self._marks)))
         mark = next(filter(bare.startswith, known), None)
-        is_bare = self._is_bare_read and bare.startswith("{")
+        is_bare = self._is_bare_read and bare.startswith(self._bare_begins)
         if mark is None and not is_bare and any(other.startswith(bare) for other in known):
             self._held = text
             return None
@@ -400,10 +401,14 @@ class TextReader:
         self._close()
         if self._items.is_over:
             return None
-        if not end and call.is_certain and self._is_next(bare):
-            self._call = _Call("", is_certain=True)
+        if not end and (call.is_certain or self._is_next_bare(bare)) and self._is_next(bare):
+            self._call = _Call("", call.is_certain, is_known=call.is_known)
             self._state = self._heading
         return bare[len(end) :] if end else rest
+
+    def _is_next_bare(self, text: str) -> bool:
+        """Whether a list without a mark goes on."""
+        return self._format.is_bare and self._format.is_listed and text[0] == ","
 
     def _is_next(self, text: str) -> bool:
         """Whether another call may begin, before the end mark."""
@@ -470,7 +475,7 @@ class TextReader:
             held = self._held
             self._held = ""
             shown = (self._call.gap + self._call.mark + held).translate(self._spelt.hidden)
-            if items.open is None and not shown.strip(self._skipped):
+            if items.open is None and not shown.strip(self._skipped if self._call.mark else BLANKS):
                 self._state = self._between
                 break
             self._read(self._was_text(held))
