@@ -9,7 +9,7 @@ import pytest
 from segue.engines.scripted import Script, ScriptedEngine, ScriptedTurn
 from segue.resent.render_cache import RenderCache
 from tests.contracts.engine import chatml
-from tests.pipeline import OWNER, Stage, Told
+from tests.pipeline import OWNER, Listener, Stage, Told
 from tests.scenarios.test_upstream_engines import staged
 
 Json = dict[str, Any]
@@ -93,6 +93,26 @@ async def test_histories_that_end_alike_go_on_each_from_its_own() -> None:
             # Other instructions stand before the same items: nothing of it is known.
             elsewhere = await send(stage, after, tools=TOOLS, instructions="Be brief.")
             assert elsewhere.tally.tokens_tokenized > len(history) * usual
+
+
+async def test_turn_of_a_known_history_weighs_what_it_would_weigh_alone() -> None:
+    dialect = chatml()
+    async with (
+        staged(ScriptedEngine(dialect, SCRIPT), dialect) as stage,
+        staged(ScriptedEngine(dialect, SCRIPT), dialect) as other,
+    ):
+        history, told = await loop(stage, 3, tools=TOOLS)
+        # The same items, one of them spelt at length, which the cache takes for the same.
+        wide = {**history[0], "content": [{"type": "input_text", "text": history[0]["content"]}]}
+        again = [wide, *history[1:], *told[-1].response["output"], user(LONG)]
+        weights = []
+        for each in (stage, other):
+            listener = Listener()
+            running = await each.start(None, listener, input=again, store=False, tools=TOOLS)
+            weights.append(running.held_bytes)
+            await listener.all()
+        assert running.tally.items_validated > told[-1].tally.items_validated
+        assert weights[0] == weights[1] > 5 * len(LONG)
 
 
 async def test_pictures_of_a_known_history_are_told_each_time() -> None:

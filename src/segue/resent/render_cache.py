@@ -288,6 +288,7 @@ def _known_history(
         sent=resent.sent,
         digests=resent.digests,
         given=resolved.given,
+        given_bytes=resolved.given_bytes,
         is_direct=not resolved.has_media and _is_direct(resent.sent, resolved.given),
         past=Unfinished(first.scene.past, (last,), warm),
         prompts=(prompt, warm.prompt),

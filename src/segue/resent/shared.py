@@ -48,11 +48,9 @@ class RememberedHistory(KnownHistory):
     head: SentHead
     # The tools as they were sent; a digest where there are secrets in them.
     tools: bytes
-    # The items as they were sent, with digests of what they mean, and as they were understood: with references
-    # resolved and seals opened.
+    # The items as they were sent, with digests of what they mean.
     sent: tuple[Item, ...]
     digests: tuple[bytes, ...]
-    given: tuple[Item, ...]
     # Whether items that mean the same are understood alike at any time: there are no references and no media.
     is_direct: bool
     # Its prompt without the answer, and with it.

@@ -175,6 +175,9 @@ class KnownHistory:
     past: Unfinished
     open_calls: dict[str, Call]
     model_turns: int
+    # The items as they were understood, with references resolved and seals opened; and what they hold in memory.
+    given: tuple[Item, ...]
+    given_bytes: int
 
 
 class Resent(Struct, frozen=True):

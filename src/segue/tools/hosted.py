@@ -47,7 +47,7 @@ from segue.wire.codec import as_item, encode, raw_tools
 from segue.wire.drafts import Streamed
 from segue.wire.effects import Effects, apply_effects
 from segue.wire.events import Inside
-from segue.wire.items import HostedOutput, Item, ItemValue
+from segue.wire.items import HostedOutput, Item, ItemValue, weigh
 from segue.wire.kinds import approved_by
 from segue.wire.requests import ToolChoiceName
 from segue.wire.tools import Offer, ToolDefinition, Tools, forced_offers, tag_of
@@ -220,7 +220,8 @@ def _earlier(parent: Turn | None) -> Iterator[Item]:
 def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
     if given is plan.resolved.given:
         return plan
-    return replace(plan, resolved=structs.replace(plan.resolved, given=given))
+    resolved = structs.replace(plan.resolved, given=given, given_bytes=weigh(given))
+    return replace(plan, resolved=resolved)
 
 
 class TurnToolCalls:
@@ -273,7 +274,9 @@ class TurnToolCalls:
             )
             head = structs.replace(resolved.head, tools=tools)
             given = (*given, *listed)
-            resolved = structs.replace(resolved, head=head, effects=effects, given=given)
+            resolved = structs.replace(
+                resolved, head=head, effects=effects, given=given, given_bytes=weigh(given)
+            )
             self._plan = plan = replace(plan, resolved=resolved)
         _check_forced(plan)
         return plan

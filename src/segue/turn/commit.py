@@ -93,7 +93,11 @@ def weigh_turn(
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = sum(weigh(round.given) + weigh(round.wrote) for round in rounds)
+    text = sum(
+        weigh(round.wrote)
+        + (resolved.given_bytes if round.given is resolved.given else weigh(round.given))
+        for round in rounds
+    )
     head = resolved.head
     parent = resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:

@@ -115,6 +115,8 @@ class Resolved(Struct, frozen=True):
     create: Create
     parent: Turn | None
     given: tuple[Item, ...]
+    # What the given items hold in memory.
+    given_bytes: int
     head: Head
     open_calls: dict[str, Call]
     # How often the model has spoken before this turn.

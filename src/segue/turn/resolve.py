@@ -32,6 +32,7 @@ from segue.wire.items import (
     FunctionCallOutput,
     Item,
     LocalShellCallOutput,
+    weigh,
 )
 from segue.wire.kinds import CALL_WORDS, KINDS, CallPairing, OutputPairing, answer_of, call_of
 from segue.wire.requests import Create, ReasoningConfig, TextConfig
@@ -95,6 +96,7 @@ def resolve(
         create=create,
         parent=parent,
         given=given.items,
+        given_bytes=_weigh(given),
         head=_head(create, tools, before.warm),
         open_calls=pair_calls(before.open_calls, new),
         model_turns=before.model_turns + count_model_turns(new),
@@ -135,6 +137,14 @@ def _before(given: Given, parent: Turn | None) -> _Before:
     if not count:
         return _Before(warm, tools, has_same_tools=True)
     return _Before(warm, tools, known.open_calls, known.model_turns, count, has_same_tools=True)
+
+
+def _weigh(given: Given) -> int:
+    """What the items hold in memory; of those that were sent before, to the byte, that is known."""
+    known = None if given.resent is None else given.resent.beginning
+    if known is None or given.items[: len(known.given)] != known.given:
+        return weigh(given.items)
+    return known.given_bytes + weigh(given.items[len(known.given) :])
 
 
 def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effects:
