@@ -15,6 +15,7 @@ from segue_vllm import serving
 from segue_vllm.frames import Ask, Cancel, End, Failed, Taken, Tokens
 from segue_vllm.outputs import Heard, Request
 from segue_vllm.serving import Connection, SessionServer
+from segue_vllm.versions import is_tried
 from tests.engine_sessions.replica import MODEL, FakeDoor
 
 
@@ -182,6 +183,15 @@ async def test_socket_that_breaks_ends_the_connection_without_a_word() -> None:
         await asyncio.wait_for(task, 5)
         assert client.closed is None
         assert door.aborted == door.requests
+
+
+@pytest.mark.parametrize(
+    "version, is_known", [("0.32.0", True), ("0.32.0+cpu", True), ("0.32.1", False), ("1.0", False)]
+)
+def test_what_is_not_public_is_used_with_versions_that_were_tried_only(
+    version: str, is_known: bool
+) -> None:
+    assert is_tried(version) == is_known
 
 
 def test_words_of_a_failure_are_not_endless() -> None:

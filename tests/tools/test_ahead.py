@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,8 @@ class PrefixEngine:
     can_constrain: bool = False
     grammars: frozenset[str] = frozenset()
     facts: EngineFacts = field(default_factory=EngineFacts)
+    # The read that never ends.
+    hangs_at: int = 0
 
     async def is_ready(self) -> bool:
         return True
@@ -122,6 +125,8 @@ class PrefixEngine:
         if job.is_ahead:
             assert job.output_tokens_max == 0
             self.ahead.append(job.prompt)
+            if len(self.ahead) == self.hangs_at:
+                await asyncio.Event().wait()
             yield Finish("length", cached_tokens=0)
             return
         self.jobs.append(job)
@@ -162,6 +167,25 @@ async def test_output_is_read_while_its_tool_still_runs(tmp_path: Path) -> None:
         assert response["usage"]["input_tokens"] == prompts
         assert await metric(served, "segue_tokens_ahead_total") > 0
         assert await metric(served, "segue_tokens_ahead_lost_total") == 0
+
+
+@pytest.mark.parametrize("hangs_at", [1, 2])
+async def test_tool_that_has_ended_does_not_wait_for_a_read_that_does_not_end(
+    hangs_at: int, tmp_path: Path
+) -> None:
+    go = [tmp_path / "go", tmp_path / "go on"]
+    run = calling("shell", commands=[WORDS, f"wait {go[0]}", WORDS, f"wait {go[1]}"])
+    async with scripted(tmp_path, run, DONE, **FLAGS) as served, wire(served) as socket:
+        engine = with_prefix(served)
+        engine.hangs_at = hangs_at
+        await socket.create(input="Go", tools=[HOSTED], store=False)
+        await until(lambda: engine.ahead)
+        go[0].touch()
+        await until(lambda: len(engine.ahead) >= hangs_at)
+        go[1].touch()
+        assert (await socket.events())[-1]["response"]["status"] == "completed"
+    assert len(engine.ahead) == hangs_at
+    assert len(engine.jobs) == 2
 
 
 @pytest.mark.parametrize("why", ["no_cache", "short", "guard"])

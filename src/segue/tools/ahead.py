@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -99,9 +98,10 @@ class ReadAhead:
         # What the engine has read: up to where, how much of it is new, which text of which answer that is.
         self._length = self._tokens = self._place = 0
         self._text = ""
-        # When it may read again, and how long the last read took; whether one is at the engine.
+        # When it may read again, and how long the last read took; whether one is at the engine, and whether the tool
+        # has ended.
         self._read_at = self._took_s = 0.0
-        self._is_asking = False
+        self._is_asking = self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
     def show(self, text: str, make: MakeItems) -> None:
@@ -115,13 +115,14 @@ class ReadAhead:
 
     def _is_due(self) -> bool:
         chars = self._chars_before + len(self._shown[0])
-        is_enough = self._read_chars + STEP_CHARS <= chars <= CHARS_MAX
-        return is_enough and perf_counter() >= self._read_at
+        return not self._is_over and self._read_chars + STEP_CHARS <= chars <= CHARS_MAX
 
     async def _follow(self) -> None:
         """Read what was shown, and again as long as there is more meanwhile."""
         try:
             while self._is_due():
+                if (pause_s := self._read_at - perf_counter()) > 0:
+                    await asyncio.sleep(pause_s)
                 text, make = self._shown
                 self._read_chars = self._chars_before + len(text)
                 began = perf_counter()
@@ -190,7 +191,7 @@ class ReadAhead:
     async def stop(self) -> None:
         """Nothing more is read; what the engine has read by now, it keeps."""
         if (task := self._task) is not None:
-            self._read_at = math.inf
+            self._is_over = True
             if self._is_asking:
                 await asyncio.wait((task,), timeout=min(self._took_s, WAIT_S_MAX))
             task.cancel()
