@@ -13,13 +13,15 @@ from tests.clients.proxy import proxied
 from tests.support import WAIT_S, ServedProcess, metric, served_process
 
 
-async def chat(url: str, typed: str, *flags: str) -> tuple[int, str]:
-    """The command with these lines typed; its exit status, and what it said."""
+async def chat(
+    url: str, typed: str, *flags: str, aside: int = asyncio.subprocess.STDOUT
+) -> tuple[int, str]:
+    """The command with these lines typed; its exit status, and what it said; `aside` has what is no answer."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "segue_cli.cli", "chat", "--url", url, *flags),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stderr=aside,
     )
     async with asyncio.timeout(WAIT_S):
         out, _ = await process.communicate(typed.encode())
@@ -55,6 +57,12 @@ async def test_person_holds_a_conversation_on_one_socket(tmp_path: Path) -> None
         ]
         assert len(proxy.frames[2][1]["input"]) == 1
         assert await lookups(served) == 1
+
+
+async def test_answers_to_a_pipe_are_all_of_standard_output(tmp_path: Path) -> None:
+    with served_process(*serving(tmp_path, {"text": "An apple."}), cwd=tmp_path) as served:
+        code, said = await chat(served.url, "A fruit?\n", aside=asyncio.subprocess.DEVNULL)
+    assert (code, said.split()) == (0, ["An", "apple."])
 
 
 async def test_lost_connection_is_opened_again_with_the_whole_conversation(tmp_path: Path) -> None:

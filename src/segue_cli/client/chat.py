@@ -60,15 +60,17 @@ def run(options: argparse.Namespace) -> int:
     model = find_endpoint(server, options.model).model
     talk = Talk(server.base_url, model, options.instructions, server.key)
     console = Console(highlight=False)
-    _say(console, model, style="bold", end="")
-    _say(console, f" at {server.url}. Type /help for help.")
+    # What is no answer goes elsewhere where the questions come from a pipe.
+    aside = console if sys.stdin.isatty() else Console(highlight=False, stderr=True)
+    _say(aside, model, style="bold", end="")
+    _say(aside, f" at {server.url}. Type /help for help.")
     try:
         while (line := _line(console)) is not None:
             if line.startswith("/"):
                 if not _run_command(line, talk, server, console):
                     break
             elif line:
-                _answer(talk, line, console, is_markdown=options.markdown)
+                _answer(talk, line, console, aside, is_markdown=options.markdown)
     finally:
         talk.drop()
     return 0
@@ -131,7 +133,9 @@ def _change_model(talk: Talk, server: RunningServer, name: str) -> str:
     return f"The model is now {talk.model}."
 
 
-def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = False) -> None:
+def _answer(
+    talk: Talk, line: str, console: Console, aside: Console, *, is_markdown: bool = False
+) -> None:
     began = time.perf_counter()
     first: float | None = None
     answer = ""
@@ -147,12 +151,12 @@ def _answer(talk: Talk, line: str, console: Console, *, is_markdown: bool = Fals
                     _say(console, event.delta, style=style, end="")
             if event.type == AGAIN and first is not None:
                 answer = ""
-                console.print("\n[dim]Connection lost; asking again:[/dim]")
+                aside.print("\n[dim]Connection lost; asking again:[/dim]")
             if event.type == "response.reasoning_text.done":
                 console.print()
             if event.type in ENDS:
                 console.print(Markdown(printable(answer), hyperlinks=False) if answer else "")
-                _close(event, (first or time.perf_counter()) - began, console)
+                _close(event, (first or time.perf_counter()) - began, aside)
     except KeyboardInterrupt:
         talk.drop()
         console.print(
