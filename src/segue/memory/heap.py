@@ -22,7 +22,7 @@ ARENAS = 2
 COLLECT_AT = (700, 10, 100)
 LOOK_S = 5.0
 # A trim holds other threads up, for about a millisecond for each 5 MiB.
-FREED_BYTES_MIN = 32 * MIB
+FREED_BYTES_MIN = 16 * MIB
 
 
 class HeapInfo(ctypes.Structure):
