@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,15 @@ async def read_metrics(served: ServedProcess, secret: str) -> bytes:
     return answer.body
 
 
+def encoded(word: str) -> Iterator[bytes]:
+    """A word as it is, and in the middle of base64, wherever it begins there."""
+    yield word.encode()
+    for before in range(3):
+        text = b64encode(b"x" * before + word.encode())
+        # The first and the last letters depend on what is beside it.
+        yield text[4 if before else 0 : -4]
+
+
 def find_traces(folder: Path, printed: list[str], metrics: bytes, secret: str) -> list[str]:
     """Where a word or a key was left."""
     places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -178,5 +188,5 @@ def find_traces(folder: Path, printed: list[str], metrics: bytes, secret: str) -
     places["log"] = "".join(printed).encode()
     places["metrics"] = metrics
     assert any(name.endswith("s.db") for name in places)
-    words = [WORD.encode(), FALSE_KEY.encode(), secret.encode()]
+    words = [*encoded(WORD), FALSE_KEY.encode(), secret.encode()]
     return [name for name, data in places.items() if any(word in data for word in words)]

@@ -5,17 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from segue.accounts.hashes import issue_key
 from segue_cli.cli import main
+from tests.bundles.bad import FRONT
 from tests.canaries import FALSE_KEY, WORD, find_traces, leave_traces, read_metrics
 from tests.engines.hostile import HEAD, event, raw_server, whole_response
+from tests.escapes.conftest import sandboxes_can_be_made
+from tests.scenarios.test_files_api import upload
+from tests.scenarios.test_shell import FLAGS, inline, run, shell_with
+from tests.scenarios.test_tools import scripted
 from tests.support import MODEL, fetch, metric, served_process, serving, wire
 
+__all__ = ["sandboxes_can_be_made"]
+
 TURNS = 100
+SHORT: dict[str, Any] = {"text": "Done."}
 
 
 async def make_key(store: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -56,6 +68,47 @@ async def test_process_that_dies_leaves_no_trace(
         served.process.kill()
         served.process.wait()
         assert find_traces(tmp_path, served.printed, b"", secret) == []
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Sandboxes are another user's, who may not enter the usual folder of a test."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def test_files_skills_and_containers_of_unstored_turns_leave_no_trace(
+    tmp_path: Path,
+    open_folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What such turns were given inline, and what they named that has been deleted since."""
+    caplog.set_level(logging.DEBUG)
+    kept = open_folder
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    writes = run(f"echo {WORD} | tee /mnt/data/{WORD}.txt", "cat /home/user/skills/*/SKILL.md")
+    flags = {"store": f"sqlite:///{kept}/s.db", "files_dir": str(kept / "files"), **FLAGS}
+    text = f"Read {WORD}."
+    data = "data:text/plain;base64," + b64encode(text.encode()).decode()
+    async with scripted(tmp_path, writes, SHORT, **flags) as served:
+        made = await upload(served, text.encode())
+        files = [{"filename": "a.txt", "file_data": data}, {"file_id": made["id"]}]
+        parts = [{"type": "input_file", **one} for one in files]
+        tool = shell_with(inline(words=FRONT.decode() + text))
+        asked = {"model": MODEL, "input": [{"role": "user", "content": parts}], "tools": [tool]}
+        answer = await fetch(served, "POST", "/v1/responses", {**asked, "store": False})
+        assert f"Sums of CSV files.\\n---\\n{text}" in answer.body.decode(), answer.body
+        # Until then the file has it, and nothing else: what a container has on its disk is not to be seen from here.
+        (found,) = find_traces(kept, [caplog.text], b"", "sk-segue-none")
+        assert found.startswith(f"{kept}/files/")
+        listed = await fetch(served, "GET", "/v1/containers")
+        for one in listed.json["data"]:
+            await fetch(served, "DELETE", f"/v1/containers/{one['id']}")
+        await fetch(served, "DELETE", f"/v1/files/{made['id']}")
+        assert find_traces(kept, [caplog.text], b"", "sk-segue-none") == []
+    assert find_traces(kept, [caplog.text], b"", "sk-segue-none") == []
 
 
 async def test_words_of_an_engine_leave_no_trace(
