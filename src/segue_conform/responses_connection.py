@@ -27,7 +27,7 @@ from segue_conform.responses_socket import (
     steered,
     written,
 )
-from segue_conform.rules import check_error, text_of
+from segue_conform.rules import calls_of, check_error, text_of
 from segue_conform.target import Socket, Target, error_of, is_end, script
 
 SEGUE = "Segue: docs/protocol.md"
@@ -215,6 +215,28 @@ async def _steer_first(target: Target) -> None:
         _, second, third = [event["response"] for event in await ends(socket, 3) if is_end(event)]
     equal(second.get("previous_response_id"), response_id, "the parent of the second response")
     equal(text_of(third), "Waited.", "the answer to the create that waited")
+
+
+CALLS_SLOWLY: Json = {
+    "calls": [{"name": "get_weather", "arguments": {"city": "Paris" * 20}}],
+    "pieces": 30,
+    "gap_s": 0.05,
+}
+
+
+async def _steer_waits(target: Target) -> None:
+    async with target.socket() as socket:
+        await socket.create(script(CALLS_SLOWLY, ECHO), tools=[WEATHER])
+        response_id = str((await socket.event())["response"]["id"])
+        while not (await socket.event())["type"].endswith("arguments.delta"):
+            pass
+        await steered(socket, response_id)
+        first = (await ends(socket, 1))[-1]["response"]
+        (call,) = calls_of(first) or [{}]
+        equal((await socket.event())["type"], "response.steer.pending", "the event after the end")
+        second = await socket.turn([output_for(call)], previous_response_id=response_id)
+    sent = " ".join(texts(second))
+    expect("Stop here." in sent and "sunny" in sent, f"the model was sent {shown(sent)}")
 
 
 async def _steer_back(target: Target) -> None:
@@ -409,6 +431,14 @@ CASES: tuple[Case, ...] = (
         "ours",
         f"{SEGUE} 9",
         _steer_first,
+        Need.SCRIPT,
+    ),
+    Case(
+        "responses.steer.pending",
+        "words for a response that ends with calls wait for their outputs",
+        "should",
+        f"{GUIDE}: Mid-turn steering",
+        _steer_waits,
         Need.SCRIPT,
     ),
     Case(

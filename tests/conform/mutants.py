@@ -509,6 +509,9 @@ MUTANTS: dict[str, Mutant] = {
         event=renamed("response.steer.failed", "response.steer.accepted")
     ),
     "responses.steer.first": Mutant(request=when(waits, put(stream_id="other"))),
+    "responses.steer.pending": Mutant(
+        request=when(lambda body: body.get("type") == "response.steer", steered_to("Go on."))
+    ),
     "responses.steer.back": Mutant(event=of_type("response.steer.failed", put(steer__input=[]))),
     "responses.recovery.full": Mutant(request=without_words("input", "7421")),
     "responses.recovery.stored": Mutant(request=put(store=False)),
