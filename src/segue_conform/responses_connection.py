@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket as sockets
 
-from segue_conform.case import Case, Need, Wrong, equal, expect, shown
+from segue_conform.case import Case, Json, Need, Wrong, equal, expect, shown
 from segue_conform.responses_http import (
     ECHO,
     GUIDE,
