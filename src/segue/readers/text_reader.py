@@ -402,7 +402,7 @@ class TextReader:
         if self._items.is_over:
             return None
         if not end and (call.is_certain or self._is_next_bare(bare)) and self._is_next(bare):
-            self._call = _Call("", call.is_certain, is_known=call.is_known)
+            self._call = _Call("", call.is_certain, is_known=not call.is_certain)
             self._state = self._heading
         return bare[len(end) :] if end else rest
 
