@@ -15,7 +15,7 @@ from segue.egress.doors import Doors
 from segue.isolation.adapter import Adapter
 from segue.isolation.bwrap import find_bwrap
 from segue.isolation.gvisor import find_gvisor
-from segue.isolation.limits import MIB, NICE, Cgroups, Limits, open_cgroups, processes_of
+from segue.isolation.limits import MIB, NICE_MAX, Cgroups, Limits, open_cgroups, processes_of
 from segue.sandbox.beneath import new_file
 from segue.sandbox.containers import Containers, run_command
 from segue.sandbox.keeper import own_folder
@@ -202,6 +202,7 @@ HARMLESS = {
 def seen_outside(first: int, secret: str, isolation: str) -> set[str]:
     """What the host itself shows of the processes of a sandbox."""
     found, filtered = set[str](), 0
+    own = os.getpriority(os.PRIO_PROCESS, 0)
     for pid in processes_of(first):
         folder = Path(f"/proc/{pid}")
         if os.readlink(folder / "ns/net") == os.readlink("/proc/self/ns/net"):
@@ -210,7 +211,7 @@ def seen_outside(first: int, secret: str, isolation: str) -> set[str]:
             found.add("secret in an environment")
         status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
         filtered += status["Seccomp"].strip() == "2"
-        if os.getpriority(os.PRIO_PROCESS, pid) < NICE:
+        if os.getpriority(os.PRIO_PROCESS, pid) < min(own + 1, NICE_MAX):
             found.add("priority")
     # The kernel of gVisor and what serves its files: both are under filters of their own.
     if isolation == "user-kernel" and filtered < 2:

@@ -171,7 +171,7 @@ async def test_command_that_does_not_end_is_ended_in_time(adapter: str, outside:
             _, outcome = await shell.run(command, s_max=0.3)
             assert outcome.exit_code is None
             # A second for those that hear a signal; more than the promised half for a machine that is busy.
-            assert time.monotonic() - began < 0.3 + 2.5
+            assert time.monotonic() - began < 0.3 + 4.0
             _, place = await containers.place("me", shell.id)
             await until(lambda: place.is_idle)
             assert (await shell.run("echo next"))[0] == "next\n"
@@ -209,20 +209,27 @@ BOMBS = {
     "CHILDREN_MEMORY": "no word",
     "SHARED_MEMORY": "HELD 600",
     "PIPES": "HELD 600",
+}
+# What the kernel counts where there is a cgroup, or a process of the keeper's in every kind.
+COUNTED = {
     "DISK": "HELD 800",
-    "BIG_FILE": "HELD 600",
     "INODES": "HELD 20000",
     "DEEP": "",
+    "UNLINKED": "HELD 800",
+    "PAGE_TABLES": "HELD 1000",
+    "SYSTEM_V": "HELD 600",
 }
-
-
-# What the kernel counts where there is a cgroup, and files that no folder shows.
-HIDDEN = {"UNLINKED": "HELD 800", "PAGE_TABLES": "HELD 1000", "SYSTEM_V": "HELD 600"}
+# Set by the supervisor, or seen through gVisor's eyes.
+IN_GVISOR = {"BIG_FILE": "HELD 600", "DISK": "HELD 800"}
 
 
 @pytest.mark.parametrize(
     "bomb, adapter",
-    [*product(BOMBS, ADAPTERS[:3]), *product(HIDDEN, WATCHED[:1])],
+    [
+        *product(BOMBS, ADAPTERS[:3]),
+        *product({**COUNTED, **IN_GVISOR}, WATCHED[:1]),
+        *product(IN_GVISOR, KINDS[1:]),
+    ],
 )
 async def test_bomb_harms_only_itself(bomb: str, adapter: str, outside: Path) -> None:
     async with containers_with(outside / "own", adapter, limits=SMALL) as containers:
@@ -234,7 +241,7 @@ async def test_bomb_harms_only_itself(bomb: str, adapter: str, outside: Path) ->
             made = int(said.split("MADE ")[-1].split()[0]) if "MADE" in said else 0
             assert made < SMALL.processes
         elif bomb != "DEEP":
-            assert {**BOMBS, **HIDDEN}[bomb] not in said, said[-300:]
+            assert {**BOMBS, **COUNTED, **IN_GVISOR}[bomb] not in said, said[-300:]
         assert (await neighbour.run("echo fine"))[0] == "fine\n"
         # The next command works, or the container is dead with a clear word.
         said = await said_next(shell)

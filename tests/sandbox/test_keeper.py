@@ -16,6 +16,7 @@ from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient, KeeperProcess
+from segue.sandbox.folders import OLD
 from segue.sandbox.keeper import own_folder
 from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
 from tests.escapes.conftest import sandboxes_can_be_made
@@ -197,6 +198,18 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+async def test_what_dead_keepers_have_left_is_removed_beside_the_start(
+    keeper: KeeperProcess,
+) -> None:
+    folder = Path("/tmp", f"segue-sandboxes-{os.geteuid()}")
+    left = folder / f"test-{new_id('x')}{OLD}"
+    (left / "1/data").mkdir(parents=True)
+    another = KeeperProcess("", 4)
+    another.start()
+    await until(lambda: left.name not in os.listdir(folder))
+    another.close()
 
 
 def test_keeper_that_cannot_make_a_sandbox_says_why(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from segue.isolation.adapter import (
     SandboxFailed,
     SandboxSpec,
 )
-from segue.isolation.limits import NICE, Limits, MemoryOf, memory_of
+from segue.isolation.limits import Limits, MemoryOf, give_way, memory_of
 from segue.isolation.seccomp import load_filter
 from segue.isolation.users import can_start_as_others
 
@@ -337,7 +337,7 @@ async def _launched(launch: Launch, spec: SandboxSpec) -> Sandbox:
             if pid is not None:
                 for each in (process.pid, pid):
                     group.add(each)
-                    os.setpriority(os.PRIO_PROCESS, each, NICE)
+                    give_way(each)
             os.write(block, b"1")
             reader, writer = await asyncio.open_connection(sock=near)
             ready = await channel.read_frame(reader)

@@ -22,7 +22,7 @@ WATCH_S = 0.1
 CPU_QUOTA_US, CPU_PERIOD_US = 100_000, 100_000
 # A sandbox gives way to the server: of CPU time, where both want it, and of the disk. As the kernel counts priorities
 # of processes, and shares of groups (v2 of 100, v1 of 1024).
-NICE, WEIGHT, SHARES = 10, 10, 102
+NICE, NICE_MAX, WEIGHT, SHARES = 5, 19, 33, 335
 # What the kernel needs for a file that is in memory, besides its contents.
 INODE_BYTES = 1024
 
@@ -157,6 +157,12 @@ def _open_v2(folder: Path) -> Cgroups:
         Cgroups({"": folder}).close()
         return Cgroups()
     return Cgroups({"": folder})
+
+
+def give_way(pid: int) -> None:
+    """Let a process, with all that it starts, wait for what runs as this one does."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, pid, min(own + NICE, NICE_MAX))
 
 
 # --- the watcher ------------------------------------------------------------------------------------

@@ -573,6 +573,10 @@ class Containers:
                 del self._held[held.id]
                 ended = ended[1:]
 
+    def remove_later(self, folder: Path) -> None:
+        """Remove what dead containers have left."""
+        self._folders.remove(folder)
+
     async def close(self) -> None:
         """End everything."""
         tasks = [held.starting for held in self._held.values()]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from segue.sandbox.beneath import open_beneath
 
 # More than sandboxes have, less than others.
-NICE = 5
+NICE = 3
 # Shorter than what the kernel takes as a path.
 PATH_CHARS_MAX = 3_500
 NEW_USERS, PARENT_DEATH = 0x10000000, 1

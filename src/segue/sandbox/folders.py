@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # Folders that wait for their removal; where more do, a new sandbox waits.
 WAITING_MAX = 8
+# How the name of a folder ends that is to be removed.
+OLD = "-old"
 # What a sandbox has closed to everybody is opened first. Links are removed and not followed.
 REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; }'
 
@@ -82,8 +84,8 @@ class Folders:
 
     def remove(self, folder: Path) -> None:
         """Remove a folder soon; its name is free at once."""
-        old = folder.with_name(f"{folder.name}-old")
-        folder.rename(old)
+        # Several keepers may remove what a dead one has left.
+        old = folder if folder.name.endswith(OLD) else folder.rename(f"{folder}{OLD}")
         spawn(self._remove(old), self._removing)
 
     async def _remove(self, folder: Path) -> None:

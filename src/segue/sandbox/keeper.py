@@ -41,7 +41,7 @@ from segue.sandbox.containers import (
     LiveSandbox,
     run_command,
 )
-from segue.sandbox.folders import remove_folder
+from segue.sandbox.folders import OLD, remove_folder
 from segue.sandbox.messages import (
     AddSkill,
     ContainerSpec,
@@ -281,21 +281,24 @@ def group_name(folder: Path) -> str:
 
 
 def own_folder(base: Path) -> Path:
-    """A folder for this keeper, locked while it lives; those of keepers that are dead are removed."""
+    """A folder for this keeper, locked while it lives; those of keepers that are dead are to be removed."""
     base.mkdir(mode=0o711, exist_ok=True)
     if base.stat().st_uid != os.geteuid():
         raise Misconfigured(f"environment: the folder {base} belongs to another user.")
     base.chmod(0o711)
-    for other in base.iterdir():
-        with suppress(OSError), open(other / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_cgroups(group_name(other))
-            remove_folder(other)
-    folder = Path(tempfile.mkdtemp(dir=base))
-    folder.chmod(0o711)
-    # Held open, and so locked, until the process ends.
-    lock_fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    with _open_folder(str(base)) as all_keepers:
+        # One that has made its lock and has not locked it yet would be taken for dead.
+        fcntl.flock(all_keepers, fcntl.LOCK_EX)
+        for other in (each for each in base.iterdir() if not each.name.endswith(OLD)):
+            with suppress(OSError), open(other / "lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_cgroups(group_name(other))
+                other.rename(f"{other}{OLD}")
+        folder = Path(tempfile.mkdtemp(dir=base))
+        folder.chmod(0o711)
+        # Held open, and so locked, until the process ends.
+        lock_fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
     return folder
 
 
@@ -317,6 +320,8 @@ async def opened(orders: KeeperOrders) -> AsyncIterator[tuple[Containers, Cgroup
         idle_s=orders.idle_s,
         doors=doors,
     )
+    for old in folder.parent.glob(f"*{OLD}"):
+        containers.remove_later(old)
     try:
         await _probe(containers, adapter.probe)
         async with AsyncExitStack() as stack:
