@@ -210,8 +210,10 @@ def test_template_that_wants_to_see_calls_is_shown_them() -> None:
 def test_arguments_that_are_too_deep_or_too_many_are_shown_as_a_text(arguments: str) -> None:
     """No template, and nothing else that walks them, is given what it would not come back from."""
     dialect = simple(
+        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}"
-        "{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"
+        '{% for c in m.tool_calls %}<tool_call>\n{"name": {{ c.function.name | tojson }}, '
+        '"arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
         "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
@@ -219,7 +221,7 @@ def test_arguments_that_are_too_deep_or_too_many_are_shown_as_a_text(arguments: 
     answer = as_item(FunctionCallOutput(call_id="c", output="x"))
     prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, (call, answer))).prompt)
     text = shown(smollm2(), prompt, SPECIALS)
-    assert arguments in text or msgspec.json.encode(arguments).decode()[1:-1] in text
+    assert f'"arguments": {msgspec.json.encode(arguments).decode()}' in text
 
 
 ONE = '{"name": "look", "arguments": {"q": 1}, "id": "abc"}'
