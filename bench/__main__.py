@@ -30,6 +30,7 @@ NAMES = (
     "compare",
     "reuse",
     "repeats",
+    "drafts",
     "fleet",
     "scale",
     "cold",
