@@ -12,12 +12,13 @@ How much is remembered is bounded by ids; what is forgotten is sent as a whole.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from hashlib import blake2b
 from typing import Any
 
 from segue.engine_sessions.frames import DIGEST_BYTES, id_bytes
-from segue.seams.prompt import IdArray, Tokens, common_length, id_array
+from segue.seams.prompt import IdArray, Tokens, id_array
 
 # The nodes of so many ids are held at most, beside what their conversations hold anyway.
 TOKENS_MAX = 16_000_000
@@ -186,7 +187,9 @@ def _held_against(turn: KnownTurn, node: Tokens, new: IdArray[int]) -> Beginning
     """How far these ids, which come after the node, are what the turn has there."""
     old = _between(turn.prompt, node.length)
     old.extend(turn.sampled)
-    same = common_length(old, new)
+    most = min(len(old), len(new))
+    # Many are compared at once.
+    same = bisect_left(range(1, most + 1), True, key=lambda n: old[:n] != new[:n])
     length = node.length + same
     if length >= turn.prompt.length:
         state = turn.digest.copy()

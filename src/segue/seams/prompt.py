@@ -23,19 +23,6 @@ def id_array(ids: Sequence[int] = ()) -> IdArray[int]:
 NO_IDS = id_array()
 
 
-def common_length(one: IdArray[int], other: IdArray[int]) -> int:
-    """How many ids they have in common at their beginning: many are compared at once."""
-    same, differs = 0, min(len(one), len(other)) + 1
-    # So many are the same, and so many would not be.
-    while differs - same > 1:
-        middle = (same + differs) // 2
-        if one[same:middle] == other[same:middle]:
-            same = middle
-        else:
-            differs = middle
-    return same
-
-
 class ImageAt(NamedTuple):
     """An image, and the ids that stand for it. `url` is a data URL, the very string of the item."""
 

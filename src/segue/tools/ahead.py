@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from time import perf_counter
@@ -21,7 +22,7 @@ from time import perf_counter
 from msgspec import structs
 
 from segue.errors import ApiError
-from segue.seams.prompt import NO_IDS, IdArray, Tokens, common_length
+from segue.seams.prompt import NO_IDS, IdArray, Tokens
 from segue.turn.plan import Plan, Span
 from segue.turn.resources import NextRound
 from segue.wire.codec import encode
@@ -64,7 +65,9 @@ def common_beginning(prompt: Tokens, other: Tokens) -> Tokens:
         shared = node
     length = 0 if shared is None else shared.length
     ids, other_ids = _since(chunks, length), _since(others, length)
-    count = common_length(ids, other_ids)
+    most = min(len(ids), len(other_ids))
+    # Many are compared at once.
+    count = bisect_left(range(1, most + 1), True, key=lambda n: ids[:n] != other_ids[:n])
     return Tokens(shared, ids[:count], length + count)
 
 
