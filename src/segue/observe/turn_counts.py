@@ -54,8 +54,8 @@ class TurnCounts(Collector):
 
     def __init__(self) -> None:
         self._turns: Counter[tuple[str, str]] = Counter()
-        self._lookups: Counter[str] = Counter()
-        self._lost: Counter[str] = Counter()
+        self._lookups: Counter[tuple[str]] = Counter()
+        self._lost: Counter[tuple[str]] = Counter()
         self._counted = dict.fromkeys(COUNTED, 0)
         # By the model.
         self._used: dict[str, list[int]] = {}
@@ -72,13 +72,12 @@ class TurnCounts(Collector):
             if count := getattr(tally, field):
                 counted[field] += count
         used = self._used.setdefault(entry.model, [0, 0, 0])
-        used[0] += entry.input_tokens
-        used[1] += entry.cached_tokens
-        used[2] += entry.output_tokens
+        for index, field in enumerate(USED):
+            used[index] += getattr(entry, field)
         if tally.found_in is not None:
-            self._lookups[tally.found_in] += 1
+            self._lookups[tally.found_in,] += 1
         if tally.lost is not None:
-            self._lost[tally.lost[0]] += tally.lost[1]
+            self._lost[tally.lost[0],] += tally.lost[1]
         for stage, seconds in _stage_seconds(tally.spans).items():
             buckets = self._buckets.setdefault(stage, [0] * len(BOUNDS))
             buckets[bisect_left(BUCKETS, seconds)] += 1
@@ -88,14 +87,12 @@ class TurnCounts(Collector):
         """Count a request that was refused before it became a turn."""
         self._turns[transport, "refused"] += 1
         if code == "previous_response_not_found":
-            self._lookups["missing"] += 1
+            self._lookups["missing",] += 1
 
     def collect(self) -> Iterator[Metric]:
         yield _counter("turns", ENDINGS, ("transport", "outcome"), self._turns.items())
-        places = [((place,), count) for place, count in self._lookups.items()]
-        yield _counter("state_lookups", PLACES, ("where",), places)
-        lost = [((reason,), tokens) for reason, tokens in self._lost.items()]
-        yield _counter("reuse_lost_tokens", LOST, ("reason",), lost)
+        yield _counter("state_lookups", PLACES, ("where",), self._lookups.items())
+        yield _counter("reuse_lost_tokens", LOST, ("reason",), self._lost.items())
         for field, text in COUNTED.items():
             yield _counter(field, text, (), [((), self._counted[field])])
         for index, (field, text) in enumerate(USED.items()):
@@ -103,8 +100,8 @@ class TurnCounts(Collector):
             yield _counter(field, text, ("model",), used)
         stages = HistogramMetricFamily("segue_turn_stage_seconds", STAGES, labels=("stage",))
         for stage, buckets in self._buckets.items():
-            within = [*zip(BOUNDS, accumulate(buckets), strict=True)]
-            stages.add_metric((stage,), within, self._seconds[stage])
+            within = zip(BOUNDS, accumulate(buckets), strict=True)
+            stages.add_metric((stage,), [*within], self._seconds[stage])
         yield stages
 
 

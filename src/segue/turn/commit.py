@@ -93,11 +93,9 @@ def weigh_turn(
 
     Tools and instructions count where they are not the parent's very own.
     """
-    text = sum(
-        weigh(round.wrote)
-        + (resolved.given_bytes if round.given is resolved.given else weigh(round.given))
-        for round in rounds
-    )
+    given = resolved.given
+    text = sum(weigh(round.wrote) for round in rounds)
+    text += sum(resolved.given_bytes if one.given is given else weigh(one.given) for one in rounds)
     head = resolved.head
     parent = resolved.parent
     if parent is None or parent.warm is None or parent.warm.head is not head:

@@ -42,8 +42,7 @@ class EventRing:
         self.last = events[-1].number
         self._loose += events
         self._loose_bytes += sum([len(event.data) for event in events])
-        are_few = len(self._loose) <= FEW_EVENTS
-        if self._loose_bytes > PACKED_BYTES * (1 + are_few):
+        if self._loose_bytes > PACKED_BYTES * (2 if len(self._loose) <= FEW_EVENTS else 1):
             self._pack()
 
     def _pack(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import cast
 
 from msgspec import Raw
 
@@ -113,7 +112,7 @@ async def decode_items(
         if held > SLICE_BYTES:
             held = 0
             await asyncio.sleep(0)
-    return tuple(cast("list[Item]", items))
+    return tuple([item for item in items if item is not None])
 
 
 async def _find_parent(create: Create, caller: Caller, tally: Tally) -> Turn | None:

@@ -92,6 +92,8 @@ def resolve(
         refuses = hosted is not None and hosted.refuses_unserved
         check_served(unserved, create.tool_choice, tools, effects, refuses=refuses)
     new = given.items[before.items :]
+    may_bring = not kinds.isdisjoint(BRINGING)
+    brought = may_bring and sum(isinstance(item.value, BRINGING) for item in given.items)
     return Resolved(
         create=create,
         parent=parent,
@@ -101,8 +103,7 @@ def resolve(
         open_calls=pair_calls(before.open_calls, new),
         model_turns=before.model_turns + count_model_turns(new),
         model=model,
-        tool_decodes=did_decode
-        + (0 if kinds.isdisjoint(BRINGING) else _count_brought(given.items)),
+        tool_decodes=did_decode + brought,
         effects=effects,
         earlier=given.earlier,
         resent=None if parent or given.earlier else given.resent,
@@ -154,11 +155,6 @@ def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effec
         return effects
     replaced = [item for round in given.earlier if not round.is_fresh for item in round.given]
     return apply_effects(effects, (*replaced, *given.items))
-
-
-def _count_brought(items: Sequence[Item]) -> int:
-    """How many of these items bring tools."""
-    return sum(isinstance(item.value, BRINGING) for item in items)
 
 
 def _is_hosted(tools: Tools, kinds: frozenset[type], hosted: LateOffers) -> bool:

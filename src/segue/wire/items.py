@@ -524,18 +524,13 @@ class Required(Struct, frozen=True, kw_only=True, omit_defaults=True):
     approval_request_id: str | UnsetType = UNSET
 
 
-_MEDIA = (InputFile, InputImage, InputAudio)
-_OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
-
-
 def contains_media(items: Iterable[Item]) -> bool:
     """Whether there are files, images or audio among the contents of these items."""
-    # No call for each: every item of a long history is looked at in each turn.
-    values = [item.value for item in items]
-    contents = [value.content for value in values if isinstance(value, Message)]
-    outputs = [value.output for value in values if isinstance(value, _OUTPUTS)]
-    lists = [listed for listed in (*contents, *outputs) if isinstance(listed, list)]
-    return any(isinstance(part, _MEDIA) for parts in lists for part in parts)
+    return any(
+        isinstance(part, InputFile | InputImage | InputAudio)
+        for item in items
+        for part in _parts(item.value)
+    )
 
 
 def _parts(value: ItemValue) -> Sequence[object]:
