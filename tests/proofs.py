@@ -287,6 +287,24 @@ PROOFS: dict[str, Proof] = {
         lambda _: lambda data, at: len(data),
         "tests/guards/test_texts.py -k no_escape",
     ),
+    "errors-with-frames": Proof(
+        "what a refused or failed request held stays until the garbage collector looks",
+        "segue.errors:ApiError.kept",
+        lambda _: lambda error: error,
+        "tests/scenarios/test_memory.py -k refused_and_failed",
+    ),
+    "frames-without-rests": Proof(
+        "a connection with frames that cost much to read has the loop for itself",
+        "segue.listener.socket:thread_time",
+        never(0.0),
+        "tests/listener/test_socket.py -k lets_others_go_first",
+    ),
+    "inflated-on-the-loop": Proof(
+        "a small body that becomes a large one is inflated on the event loop",
+        "segue.listener.inflate:INLINE_PLAIN_BYTES",
+        lambda _: 1 << 30,
+        "tests/listener/test_inflate.py -k does_not_stop",
+    ),
     "deep-arguments": Proof(
         "arguments that are very deep are a fault of the server where a template writes them",
         "segue.dialects.template_messages:inner_object",

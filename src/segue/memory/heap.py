@@ -12,6 +12,8 @@ import ctypes
 import gc
 from functools import cache
 
+from segue.memory.budget import resident_bytes
+
 MIB = 1024 * 1024
 # Options of mallopt. Set by hand, the first one stays: otherwise it rises to 32 MiB with the blocks that are freed.
 MMAP_THRESHOLD, ARENA_MAX = -3, -8
@@ -71,17 +73,19 @@ def free_bytes() -> int:
 
 
 async def trim_heap(kept_bytes: int) -> int:
-    """Give memory back, if much more is free now than was kept after the last time. Returns what is kept now."""
+    """Give memory back, if much is free and the process has that much more than after the last time. Returns what it
+    has now. What is free alone says nothing: pages that have gone back count as free too."""
     library = _glibc()
-    if library is not None and free_bytes() - kept_bytes >= FREED_BYTES_MIN:
+    has_more = resident_bytes() - kept_bytes >= FREED_BYTES_MIN
+    if library is not None and has_more and free_bytes() >= FREED_BYTES_MIN:
         await asyncio.to_thread(library.malloc_trim, 0)
-        return free_bytes()
-    return min(kept_bytes, free_bytes())
+        return resident_bytes()
+    return min(kept_bytes, resident_bytes())
 
 
 async def keep_trimmed() -> None:
     """Give memory back whenever much of it was freed."""
-    kept_bytes = free_bytes()
+    kept_bytes = resident_bytes()
     while True:
         await asyncio.sleep(LOOK_S)
         kept_bytes = await trim_heap(kept_bytes)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest, cut_name
+from segue.rests import Rests
 from segue.wire import items, long_texts, requests, tools
 from segue.wire.events import (
     Completed,
@@ -60,6 +61,7 @@ ELEMENT_VALUES_MAX = 65_536
 # A larger body is decoded in a thread. With so few values it need not be looked at first.
 LARGE_BYTES = 256 * 1024
 FEW_VALUES = 150_000
+VALUES_A_SLICE = 1_024
 COMMA, QUOTE = b',"'
 # The most that is searched at once.
 WINDOW_BYTES = 1024 * 1024
@@ -184,6 +186,7 @@ def check_shape(body: bytes | bytearray) -> None:
     count = sum(body.count(mark, at, at + WINDOW_BYTES) for at in windows for mark in marks)
     if count <= FEW_VALUES:
         return
+    rests = Rests()
     depth = values = fields = elements = inner = 0
     elements_max = ELEMENTS_MAX
     for mark, at in marks_of(body):
@@ -206,6 +209,8 @@ def check_shape(body: bytes | bytearray) -> None:
                 key = body[max(at - 64, 0) : at].rstrip(b" \t\r\n:")
                 elements_max = ITEMS_MAX if key.endswith(ITEM_LISTS) else ELEMENTS_MAX
         values += 1
+        if not values % VALUES_A_SLICE:
+            rests.take()
         if inner > ELEMENT_VALUES_MAX:
             raise _too_many("values in one item or tool", ELEMENT_VALUES_MAX)
         if elements >= elements_max:
