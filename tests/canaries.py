@@ -7,9 +7,11 @@ everything that can go wrong. `find_traces` looks through all that such a proces
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +180,20 @@ def encoded(word: str) -> Iterator[bytes]:
         yield text[4 if before else 0 : -4]
 
 
+def files_below(folder: Path) -> dict[str, bytes]:
+    """All files; folders of sandboxes go while they are looked at."""
+    found: dict[str, bytes] = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file():
+                    found[str(path)] = path.read_bytes()
+    return found
+
+
 def find_traces(folder: Path, printed: list[str], metrics: bytes, secret: str) -> list[str]:
     """Where a word or a key was left."""
-    places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    places = files_below(folder)
     for name in places:
         if name.endswith("access"):
             # The path of a request is there to be seen, without its query.

@@ -147,7 +147,7 @@ LIBRARIES_LOADED = {
 }
 OURS_LOADED = {"segue", "segue_cli", "segue_dashboard"}
 ROOMS_LOADED = {
-    *("aio", "errors", "framing", "ids", "limits", "printable", "settings"),
+    *("aio", "errors", "framing", "ids", "limits", "printable", "rests", "settings"),
     *("wire", "seams", "session", "turn", "process", "memory", "accounts", "resent"),
     *(
         "vocabularies",

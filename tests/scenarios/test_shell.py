@@ -590,13 +590,12 @@ async def no_containers(served: Served) -> None:
 
 async def test_container_that_somebody_asked_for_outlives_its_turn(tmp_path: Path) -> None:
     slow = {"text": "So:", "pad_tokens": 2_000}
-    async with scripted(tmp_path, slow, tps=20, **FLAGS) as served, wire(served) as socket:
-        await socket.create(input="Go", tools=[AUTO])
-        first = (await socket.next())["response"]
-        container = first["tools"][0]["environment"]["container_id"]
-        assert (await fetch(served, "GET", f"/v1/containers/{container}")).status == 200
-        await fetch(served, "POST", f"/v1/responses/{first['id']}/cancel", {})
-        await socket.events()
+    async with scripted(tmp_path, slow, tps=20, **FLAGS) as served:
+        async with wire(served) as socket:
+            await socket.create(input="Go", tools=[AUTO])
+            first = (await socket.next())["response"]
+            container = first["tools"][0]["environment"]["container_id"]
+            assert (await fetch(served, "GET", f"/v1/containers/{container}")).status == 200
         await until(lambda: not served.app.runner.registry.running)
         await until(lambda: not served.app.runner._tasks)
         assert [one.id for one in await keeper_of(served).list_all(LOCAL)] == [container]

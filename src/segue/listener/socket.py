@@ -177,6 +177,7 @@ class Socket(asyncio.Protocol):
     # The heartbeat while OPEN, afterwards the limit of the ending.
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         limits = self._limits
@@ -298,6 +299,8 @@ class Socket(asyncio.Protocol):
         self._end(SocketClosed(None, True, f"connection lost: {exc or 'end of stream'}"))
         self._set_timer(None)
         self._set_write_timer(None)
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
         self._unread.writers.discard(self)
         self._connections.discard(self)
         # The parser holds itself, and perhaps half a message; the listener holds us, and a whole history: the garbage
@@ -409,7 +412,8 @@ class Socket(asyncio.Protocol):
                 self._late = bytearray(data[end:])
                 self._transport.pause_reading()
                 if not self._is_held:
-                    self._loop.call_later(_REST_TIMES * spent_s, self._read_on)
+                    rest_s = _REST_TIMES * spent_s
+                    self._rest_timer = self._loop.call_later(rest_s, self._read_on)
                 return
 
     def _read_on(self) -> None:

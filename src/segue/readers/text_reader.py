@@ -475,7 +475,9 @@ class TextReader:
             held = self._held
             self._held = ""
             shown = (self._call.gap + self._call.mark + held).translate(self._spelt.hidden)
-            if items.open is None and not shown.strip(self._skipped if self._call.mark else BLANKS):
+            if items.open is None and not shown.strip(
+                self._skipped if self._call.mark or self._call.is_certain else BLANKS
+            ):
                 self._state = self._between
                 break
             self._read(self._was_text(held))

@@ -88,7 +88,8 @@ def main() -> None:
         # It may be gone already.
         with suppress(OSError):
             size, count = disk_use(folder, int(files_max))
-        print(size, count, flush=True)
+        sys.stdout.write(f"{size} {count}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
