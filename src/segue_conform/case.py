@@ -26,7 +26,7 @@ class Need(Enum):
     """What a case needs beside the server, in the words of the report."""
 
     NOTHING = ""
-    SCRIPT = "the scripted upstream after the server (`segue conform upstream`)"
+    SCRIPT = "the scripted upstream after the server (the command `upstream`)"
     CONTROL = "the address of the scripted upstream (`--upstream URL`)"
     KEY = "a key (`--key`)"
 

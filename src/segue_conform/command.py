@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -18,20 +19,22 @@ from segue_conform.case import Case, Result
 from segue_conform.report import Report, as_badge, as_json, as_page, as_text
 from segue_conform.suite import CASES, run_suite
 from segue_conform.target import ANSWER_S, Target
-from segue_conform.upstream import Upstream
+from segue_conform.upstream import MODEL, Upstream
 
+# With the name by which the command is installed.
 EXAMPLES = """\
 examples:
-  segue conform --url http://127.0.0.1:8080
-  segue conform upstream --port 9999        # then start your server with http://127.0.0.1:9999/v1 as its model endpoint
-  segue conform --url http://127.0.0.1:8080 --upstream http://127.0.0.1:9999 --html report.html
-  segue conform list                        # every case with its level and its source
+  {name} --url http://127.0.0.1:8080
+  {name} upstream --port 9999        # then start your server with http://127.0.0.1:9999/v1 as its model endpoint
+  {name} --url http://127.0.0.1:8080 --upstream http://127.0.0.1:9999 --html report.html
+  {name} list                        # every case with its level and its source
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    parser.epilog = EXAMPLES.format(name=parser.prog)
+    parser.set_defaults(program=parser.prog)
     add = parser.add_argument
     add(
         "what",
@@ -79,38 +82,53 @@ def run(options: argparse.Namespace) -> int:
             print(f"{case.level:7} {case.name:38} {case.claim}  [{case.source}]")
         return 0
     if options.what == "upstream":
-        print(
-            f"scripted upstream on http://{options.host}:{options.port}/v1, model 'conform'",
-            flush=True,
-        )
-        web.run_app(
-            Upstream().app(),
-            host=options.host,
-            port=options.port,
-            print=None,
-            handle_signals=True,
-            handler_cancellation=True,
-        )
-        return 0
+        return serve_upstream(options)
     cases = chosen(options.only)
     if options.url is None or not cases:
-        print(
-            "segue conform: name a server by --url"
-            if cases
-            else f"segue conform: no case begins with {options.only}: see 'segue conform list'",
-            file=sys.stderr,
-        )
+        nothing = f"no case begins with {options.only}: see '{options.program} list'"
+        say(options, "name a server by --url" if cases else nothing)
         return 2
     try:
         report = asyncio.run(report_on(options, cases))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        print(
-            f"segue conform: {options.url} does not answer: {str(error) or type(error).__name__}",
-            file=sys.stderr,
-        )
+        say(options, f"{options.url} does not answer: {str(error) or type(error).__name__}")
         return 2
-    write(options, report)
+    try:
+        write(options, report)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        say(options, f"{error.filename} cannot be written: {error.strerror}")
+        return 2
     return 0 if report.holds else 1
+
+
+def say(options: argparse.Namespace, words: str) -> None:
+    """What went wrong, after the name of the command."""
+    print(f"{options.program}: {words}", file=sys.stderr)
+
+
+def serve_upstream(options: argparse.Namespace) -> int:
+    """The scripted model endpoint, until it is ended."""
+
+    def started(*_: object) -> None:
+        print(
+            f"scripted upstream on http://{options.host}:{options.port}/v1, model '{MODEL}'",
+            flush=True,
+        )
+
+    try:
+        web.run_app(
+            Upstream().app(),
+            host=options.host,
+            port=options.port,
+            print=started,
+            handle_signals=True,
+            handler_cancellation=True,
+        )
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        say(options, f"port {options.port} on {options.host} cannot be used: {why}")
+        return 2
+    return 0
 
 
 def chosen(beginnings: Sequence[str]) -> list[Case]:
@@ -186,4 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="A conformance suite for servers of the Responses API, Messages and Chat Completions.",
     )
     add_arguments(parser)
-    return run(parser.parse_args(arguments))
+    try:
+        return run(parser.parse_args(arguments))
+    except BrokenPipeError:
+        # The reader of a pipe has left, as `head` does: what is left to print goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from segue_conform.case import Case, Result
+from segue_conform.case import Case, Need, Result
 from segue_conform.command import main
 from segue_conform.report import Report, as_badge, as_page, as_text
 from segue_conform.suite import CASES
 from segue_conform.target import Target
-from tests.support import served_process
+from tests.support import WAIT_S, served_process
 
 ARGUMENTS = ("--engine", "scripted", "--store", "memory", "--port", "0")
 
@@ -40,6 +44,55 @@ def test_exit_status_says_what_happened(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["--url", "http://127.0.0.1:1", "--only", "no.such"]) == 2
     assert main(["--url", "http://127.0.0.1:1", "--model", "m"]) == 2
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_words_name_the_command_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`segue conform` is not there where only the suite is installed."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    main([])
+    main(["--url", "http://127.0.0.1:1", "--only", "no.such"])
+    main(["--url", "http://127.0.0.1:1", "--model", "m"])
+    said = "".join(capsys.readouterr())
+    assert "segue-conform upstream --port 9999" in said
+    assert "segue conform" not in said
+    assert not any("segue conform" in need.value for need in Need)
+
+
+def test_report_that_cannot_be_written_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came of the cases is printed all the same."""
+    words = ["--only", "responses.create.models", "--html", str(tmp_path / "none" / "report.html")]
+    with served_process(*ARGUMENTS, cwd=tmp_path) as served:
+        assert main(["--url", served.url, *words]) == 2
+    printed = capsys.readouterr()
+    assert "1 of 1 passed" in printed.out
+    assert "report.html cannot be written: No such file or directory" in printed.err
+
+
+def test_port_of_the_upstream_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["upstream", "--port", port]) == 2
+    said = capsys.readouterr()
+    assert f"port {port} on 127.0.0.1 cannot be used: Address already in use" in said.err
+    assert said.out == ""
+
+
+def test_reader_of_a_pipe_that_leaves_gets_no_traceback() -> None:
+    """As `segue-conform list | head` does."""
+    command = [
+        sys.executable,
+        "-c",
+        "from segue_conform.command import main; raise SystemExit(main())",
+    ]
+    with subprocess.Popen([*command, "list"], stdout=PIPE, stderr=PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=WAIT_S) == 1
 
 
 async def _never(target: Target) -> None:
