@@ -84,6 +84,11 @@ async def read(data: bytes) -> object:
     return await open_page(PAGE, data, "text/html")
 
 
+def said_charset(charset: str, text: bytes) -> Callable[[int], bytes]:
+    """A page that says how it is to be decoded."""
+    return lambda size: f"<meta charset={charset}>".encode() + text * size
+
+
 async def read_markdown(data: bytes) -> object:
     return await asyncio.to_thread(read_page, "https://pages.example/a.md", data, "text/markdown")
 
@@ -295,6 +300,14 @@ OUTSIDE = [
     Outside("page: entities", page("&amp;&#x41;&nope"), read, 10_000, 500_000),
     Outside("page: attributes", page("<p a=\"b\" c='d' e>"), read, 5_000, 200_000),
     Outside("page: scripts", page("<script>var a = '</scrip';"), read, 5_000, 200_000),
+    Outside("page: blanks", page("a b "), read, 50_000, 200_000),
+    Outside("page: line breaks", page("a<br> <br>"), read, 5_000, 200_000),
+    Outside("page: punycode", said_charset("punycode", b"a-"), read, 100_000, 4_000_000),
+    Outside("page: no letters", said_charset("tis-620", b"\xff"), read, 50_000, 8_000_000),
+    Outside("page: UTF-7", said_charset("utf-7", b"+AGE-"), read, 50_000, 1_500_000),
+    Outside(
+        "page: letters in Chinese", said_charset("gb18030", b"\x81\x30"), read, 50_000, 4_000_000
+    ),
     Outside("page: Markdown", lambda n: b"# a\n    ###### \n" * n, read_markdown, 20_000, 500_000),
     Outside(
         "hits of a search", hits, on_loop(partial(read_hits, engine=JsonEngine("x"))), 1_000, 3_000

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.web.html import OPEN_CHARS_MAX, TEXT_CHARS_MAX, Link, read_page
+from segue.web.html import (
+    OPEN_CHARS_MAX,
+    SLICE_BYTES,
+    SLICE_CHARS,
+    TEXT_CHARS_MAX,
+    Link,
+    read_page,
+    tidied,
+)
 
 URL = "https://a.com/docs/page.html"
 HTML = b"""<!doctype html><html><head><title>Rain &amp; snow
@@ -43,6 +51,9 @@ def test_html_is_told_as_words() -> None:
         (b"\xef\xbb\xbfplain", "text/plain", None, "plain"),
         (b"# Title\nwords", "text/markdown", None, "# Title\nwords"),
         (b"caf\xe9", "text/plain", "latin-1", "caf\xe9"),
+        # No charset of the web. Python's own decoder takes twenty minutes for a page of 8 MB.
+        (b"<p>rain-abc", "text/html", "punycode", "rain-abc"),
+        (b"<p>+AGE-", "text/html", "utf-7", "+AGE-"),
     ],
 )
 def test_charset_is_the_one_that_was_said(
@@ -72,6 +83,36 @@ def test_what_stays_open_for_long_is_left_out(
     page = read_page(URL, (before + long + after).encode(), "text/html")
     assert page is not None
     assert page.text == seen
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_value_of_an_attribute_is_no_text_however_long(quote: str) -> None:
+    """A picture that is written out inside of a page has tags of its own."""
+    value = f"data:image/svg+xml,<svg>{'<path d=1> ' * OPEN_CHARS_MAX}</svg>"
+    data = f"<p>It rains.<img alt=it's src={quote}{value}{quote} width=1>It snows."
+    page = read_page(URL, data.encode(), "text/html")
+    assert page is not None
+    assert page.text == "It rains.It snows."
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "gb18030", "shift_jis", "koi8-r"])
+@pytest.mark.parametrize("kind", ["text/html", "text/plain"])
+def test_letters_between_two_slices_are_whole(charset: str, kind: str) -> None:
+    text = "\u0431" * SLICE_BYTES
+    page = read_page("https://a.com/x", f"a{text}".encode(charset), kind, charset)
+    assert page is not None
+    assert page.text == f"a{text}"
+
+
+def test_page_that_is_no_text_in_its_end_is_no_page() -> None:
+    long = b"a" * (TEXT_CHARS_MAX + SLICE_BYTES)
+    assert read_page("https://a.com/x", long + b"\xff", "text/plain") is None
+
+
+@given(st.text(" \t\n\xa0ab", max_size=60), st.integers(0, 4))
+def test_white_space_is_the_same_wherever_slices_begin(text: str, moved: int) -> None:
+    before = "x" * (SLICE_CHARS - len(text) // 2 + moved)
+    assert tidied(before + text + "y") == before + tidied("x" + text + "y")[1:]
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\0\0", b"%PDF-1.7 nonsense", b"\xff\xfe\xfa"])
