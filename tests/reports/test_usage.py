@@ -7,13 +7,18 @@ import csv
 import io
 import subprocess
 import textwrap
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from segue.accounts.hashes import KeyHashes, issue_key
+from segue.reports.usage import MANY_ROWS
 from segue.seams.history import CONTAINERS, UsageEntry
+from segue.seams.store import UsageTotal
+from segue.stores.memory import MemoryLedger
 from segue.stores.seals import new_key
 from segue.stores.sqlite import SqliteStore
 from segue_cli.cli import main
@@ -82,6 +87,34 @@ async def test_months_and_filters() -> None:
         query += "&api_key_ids=key_b&models[]=large"
         page = (await fetch(served, "GET", f"{PATH}?{query}", None, headers)).json
         assert [len(bucket["results"]) for bucket in page["data"]][:2] == [0, 1]
+
+
+async def test_a_year_of_many_rows_is_added_up_beside_the_loop_and_each_row_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class Rows(list[UsageTotal]):
+        def __iter__(self) -> Iterator[UsageTotal]:
+            threads.append(threading.current_thread())
+            return super().__iter__()
+
+    first = int(time.time()) // DAY_S * DAY_S - 365 * DAY_S
+
+    async def report(*_: object) -> Rows:
+        ends = (first + n % 366 * DAY_S for n in range(MANY_ROWS + 1))
+        days = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in ends)
+        return Rows(UsageTotal(day, "ada", "tiny", 1, 2, 0, 3) for day in days)
+
+    async with serving(auth="keys") as served:
+        headers = await asking(served, "lead", "operator")
+        monkeypatch.setattr(MemoryLedger, "report", report)
+        query = f"start_time={first}&limit=366"
+        page = (await fetch(served, "GET", f"{PATH}?{query}", None, headers)).json
+    used = sum(bucket["results"][0]["input_tokens"] for bucket in page["data"])
+    assert (len(page["data"]), used) == (366, 2 * (MANY_ROWS + 1))
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_key_sees_its_own_owner_and_needs_the_scope() -> None:

@@ -7,13 +7,15 @@ there. The numbers are those of the ledger, as `segue usage` prints them. A key 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from operator import add
 from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
+from segue.aio import off_loop
 from segue.errors import InvalidRequest
 from segue.listener.api import Route
 from segue.listener.exchange import Exchange
@@ -32,6 +34,8 @@ COUNTED = (
 )
 # What OpenAI tells apart and we do not: taken, and null.
 UNKNOWN_GROUPS = {"user_id", "batch", "service_tier", "api_source"}
+# To add up more takes some milliseconds; a year of many keys has hundreds of thousands.
+MANY_ROWS = 1_000
 
 Totals = dict[tuple[str, ...], list[float]]
 
@@ -87,12 +91,8 @@ class UsageReports:
         spans = asked.spans
         owner = None if exchange.account.is_operator else exchange.owner
         rows = await self._ledger.report(owner, spans[0][0], spans[-1][1]) if spans else []
-        buckets = [UsageBucket(*span, asked.results(rows, span)) for span in spans]
-        after = spans[-1][1] if spans else 0
-        has_more = bool(spans) and after < asked.end
-        await exchange.answer(
-            200, encode(UsagePage(buckets, has_more, f"page_{after}" if has_more else None))
-        )
+        page = await off_loop(len(rows) > MANY_ROWS, asked.page, rows)
+        await exchange.answer(200, page)
 
 
 class _Asked:
@@ -102,9 +102,10 @@ class _Asked:
         pairs = [(name.removesuffix("[]"), value) for name, value in parse_qsl(query)]
         given = dict(pairs)
         self.lists = {
-            name: [value for key, value in pairs if key == name] for name in ("group_by", *FILTERS)
+            name: frozenset(value for key, value in pairs if key == name)
+            for name in ("group_by", *FILTERS)
         }
-        if odd := {*self.lists["group_by"]} - {*GROUPS} - UNKNOWN_GROUPS:
+        if odd := self.lists["group_by"] - GROUPS.keys() - UNKNOWN_GROUPS:
             raise _refused("group_by", f"'{min(odd)[:64]}' is none of: {', '.join(GROUPS)}.")
         self.width = given.get("bucket_width", "1d")
         if self.width not in LIMITS:
@@ -130,25 +131,35 @@ class _Asked:
             at = following
         return spans
 
-    def results(self, rows: Sequence[UsageTotal], span: tuple[int, int]) -> list[UsageResult]:
-        """What was used in this bucket, a result for each group."""
+    def page(self, rows: Sequence[UsageTotal]) -> bytes:
+        """What was used in the buckets of this page. Each row is looked at once."""
+        spans = self.spans
+        days = [_day(begins_at) for begins_at, _ in spans]
+        within: list[list[UsageTotal]] = [[] for _ in spans]
+        for row in rows:
+            if self._is_wanted(row):
+                within[bisect_right(days, row.day) - 1].append(row)
+        found = zip(spans, map(self._results, within), strict=True)
+        buckets = [UsageBucket(*span, results) for span, results in found]
+        after = spans[-1][1] if spans else self.end
+        has_more = after < self.end
+        return encode(UsagePage(buckets, has_more, f"page_{after}" if has_more else None))
+
+    def _results(self, rows: Sequence[UsageTotal]) -> list[UsageResult]:
+        """What was used in a bucket, a result for each group."""
         groups = [name for name in GROUPS if name in self.lists["group_by"]]
         totals: Totals = {}
-        for row in self._within(rows, span):
+        for row in rows:
             key = tuple(getattr(row, GROUPS[name]) for name in groups)
             used = [getattr(row, name) for name in COUNTED]
             totals[key] = [*map(add, totals[key], used)] if key in totals else used
         return [_result(dict(zip(groups, key, strict=True)), totals[key]) for key in sorted(totals)]
 
-    def _within(self, rows: Sequence[UsageTotal], span: tuple[int, int]) -> Iterator[UsageTotal]:
-        first, last = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in span)
-        for row in rows:
-            is_wanted = all(
-                not self.lists[name] or getattr(row, field) in self.lists[name]
-                for name, field in FILTERS.items()
-            )
-            if is_wanted and first <= row.day < last:
-                yield row
+    def _is_wanted(self, row: UsageTotal) -> bool:
+        return all(
+            not self.lists[name] or getattr(row, field) in self.lists[name]
+            for name, field in FILTERS.items()
+        )
 
 
 def _result(group: dict[str, str], used: Sequence[float]) -> UsageResult:
@@ -166,6 +177,10 @@ def _result(group: dict[str, str], used: Sequence[float]) -> UsageResult:
         cpu_s,
         int(egress),
     )
+
+
+def _day(at: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(at))
 
 
 def _first(at: int, width: str) -> int:
