@@ -255,13 +255,19 @@ class Wire:
         self.is_closed = self.is_paused = False
         # After so many it breaks, in whatever they are.
         self.bytes_left: int | None = None
+        # Whether whatever is sent gets lost, as on the way to a machine that has lost its power.
+        self.is_gone = False
 
     # The transport.
 
     def write(self, data: bytes) -> None:
         first, body = unmasked(data)
+        if self.is_gone:
+            return
         if first & 0x0F == 2:
             self._arrived.put_nowait({"type": "websocket.receive", "bytes": body})
+        elif first & 0x0F == 9:
+            self.send(server_frame(body, 0x8A))
 
     def abort(self) -> None:
         self.lose()

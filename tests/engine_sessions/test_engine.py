@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from segue.engine_sessions import link
 from segue.engine_sessions.engine import SessionEngine
 from segue.engines.queued import QueuedEngine
 from segue.engines.token_engine import TokenEngine
@@ -101,6 +102,24 @@ async def test_connection_that_breaks_before_the_first_token_costs_nothing_but_t
     assert engine.session_counts[0]["http"] == 1
     assert replica.by_http == 1
     replica.door.may_go.set()
+    await replica.close()
+
+
+async def test_engine_that_is_gone_without_a_word_costs_a_turn_seconds_and_not_its_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    await turn(engine, PROMPT)
+    monkeypatch.setattr(link, "PING_S", 0.01)
+    replica.wires[0].is_gone = True
+    engine._link._check()  # type: ignore[union-attr]
+    # This one is asked elsewhere: a server behind the same address, or the same that is back.
+    await turn(engine, PROMPT.plus(id_array([5])))
+    assert replica.by_http == 1
+    assert engine._link.reason == "the engine did not answer to 2 pings"  # type: ignore[union-attr]
+    await turn(engine, PROMPT.plus(id_array([6])))
+    assert engine.session_counts[0] == {"whole": 1, "kept": 2, "http": 1}
     await replica.close()
 
 

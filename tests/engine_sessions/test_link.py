@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
 from segue.engine_sessions import link as links
 from segue.engine_sessions.frames import SessionEnd, SessionTaken, SessionTokens, new_key
 from segue.engine_sessions.link import SessionAnswered, SessionLink
 from segue_vllm.frames import PROTOCOL, End, Hello, Said, Taken, Tokens, read_asked, write_said
 from tests.engine_sessions.replica import server_frame, unmasked, upgraded
+from tests.support import until
 
 
 class Ear:
@@ -36,6 +39,7 @@ class Peer:
     def __init__(self, answers: int) -> None:
         key = new_key()
         self.asked: list[object] = []
+        self.pings = 0
         self.is_paused = False
         self.order: list[int] = []
         self.link = SessionLink(key)
@@ -54,6 +58,7 @@ class Peer:
         first, body = unmasked(data)
         if first & 0x0F == 2:
             self.asked.append(read_asked(body))
+        self.pings += first & 0x0F == 9
 
     def abort(self) -> None:
         self.link.connection_lost(None)
@@ -162,3 +167,32 @@ async def test_longest_message_is_refused_before_it_is_held() -> None:
     await rounds()
     assert peer.link.reason == "a frame is too long"
     assert peer.ears[0].is_lost
+
+
+async def test_engine_that_is_gone_without_a_word_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that loses its power sends no end of a connection: the system notices after a quarter of an hour."""
+    monkeypatch.setattr(links, "PING_S", 0.01)
+    peer = Peer(1)
+    await until(lambda: peer.ears[0].is_lost)
+    assert peer.pings == links.PINGS_MAX
+    assert peer.link.reason == "the engine did not answer to 2 pings"
+
+
+async def test_engine_that_answers_to_pings_may_be_silent_for_long() -> None:
+    peer = Peer(1)
+    for _ in range(3 * links.PINGS_MAX):
+        peer.link._check()
+        peer.link.data_received(server_frame(b"", 0x8A))
+    assert peer.pings == 0
+    for _ in range(3):
+        peer.link._check()
+        for _ in range(links.PINGS_MAX):
+            peer.link._check()
+        peer.link.data_received(server_frame(b"", 0x8A))
+    assert peer.pings == 3 * links.PINGS_MAX
+    assert not peer.ears[0].is_lost
+    peer.link.close()
+    await rounds()
+    assert peer.link._timer.cancelled()

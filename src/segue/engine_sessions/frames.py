@@ -156,6 +156,11 @@ def binary_message(message: SessionAsk | SessionCancel) -> bytes:
     return _frame(_BINARY, _encode(message))
 
 
+def ping() -> bytes:
+    """Asks for an answer, which is a pong."""
+    return _frame(_PING, b"")
+
+
 def pong(data: bytes) -> bytes:
     """The answer to a ping."""
     return _frame(_PONG, data)

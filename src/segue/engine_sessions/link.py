@@ -3,8 +3,8 @@
 In: what is asked, with somebody who hears each answer. Out: calls of theirs, in callbacks of the event loop, so that no
 task wakes for a token. Whatever an answer has got when its turn comes, be it of many steps, is one call and one piece.
 A few answers are served at a time, and then what they have written leaves before the next ones are: a step has tokens
-for all answers, and nobody is to wait for all others. A connection that breaks, or speaks otherwise than it should,
-ends all of its answers; it is not mended but replaced.
+for all answers, and nobody is to wait for all others. A connection that breaks, speaks otherwise than it should, or
+says nothing when it is asked whether it is there, ends all of its answers; it is not mended but replaced.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from segue.engine_sessions.frames import (
     SessionTokens,
     accepted,
     binary_message,
+    ping,
     pong,
     read_said,
 )
@@ -48,6 +49,9 @@ READ_BYTES_MAX = 32 * 1024
 UNREAD_BYTES_MAX = 256 * 1024
 # How many answers are served at once.
 HEARERS_MAX = 8
+# So long nothing may come before the engine is asked whether it is there, and so often; then it is gone. A machine
+# without power ends no connection, and a vLLM that computes still answers, because its API server does.
+PING_S, PINGS_MAX = 15.0, 2
 
 
 class Hearer(Protocol):
@@ -76,6 +80,10 @@ class SessionLink(asyncio.Protocol):
         self._is_paused = self._is_due = False
         self._hearers: dict[int, tuple[Hearer, Context]] = {}
         self._last = 0
+        # Whether something has come since that was last looked at, and how often it was asked for since.
+        self._has_come = False
+        self._pings = 0
+        self._timer = self._loop.call_later(PING_S, self._check)
         # The first message; an exception where it is none.
         self.hello: asyncio.Future[SessionHello] = self._loop.create_future()
         self.reason = "the connection was lost"
@@ -105,6 +113,7 @@ class SessionLink(asyncio.Protocol):
         if not self.is_lost:
             self.reason, self.is_lost = reason, True
             self._unread.clear()
+            self._timer.cancel()
             self._transport.abort()
             self._work_soon()
 
@@ -116,6 +125,7 @@ class SessionLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_lost:
             return
+        self._has_come = True
         self._unread += data
         if not self._is_due:
             self._work()
@@ -125,7 +135,21 @@ class SessionLink(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
+        self._timer.cancel()
         self._work_soon()
+
+    def _check(self) -> None:
+        """Is the engine there?"""
+        if self._has_come or self._is_paused:
+            self._pings = 0
+        elif self._pings == PINGS_MAX:
+            self.close(f"the engine did not answer to {PINGS_MAX} pings")
+            return
+        else:
+            self._pings += 1
+            self._transport.write(ping())
+        self._has_come = False
+        self._timer = self._loop.call_later(PING_S, self._check)
 
     def _work_soon(self) -> None:
         if not self._is_due:
