@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,39 @@ def test_backup_refuses_what_would_be_lost_or_is_damaged(
     assert not (tmp_path / "one.db.seals").exists(), "a refused command writes no new seal keys"
     keys = ("--seal-keys", tmp_path / "elsewhere.seals")
     assert run("backup", tmp_path / "d", *at, *keys) == 0
+
+
+def test_transfer_that_fails_keeps_the_seal_keys_that_were_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are all that opens what the database holds."""
+    store, file = asyncio.run(make_store(tmp_path)), tmp_path / "b"
+    assert run("backup", file, "--store", store) == 0
+    seals = tmp_path / "own.seals"
+    seals.write_bytes(b"the seal keys of this database")
+    away = ("--store", "postgresql://127.0.0.1:1/absent", "--seal-keys", seals)
+    assert run("restore", file, *away, "--force") == 2
+    assert "store" in capsys.readouterr().err
+    assert seals.read_bytes() == b"the seal keys of this database"
+
+
+SHM = Path("/dev/shm")
+
+
+@pytest.mark.skipif(
+    not SHM.is_dir() or SHM.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev,
+    reason="there is one disk",
+)
+def test_seal_keys_are_restored_onto_another_disk(tmp_path: Path) -> None:
+    store, file = asyncio.run(make_store(tmp_path)), tmp_path / "b"
+    assert run("backup", file, "--store", store) == 0
+    new = f"sqlite:///{tmp_path / 'new.db'}"
+    with tempfile.TemporaryDirectory(dir=SHM) as folder:
+        seals = Path(folder, "own.seals")
+        assert run("restore", file, "--store", new, "--seal-keys", seals) == 0
+        assert seals.read_bytes() == (tmp_path / "one.db.seals").read_bytes()
+        assert stat.S_IMODE(seals.stat().st_mode) == 0o600
+        assert [path.name for path in Path(folder).iterdir()] == ["own.seals"]
 
 
 def test_unreadable_turn_is_reported_and_the_rest_is_kept(

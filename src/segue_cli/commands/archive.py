@@ -10,10 +10,12 @@ file of seal keys is kept here.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import os
 import re
+import secrets
 import shutil
 import tarfile
 import tempfile
@@ -153,6 +155,9 @@ def _restore_into_postgres(
         raise Misconfigured(
             "files_dir: this backup holds files. Name a folder that all machines share: --files-dir DIR."
         )
+    seals = None if settings.is_ring_stored else settings.seal_path
+    if seals is not None and seals.exists() and not is_forced:
+        raise Misconfigured(f"seal_keys: {seals} would be replaced: --force.")
     parent = settings.files_path or Path(tempfile.gettempdir()) / "x"
     parent.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file) as archive, _scratch(parent.parent, "restore") as folder:
@@ -169,13 +174,12 @@ def _restore_into_postgres(
             path = _file_path(settings, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             _put(folder / name, path)
-        if not settings.is_ring_stored and settings.seal_path is not None:
-            if settings.seal_path.exists() and not is_forced:
-                raise Misconfigured(f"seal_keys: {settings.seal_path} would be replaced: --force.")
-            _put(folder / SEALS, settings.seal_path)
-            ring = []
-        moving = into_postgres(database, settings.direct_store, ring, steps, is_forced=is_forced)
+        stored = ring if seals is None else []
+        moving = into_postgres(database, settings.direct_store, stored, steps, is_forced=is_forced)
         asyncio.run(moving)
+        # The keys that were there open what the database holds: they go when that has gone.
+        if seals is not None and ring:
+            _put(folder / SEALS, seals)
     return manifest
 
 
@@ -348,6 +352,20 @@ def _digest(source: IO[bytes]) -> str:
 
 
 def _put(made: Path, path: Path) -> None:
-    """Rename a finished file, and keep the name through a power cut."""
-    os.replace(made, path)
+    """Rename a finished file, and keep the name through a power cut. One on another disk is copied beside it first."""
+    try:
+        os.replace(made, path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            descriptor = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with made.open("rb") as source, open(descriptor, "wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
     sync_folder(path)
