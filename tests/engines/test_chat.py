@@ -23,6 +23,7 @@ from segue.errors import EngineFailed, InvalidRequest, ServerFault, TooMany
 from segue.seams.model import (
     Delta,
     Deltas,
+    EngineFacts,
     Finish,
     ItemClosed,
     ItemOpened,
@@ -642,6 +643,20 @@ async def test_limit_that_does_not_fit_is_left_to_the_endpoint() -> None:
         engine = ChatEngine(address, "gpt", MessagesDialect())
         assert finish_of(await heard(engine, job(output_tokens_max=9000))).reason == "stop"
         assert [one.get("max_tokens") for one in fake.requests] == [9000, None]
+        assert engine.facts.context_tokens == 4096
+
+
+async def test_what_is_learned_while_a_job_waits_for_its_answer_stays() -> None:
+    """An answer begins when the prompt is read, which may take minutes; meanwhile the list of models is read again."""
+
+    class Slow(FakeChat):
+        async def _completions(self, request: web.Request) -> web.StreamResponse:
+            engine.facts = EngineFacts(context_tokens=4096)
+            return await super()._completions(request)
+
+    async with Slow(events=[end()]) as fake, upstream(fake.url) as address:
+        engine = ChatEngine(address, "gpt", MessagesDialect())
+        await heard(engine, job())
         assert engine.facts.context_tokens == 4096
 
 

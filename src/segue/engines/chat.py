@@ -354,7 +354,8 @@ class ChatEngine(Generic[F]):
     async def _send(self, job: Job) -> EventStream:
         """The answer to this job, if need be without what the endpoint refuses. What has helped is remembered."""
         assert isinstance(job.prompt, Messages), "this engine takes messages"
-        left_out, prompt, facts = self._left_out, job.prompt, self.facts
+        left_out, prompt = self._left_out, job.prompt
+        told: EngineFacts | None = None
         form = known = self._writer.form_for(job.scene)
         while True:
             settings = self._settings(job, left_out)
@@ -363,7 +364,7 @@ class ChatEngine(Generic[F]):
                 stream = await self._upstream.stream(PATH, body)
                 break
             except ContextRefused as refused:
-                facts = learned(facts, refused) or facts
+                told = learned(told or self.facts, refused) or told
                 if not job.output_tokens_max:
                     raise
                 # Without a limit the endpoint takes what is left.
@@ -378,7 +379,7 @@ class ChatEngine(Generic[F]):
                 form = form if changed is None else changed
                 prompt = self._rendered(job.scene, form)
         # A refusal may quote its request: what it says of the engine counts only if the answer came that way.
-        self.facts = facts
+        self.facts = told or self.facts
         engine = self._upstream.name
         for name in sorted(left_out - self._left_out):
             log.warning("engine %s refuses the field %s: it is not sent any more", engine, name)
