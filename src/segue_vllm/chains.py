@@ -5,7 +5,8 @@ second child of a turn shares everything before it, and a child may begin anywhe
 turn. Whoever asks to go on says how long the beginning is and gives its digest, so that a wrong prefix is refused
 and never computed.
 
-How much is kept is bounded by ids. A turn that is forgotten leaves its ids for as long as a later turn stands on them.
+How much is kept is bounded by ids, and by turns, each of which costs as much as 200 ids. A turn that is forgotten
+leaves its ids for as long as a later turn stands on them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from segue_vllm.frames import DIGEST_BYTES, bytes_of
 # What must be the same as before, by name.
 SCOPE = ("model", "adapter", "salt")
 Scope = tuple[Any, Any, Any]
+# Some 130 MB, beside their ids.
+TURNS_MAX = 160_000
 
 
 def new_digest() -> Any:
@@ -90,9 +93,10 @@ class Part:
 class Chains:
     """All turns that this process remembers."""
 
-    def __init__(self, tokens_max: int) -> None:
-        self.tokens_max = tokens_max
-        self.tokens = 0
+    def __init__(self, tokens_max: int, turns_max: int = TURNS_MAX) -> None:
+        self.tokens_max, self.turns_max = tokens_max, turns_max
+        # Those included that are forgotten and stood on.
+        self.tokens = self.turns = 0
         self.evicted = 0
         # Least recently used first.
         self._parts: OrderedDict[int, Part] = OrderedDict()
@@ -121,6 +125,7 @@ class Chains:
         else:
             part = Part(None, 0, new_digest(), owner, scope)
         self._last += 1
+        self.turns += 1
         part.handle = self._last
         # The table's, and that of the running turn, until `end`.
         part.refs = 2
@@ -152,13 +157,17 @@ class Chains:
         """The part has grown; the least recently used turns make room."""
         part.ids.extend(ids)
         self.tokens += len(ids)
-        while self.tokens > self.tokens_max and len(self._parts) > 1:
+        while self._is_full and len(self._parts) > 1:
             oldest = next(iter(self._parts))
             if oldest == part.handle:
                 self._parts.move_to_end(oldest)
                 continue
             self.evicted += 1
             self._release(self._parts.pop(oldest))
+
+    @property
+    def _is_full(self) -> bool:
+        return self.tokens > self.tokens_max or self.turns > self.turns_max
 
     def end(self, part: Part) -> None:
         """Nothing more is sampled after it."""
@@ -177,5 +186,6 @@ class Chains:
             if node.refs:
                 return
             self.tokens -= len(node.ids)
+            self.turns -= 1
             done, node = node, node.before
             done.before = None

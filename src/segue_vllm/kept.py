@@ -20,6 +20,8 @@ from typing import Any
 
 # How many of the last ids are compared, beside the lengths.
 TAIL_IDS = 4
+# Some 60 MB, beside their ids.
+TURNS_MAX = 50_000
 
 
 class Refusal(Exception):
@@ -65,12 +67,16 @@ class Kept:
 
 
 class KeptTurns:
-    """All kept turns of one engine core, bounded by ids; `free` gives blocks back."""
+    """All kept turns of one engine core, bounded by ids and in number; `free` gives blocks back."""
 
     def __init__(
-        self, tokens_max: int, hash_block_size: int, free: Callable[[list[Any]], None]
+        self,
+        tokens_max: int,
+        hash_block_size: int,
+        free: Callable[[list[Any]], None],
+        turns_max: int = TURNS_MAX,
     ) -> None:
-        self.tokens_max = tokens_max
+        self.tokens_max, self.turns_max = tokens_max, turns_max
         self._hash_block_size = hash_block_size
         self._free = free
         self._turns: OrderedDict[str, Kept] = OrderedDict()
@@ -166,9 +172,13 @@ class KeptTurns:
             kept.blocks, kept.cached_blocks = blocks, cached_blocks
             self.held[key] = kept
             self.held_blocks += len(blocks)
-        while self.tokens > self.tokens_max and len(self._turns) > 1:
+        while self._is_full and len(self._turns) > 1:
             self.counts["evicted"] += 1
             self._forget(next(iter(self._turns)))
+
+    @property
+    def _is_full(self) -> bool:
+        return self.tokens > self.tokens_max or len(self._turns) > self.turns_max
 
     def drop(self, request_id: str) -> None:
         """The request is gone, and nothing of it is kept. What it claimed can be claimed again."""

@@ -23,7 +23,7 @@ from segue.seams.prompt import Tokens, id_array
 from segue_vllm import serving
 from segue_vllm.chains import Chains, Unknown, new_digest
 from segue_vllm.frames import Refused, bytes_of
-from tests.engine_sessions.replica import MODEL, Replica, answer_to
+from tests.engine_sessions.replica import MODEL, FakeCore, FakeRequest, Replica, answer_to
 from tests.engines.asking import finish_of, heard, ids_of, job, tokens
 
 PROMPT = tokens(range(10, 60))
@@ -425,6 +425,35 @@ def test_ids_of_forgotten_turns_are_freed_when_nothing_stands_on_them() -> None:
     chains.end(second)
     chains.forget(second.handle)
     assert chains.tokens == 0
+
+
+def test_turns_of_few_ids_are_bounded_in_number() -> None:
+    """A chain of them, too, of which only the last has a handle."""
+    chains = Chains(1_000_000, turns_max=10)
+    ids = [1]
+    part = chains.begin("alice", SCOPE, 0, 0, b"", array("I", ids))
+    for _ in range(9):
+        chains.end(part)
+        digest = digest_of(*ids)
+        part = chains.begin("alice", SCOPE, part.handle, len(ids), digest, array("I", [2]))
+        ids.append(2)
+    assert (chains.turns, len(chains)) == (10, 10)
+    for _ in range(4):
+        chains.end(chains.begin("alice", SCOPE, 0, 0, b"", array("I", [3])))
+    # The chain cannot be shorter while its last turn runs.
+    assert (chains.turns, len(chains)) == (11, 1)
+    chains.end(part)
+    chains.end(chains.begin("alice", SCOPE, 0, 0, b"", array("I", [3])))
+    assert (chains.turns, chains.tokens, len(chains)) == (2, 2, 2)
+
+
+def test_turns_of_few_ids_are_bounded_in_number_in_the_core() -> None:
+    core = FakeCore(blocks=40, tokens_max=1_000_000)
+    core.kept.turns_max = 3
+    for number in range(9):
+        key = {"keep": str(number)}
+        core.run(FakeRequest(str(number), [number, 5], None, None), key, 2)
+    assert list(core.kept._turns) == list(core.kept.held) == ["6", "7", "8"]
 
 
 # --- what is counted --------------------------------------------------------------------------------

@@ -59,6 +59,15 @@ def test_what_is_forgotten_goes_and_its_ids_are_no_longer_counted() -> None:
     assert known.find(first.prompt.plus(id_array([2])), SCOPE).handle == 0
 
 
+def test_turns_of_few_ids_are_bounded_in_number() -> None:
+    known = KnownTurns(turns_max=3)
+    prompts = [tokens([number]) for number in range(9)]
+    for number, prompt in enumerate(prompts, 1):
+        told(known, prompt, [4], number)
+    found = [known.find(prompt.plus(id_array([4])), SCOPE).handle for prompt in prompts]
+    assert (found, known.tokens) == ([0] * 6 + [7, 8, 9], 6)
+
+
 def read_ahead(prompt: Tokens, ids: list[int]) -> Tokens:
     """As `tools/ahead` makes a prompt: in one node that no other prompt has."""
     return Tokens(prompt, id_array(ids), prompt.length + len(ids))

@@ -6,7 +6,8 @@ engine sampled after a prompt is held against what stands there now, id by id, s
 read in another way than it was written, costs only what differs. So is what was read ahead of a tool's output: its
 prompts are made for that, share no node with those that follow, and are found by the turn that they go on from.
 
-How much is remembered is bounded by ids; what is forgotten is sent as a whole.
+How much is remembered is bounded by ids, and by turns, each of which costs as much as 300 ids; what is forgotten is
+sent as a whole.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from segue.seams.prompt import IdArray, Tokens, id_array
 
 # The nodes of so many ids are held at most, beside what their conversations hold anyway.
 TOKENS_MAX = 16_000_000
+# Some 65 MB, beside these.
+TURNS_MAX = 50_000
 
 
 class KnownTurn:
@@ -101,8 +104,8 @@ def unknown(prompt: Tokens) -> Beginning:
 class KnownTurns:
     """What one engine knows, as far as we know."""
 
-    def __init__(self, tokens_max: int = TOKENS_MAX) -> None:
-        self._tokens_max = tokens_max
+    def __init__(self, tokens_max: int = TOKENS_MAX, turns_max: int = TURNS_MAX) -> None:
+        self._tokens_max, self._turns_max = tokens_max, turns_max
         self.tokens = 0
         # Least recently used first.
         self._turns: OrderedDict[int, KnownTurn] = OrderedDict()
@@ -150,8 +153,12 @@ class KnownTurns:
             return
         self._turns.move_to_end(id(turn))
         self.tokens += count
-        while self.tokens > self._tokens_max and len(self._turns) > 1:
+        while self._is_full and len(self._turns) > 1:
             self.forget(next(iter(self._turns.values())))
+
+    @property
+    def _is_full(self) -> bool:
+        return self.tokens > self._tokens_max or len(self._turns) > self._turns_max
 
     def forget(self, turn: KnownTurn) -> None:
         """The engine does not have it any longer, or we do not care."""
