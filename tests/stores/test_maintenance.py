@@ -68,6 +68,31 @@ async def test_loops_survive_a_store_that_is_away(
     assert "old rows could not be deleted" in caplog.text
 
 
+async def test_one_that_cannot_be_forgotten_keeps_no_other_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an owner with containers, while what holds them is started again."""
+    monkeypatch.setattr(maintenance, "BEAT_S", 0.001)
+    turns = [("ada", name) for name in "abcdefgh"]
+
+    class Hindered(Troubled):
+        async def erasures(self) -> Sequence[tuple[Owner, str]]:
+            return [("ada", ""), *turns]
+
+        async def on_erased(self, owner: Owner, turn_id: str) -> None:
+            await super().on_erased(owner, turn_id)
+            if not turn_id and self.told.count((owner, turn_id)) < 4:
+                raise Unavailable("The keeper does not answer.")
+
+    store = Hindered()
+    async with asyncio.timeout(10):
+        task = asyncio.create_task(maintenance.recover_forever(store, store.on_erased))
+        await until(lambda: store.told.count(("ada", "")) == 4)
+        await until(lambda: store.asked.count("recover") > 8)
+        task.cancel()
+    assert sorted(store.told) == sorted([*[("ada", "")] * 4, *turns])
+
+
 async def test_heartbeat_waits_for_no_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ending what a dead process left may take longer than a lease."""
     monkeypatch.setattr(maintenance, "BEAT_S", 0.001)

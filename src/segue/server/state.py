@@ -190,10 +190,10 @@ class Eraser:
         log.info(
             "everything of an owner is erased: its connections are closed, and its caches emptied"
         )
+        self._store.state.trim(owner, 0)
         for forget in (self._runner.registry.forget_owner, *self.owners):
             if (forgetting := forget(owner)) is not None:
                 await forgetting
-        self._store.state.trim(owner, 0)
 
     async def _forget(self, owner: Owner, turn_id: str) -> None:
         self._runner.registry.remove_ended(owner, turn_id)

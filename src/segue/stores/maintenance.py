@@ -84,13 +84,24 @@ async def recover_forever(maintenance: Maintenance, on_erased: OnErased) -> None
             if ended := await maintenance.recover():
                 log.warning("%d turns of dead processes were ended as failed", ended)
             erased = set(await maintenance.erasures())
+            reported &= erased
             for owner, turn_id in erased - reported:
-                await on_erased(owner, turn_id)
+                if await _is_reported(on_erased, owner, turn_id):
+                    reported.add((owner, turn_id))
                 # A sweep elsewhere may have erased thousands.
                 await asyncio.sleep(0)
-            reported = erased
         except ApiError:
             log.exception("the store could not be maintained; trying again in %s s", BEAT_S)
+
+
+async def _is_reported(on_erased: OnErased, owner: Owner, turn_id: str) -> bool:
+    """Report one; False if it has to be reported again. Trouble with one keeps no other one in memory."""
+    try:
+        await on_erased(owner, turn_id)
+    except ApiError:
+        log.exception("what was erased was not forgotten everywhere; trying again in %s s", BEAT_S)
+        return False
+    return True
 
 
 async def sweep_forever(maintenance: Maintenance, retention: Retention) -> None:
