@@ -139,9 +139,10 @@ async def report_on(options: argparse.Namespace, cases: Sequence[Case]) -> Repor
     base = options.url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     upstream = options.upstream and options.upstream.rstrip("/").removesuffix("/v1")
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=None, connect=10)
-    ) as session:
+    # A server may end a connection that is kept at any time: clients try again, and a case must not fail of it.
+    connector = aiohttp.TCPConnector(force_close=True)
+    timeout = aiohttp.ClientTimeout(total=None, connect=10)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         target = Target(session, base, options.model or "", options.key, upstream)
         target.answer_s = options.answer_s
         listed = await first_model(target)

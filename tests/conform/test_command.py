@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -35,6 +36,26 @@ def test_person_reads_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report["counts"]["must"] == {"passed": 15, "not run": 7}
     assert "Conformance of" in files["html"].read_text()
     assert "15 of 22 must" in files["badge"].read_text()
+
+
+async def test_server_that_ends_its_connections_is_asked_on_new_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each answers one request and is closed at the next, as servers do that keep connections for a while."""
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        words = ["--url", f"http://127.0.0.1:{port}", "--only", "responses.create.whole"]
+        assert await asyncio.to_thread(main, words) == 1
+    printed = capsys.readouterr().out
+    assert "connection broke" not in printed
+    assert "absent   must    responses.create.whole" in printed
 
 
 def test_exit_status_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
