@@ -138,8 +138,10 @@ def lay_out(folder: Path, root: str, more: Mapping[str, bytes] = NO_FILES) -> st
     for name in HOST_ETC:
         source, copied = Path(f"{root}/etc/{name}"), etc / name
         copied.parent.mkdir(exist_ok=True)
-        # Whatever cannot be read is left out.
-        with suppress(OSError):
+        # Whatever cannot be read is left out, and what a link of the image names outside of it.
+        with suppress(OSError, RuntimeError):
+            if not source.resolve().is_relative_to(Path(root or "/").resolve()):
+                continue
             if source.is_dir():
                 shutil.copytree(source, copied, symlinks=True)
             else:
