@@ -18,7 +18,7 @@ from segue.isolation.gvisor import find_gvisor
 from segue.isolation.limits import MIB, NICE_MAX, Cgroups, Limits, open_cgroups, processes_of
 from segue.sandbox.beneath import new_file
 from segue.sandbox.containers import Containers, run_command
-from segue.sandbox.keeper import own_folder
+from segue.sandbox.folders import own_folder
 from segue.sandbox.messages import CommandEnd, ContainerSpec, MakeContainer, Printed, RunCommand
 from tests.escapes import programs
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +18,13 @@ from segue.errors import ApiError, Misconfigured
 from segue.ids import new_id
 from segue.isolation.limits import processes_of
 from segue.sandbox.client import KeeperClient, KeeperProcess
-from segue.sandbox.folders import OLD
-from segue.sandbox.keeper import own_folder
+from segue.sandbox.folders import OLD, own_folder
 from segue.sandbox.messages import CommandEnd, ContainerSpec, Printed, RunCommand
-from tests.escapes.conftest import sandboxes_can_be_made
+from tests.escapes.conftest import outside, sandboxes_can_be_made
 from tests.escapes.places import runsc
 from tests.support import until
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["outside", "sandboxes_can_be_made"]
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,19 @@ async def test_unstored_container_touches_no_disk(
     await client.delete("me", name)
 
 
+async def test_name_with_a_zero_byte_is_refused_in_words(client: KeeperClient) -> None:
+    name = await container(client)
+    await client.write_file("me", name, "a", b"words")
+    for path in ("a\0b", "in/a\0b", "a\0/b"):
+        with pytest.raises(ApiError, match="has at most 255 bytes") as refused:
+            await client.write_file("me", name, path, b"x")
+        assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+        with pytest.raises(ApiError, match="has at most 255 bytes"):
+            await anext(client.read_file("me", name, path))
+    assert [entry.path for entry in await client.list_files("me", name)] == ["a"]
+    await client.delete("me", name)
+
+
 def test_keeper_has_no_environment(keeper: KeeperProcess) -> None:
     # Python itself sets the locale.
     names = Path(f"/proc/{keeper.pid}/environ").read_bytes()
@@ -173,7 +187,7 @@ async def test_nothing_runs_a_second_after_a_kill(killed: str, adapter: str) -> 
 
 
 def test_folders_of_dead_keepers_are_gone_at_the_next_start(tmp_path: Path) -> None:
-    program = "import sys; from pathlib import Path; from segue.sandbox.keeper import own_folder\n"
+    program = "import sys; from pathlib import Path; from segue.sandbox.folders import own_folder\n"
     program += "print(own_folder(Path(sys.argv[1])))"
     words = [sys.executable, "-c", program, tmp_path]
     dead = Path(subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip())
@@ -184,8 +198,52 @@ def test_folders_of_dead_keepers_are_gone_at_the_next_start(tmp_path: Path) -> N
     assert alive.exists()
 
 
-def _started(program: str, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE)
+def test_folder_that_is_a_link_is_refused_and_what_it_leads_to_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    """Its name can be guessed: whoever may write beside it can lay a link there before the first start."""
+    victim = tmp_path / "victim"
+    (victim / "package").mkdir(parents=True)
+    (victim / "package/lock").touch()
+    victim.chmod(0o755)
+    link = tmp_path / "segue-sandboxes-0"
+    link.symlink_to(victim)
+    with pytest.raises(Misconfigured, match="is not a folder of this user"):
+        own_folder(link)
+    assert (victim / "package/lock").exists()
+    assert victim.stat().st_mode & 0o777 == 0o755
+
+
+async def test_nothing_is_left_of_a_server_and_a_keeper_that_were_killed(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(outside))
+    server = _started(SERVER, "bwrap", "", TMPDIR=str(outside))
+    assert server.stdout is not None
+    os.kill(int(server.stdout.readline()), signal.SIGKILL)
+    server.kill()
+    server.wait()
+    server.stdout.close()
+    assert _below(outside, "data")
+    another = KeeperProcess("", 4)
+    another.start()
+    await until(lambda: not _below(outside, f"*{OLD}"))
+    another.close()
+    assert _below(outside, "*") == [outside / f"segue-sandboxes-{os.geteuid()}"]
+
+
+def _started(program: str, *words: str, **more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **more})
+
+
+def _below(folder: Path, pattern: str) -> list[Path]:
+    """What has such a name, also while it is being removed."""
+    return [
+        Path(place, name)
+        for place, folders, files in os.walk(folder)
+        for name in fnmatch.filter([*folders, *files], pattern)
+    ]
 
 
 def _contains(folder: Path, text: str) -> bool:
@@ -216,6 +274,7 @@ def test_keeper_that_cannot_make_a_sandbox_says_why(tmp_path: Path) -> None:
     empty = KeeperProcess(str(tmp_path), 4)
     with pytest.raises(Misconfigured, match="has no python3"):
         empty.start()
+    empty.close()
 
 
 # Root of a user namespace that has no id but its own, as in a container that was started without root.
@@ -240,6 +299,7 @@ def test_nothing_weaker_is_taken_where_namespaces_are_forbidden(
     """`auto` too says why, and what to do."""
     segue = (sys.executable, "-m", "segue_cli.cli", command, "--environment", "auto")
     words = [*ROOT_OF_ONE_ID, *NONE_MORE, *segue, "--engine", "scripted", "--store", "memory"]
+    words += ["--port", "0"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode, said

@@ -8,6 +8,7 @@ kernel has no `openat2` (before Linux 5.6), nothing is opened.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -43,12 +44,19 @@ class FoundFile(NamedTuple):
 def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
     """A descriptor of what is at this path below a folder; `OSError` if anything on the way is not plain."""
     how = _How(flags | os.O_CLOEXEC, mode, _SAFELY)
-    name = os.fsencode(path)
+    name = _encoded(path)
     fd = _libc.syscall(_OPENAT2, folder, name, ctypes.byref(how), ctypes.sizeof(how))
     if fd < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return int(fd)
+
+
+def _encoded(path: str) -> bytes:
+    """A path as the kernel reads it, which ends at a zero byte."""
+    if "\0" in path:
+        raise OSError(errno.EINVAL, "a zero byte in a path")
+    return os.fsencode(path)
 
 
 @contextmanager
@@ -66,16 +74,22 @@ def plain_file(folder: int, path: str) -> Iterator[int]:
 
 @contextmanager
 def new_file(folder: int, path: str, owner: int | None) -> Iterator[int]:
-    """A new file of this user at this path, in folders that are made; what was there before is replaced."""
+    """A new file of this user at this path, in folders that are made; what was there before is replaced. It is removed
+    if it was not written to its end."""
     with _as_user(owner):
         fd = _create(folder, path)
     try:
         yield fd
+    except BaseException:
+        with suppress(OSError):
+            remove_file(folder, path, only=os.fstat(fd))
+        raise
     finally:
         os.close(fd)
 
 
 def _create(folder: int, path: str) -> int:
+    _encoded(path)
     *folders, name = path.split("/")
     at = os.dup(folder)
     try:
@@ -107,12 +121,13 @@ def _as_user(uid: int | None) -> Iterator[None]:
         _libc.setfsgid(os.getegid())
 
 
-def remove_file(folder: int, path: str) -> None:
-    """Remove a file, not what a link points to."""
+def remove_file(folder: int, path: str, only: os.stat_result | None = None) -> None:
+    """Remove a file, not what a link points to; or this file only, if it is still there."""
     above, _, name = path.rpartition("/")
     at = open_beneath(folder, above or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.unlink(name, dir_fd=at)
+        if only is None or os.path.samestat(os.lstat(name, dir_fd=at), only):
+            os.unlink(name, dir_fd=at)
     finally:
         os.close(at)
 

@@ -30,6 +30,7 @@ from segue.errors import (
     Unavailable,
 )
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
+from segue.sandbox.folders import own_folder
 from segue.sandbox.messages import (
     AddSkill,
     CommandEnd,
@@ -85,10 +86,10 @@ class KeeperProcess:
         domains: tuple[str, ...] = (),
         has_cgroups: bool = True,
     ) -> None:
-        # For this user alone.
-        self._folder = Path(tempfile.mkdtemp(prefix="segue-keeper-"))
-        self.socket = str(self._folder / "keeper")
         folder = Path(tempfile.gettempdir(), f"segue-sandboxes-{os.geteuid()}")
+        # For this user alone; a keeper that starts later removes it, if this process is killed.
+        self._folder = own_folder(folder, 0o700)
+        self.socket = str(self._folder / "keeper")
         self._orders = KeeperOrders(
             socket=self.socket,
             folder=str(folder),
@@ -111,7 +112,6 @@ class KeeperProcess:
 
     def start(self) -> None:
         """Start it and wait until it has tried a sandbox; refused with the reason where none can be made."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         Path(self.socket).unlink(missing_ok=True)
         self._process = process = subprocess.Popen(
             [sys.executable, "-I", "-m", "segue.sandbox.keeper"],
@@ -129,7 +129,7 @@ class KeeperProcess:
         line = process.stdout.readline()
         ready = _ready.decode(line) if line else KeeperReady("the keeper ended at its start")
         if ready.error:
-            self.close()
+            self._end()
             if ready.is_misconfigured:
                 raise Misconfigured(ready.error)
             raise Misconfigured(f"environment: no sandbox can be made here: {ready.error}")
@@ -156,8 +156,11 @@ class KeeperProcess:
 
     def close(self) -> None:
         """End it, and with it all sandboxes."""
-        process, self._process = self._process, None
+        self._end()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
         if process is None:
             return
         _release(process)

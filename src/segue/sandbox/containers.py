@@ -34,7 +34,7 @@ from segue.isolation.limits import (
     unlinked_bytes,
 )
 from segue.isolation.users import uid_of
-from segue.sandbox.folders import Folders
+from segue.sandbox.folders import Folders, UploadRoom
 from segue.sandbox.messages import (
     MEMORY_LIMITS,
     NAME_CHARS_MAX,
@@ -130,6 +130,8 @@ class LiveSandbox:
         self._folders = folders
         self.is_volatile = is_volatile
         self.limits = limits
+        # For files that clients put there.
+        self.room = UploadRoom(folders, sandbox.data, limits.disk_bytes, limits.files)
         self.ended = asyncio.Event()
         self.reason = "The sandbox has ended."
         self.cpu_s = 0.0

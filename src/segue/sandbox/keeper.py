@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +28,7 @@ from segue.errors import Misconfigured
 from segue.framing import CONNECTION_LOST, read_frame, write_frame
 from segue.isolation.adapter import SandboxFailed
 from segue.isolation.adapters import ADAPTERS
-from segue.isolation.limits import Cgroups, open_cgroups, remove_cgroups
+from segue.isolation.limits import Cgroups, open_cgroups
 from segue.sandbox.beneath import list_files, new_file, plain_file, remove_file
 from segue.sandbox.containers import (
     COMMAND_BYTES_MAX,
@@ -41,7 +39,7 @@ from segue.sandbox.containers import (
     LiveSandbox,
     run_command,
 )
-from segue.sandbox.folders import OLD, remove_folder
+from segue.sandbox.folders import OLD, group_name, own_folder, remove_folder
 from segue.sandbox.messages import (
     AddSkill,
     ContainerSpec,
@@ -72,8 +70,8 @@ SWEEP_S = 5.0
 CLOSE_S_MAX = 0.8
 # A client may take its time for a piece of a file, and hold it for as long.
 PIECE_BYTES = 64 * 1024
-# Files that a list shows.
-FILES_MAX = 10_000
+# Files that a list shows, and names that are known as uploaded.
+FILES_MAX = UPLOADED_MAX = 10_000
 
 _request: msgspec.msgpack.Decoder[KeeperRequest] = msgspec.msgpack.Decoder(KeeperRequest)
 
@@ -152,9 +150,10 @@ class Keeper:
                 held.skills[skill.folder] = skill
                 return KeeperAnswer()
             case DeleteContainerFile(owner=owner, container_id=name, path=path):
-                _, place = await containers.place(owner, name)
+                held, place = await containers.place(owner, name)
                 with _file_errors(path), _open_folder(place.sandbox.data) as folder:
                     remove_file(folder, path)
+                held.uploaded.discard(path)
                 return KeeperAnswer()
 
     async def _run(
@@ -187,7 +186,7 @@ class Keeper:
             self._containers.refresh(held)
 
     async def _read_file(self, request: ReadContainerFile, writer: asyncio.StreamWriter) -> None:
-        _, place = await self._containers.place(request.owner, request.container_id)
+        held, place = await self._containers.place(request.owner, request.container_id)
         with (
             _file_errors(request.path),
             _open_folder(place.sandbox.data) as folder,
@@ -199,29 +198,36 @@ class Keeper:
                 data := await asyncio.to_thread(os.read, fd, min(left, PIECE_BYTES))
             ):
                 left -= len(data)
+                self._containers.refresh(held)
                 write_frame(writer, FilePiece(data))
                 await writer.drain()
         write_frame(writer, KeeperAnswer())
 
     async def _write_file(self, request: WriteContainerFile, reader: asyncio.StreamReader) -> None:
         held, place = await self._containers.place(request.owner, request.container_id)
-        left = place.limits.disk_bytes
-        with (
-            _file_errors(request.path),
-            _open_folder(place.sandbox.home if request.is_skill else place.sandbox.data) as folder,
-            new_file(folder, request.path, place.sandbox.spec.uid) as fd,
-        ):
-            while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
-                left -= len(data)
-                if left < 0:
-                    raise KeeperFault(
-                        KeeperFailure(
-                            code="container_full", message="The file is larger than the container."
-                        )
-                    )
-                await asyncio.to_thread(_write, fd, data)
+        is_held = request.is_skill or place.is_volatile
+        folder_path = place.sandbox.home if request.is_skill else place.sandbox.data
+        # The size of a folder in memory holds it.
+        room = nullcontext(_take_nothing) if is_held else place.room.upload(request.path)
+        with _file_errors(request.path), _open_folder(folder_path) as folder:
+            async with room as take:
+                with new_file(folder, request.path, place.sandbox.spec.uid) as fd:
+                    await self._receive(held, reader, fd, take)
         if not request.is_skill:
+            while len(held.uploaded) >= UPLOADED_MAX:
+                held.uploaded.pop()
             held.uploaded.add(request.path)
+
+    async def _receive(
+        self, held: Held, reader: asyncio.StreamReader, fd: int, take: Callable[[int], None]
+    ) -> None:
+        while data := msgspec.msgpack.decode(await read_frame(reader), type=FilePiece).data:
+            take(len(data))
+            self._containers.refresh(held)
+            await asyncio.to_thread(_write, fd, data)
+
+
+def _take_nothing(size: int) -> None: ...
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -263,8 +269,10 @@ class _file_errors:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 failure = KeeperFailure(code="container_full", message="The container is full.")
                 raise KeeperFault(failure) from None
-            if error.errno == errno.ENAMETOOLONG:
-                message = "The name of a file in a container has at most 255 bytes."
+            if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
+                message = (
+                    "The name of a file in a container has at most 255 bytes, none of them zero."
+                )
                 raise KeeperFault(KeeperFailure(code="invalid_value", message=message)) from None
             message = f"The container has no file '{self._path[:256]}', or it is not a plain file."
             raise KeeperFault(
@@ -273,33 +281,6 @@ class _file_errors:
 
 
 # --- the process --------------------------------------------------------------------------------------
-
-
-def group_name(folder: Path) -> str:
-    """The name of a keeper's cgroups, by its folder."""
-    return f"segue-{folder.name}"
-
-
-def own_folder(base: Path) -> Path:
-    """A folder for this keeper, locked while it lives; those of keepers that are dead are to be removed."""
-    base.mkdir(mode=0o711, exist_ok=True)
-    if base.stat().st_uid != os.geteuid():
-        raise Misconfigured(f"environment: the folder {base} belongs to another user.")
-    base.chmod(0o711)
-    with _open_folder(str(base)) as all_keepers:
-        # One that has made its lock and has not locked it yet would be taken for dead.
-        fcntl.flock(all_keepers, fcntl.LOCK_EX)
-        for other in (each for each in base.iterdir() if not each.name.endswith(OLD)):
-            with suppress(OSError), open(other / "lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_cgroups(group_name(other))
-                other.rename(f"{other}{OLD}")
-        folder = Path(tempfile.mkdtemp(dir=base))
-        folder.chmod(0o711)
-        # Held open, and so locked, until the process ends.
-        lock_fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-    return folder
 
 
 @asynccontextmanager

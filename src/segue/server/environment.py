@@ -36,8 +36,8 @@ async def open_environment(
         yield KeeperClient(socket, domains)
         return
     process = keeper_of(settings, domains)
-    await asyncio.to_thread(process.start)
     try:
+        await asyncio.to_thread(process.start)
         async with in_background("sandbox_keeper", process.keep_running):
             yield KeeperClient(process.socket, domains)
     finally:
