@@ -60,6 +60,9 @@ def why_not(scheduler: Any) -> str:
         return "context parallelism"
     if scheduler.is_encoder_decoder or config.model_config.runner_type != "generate":
         return "a model that does not go on from its prompt"
+    if not getattr(config.model_config, "disable_cascade_attn", True):
+        # A block that as many hold as there are requests is taken for one of all of them; but what is kept holds some.
+        return "cascade attention"
     if speculative is not None and speculative.method not in SPECULATION:
         return f"speculation by {speculative.method}"
     return ""
