@@ -59,6 +59,25 @@ async def test_client_that_repeats_its_request_to_the_letter_pays_for_nothing_bu
     assert again["output"][0]["content"] == first["output"][0]["content"]
 
 
+async def test_history_that_is_dropped_while_it_is_looked_up_is_rendered_anew() -> None:
+    """Long histories are looked up in a thread; meanwhile the loop lets go of what is too much."""
+
+    class Ends(dict[int, int]):
+        def get(self, key: int, default: Any = None) -> Any:
+            found = super().get(key, default)
+            if found is not None:
+                cache.shrink(cache.bytes)
+            return found
+
+    history = [{"role": "user", "content": "Tell me about the weather."}]
+    async with serving() as served:
+        cache = served.app.state.render_cache
+        body = {"model": MODEL, "input": history, "store": False}
+        assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
+        cache._ends = Ends(cache._ends)
+        assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
+
+
 LISTED = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": []}
 BARE_TOOLS = {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]}
 

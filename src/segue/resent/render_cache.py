@@ -177,9 +177,11 @@ class RenderCache:
         """The history that these items begin with, if they are its very items."""
         for count in range(len(items), 0, -1):
             if (key := self._ends.get(id(items[count - 1]))) is not None:
-                known = self._entries[key]
-                is_alike = known.owner == owner and known.head == head
-                return known if is_alike and known.sent == items[:count] else None
+                # This may be a thread, and the entry dropped meanwhile.
+                known = self._entries.get(key)
+                if known is None or known.owner != owner or known.head != head:
+                    return None
+                return known if known.sent == items[:count] else None
         return None
 
     def resume(self, plan: Plan) -> tuple[Past | None, int]:
