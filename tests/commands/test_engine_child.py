@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -19,7 +21,7 @@ from segue.settings.values import Settings
 from segue_cli.commands import engine_child
 from segue_cli.commands.engine_child import BEST, EngineChild, with_engine
 from segue_embedded.weights import find_weights
-from tests.support import served_process, until
+from tests.support import WAIT_S, served_process, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +77,8 @@ async def test_vllm_that_ends_by_itself_is_started_again_three_times(
     child = EngineChild(asked(port))
     child.start()
     try:
+        # What is said of an end comes from a log that may be gone.
+        child.log_path.unlink()
         for _ in range(3):
             process = child._process
             assert process is not None
@@ -86,6 +90,29 @@ async def test_vllm_that_ends_by_itself_is_started_again_three_times(
         assert "for the fourth time in ten minutes and is not started again" in caplog.text
     finally:
         child.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_while_vllm_loads_stops_it_too(
+    program: Path, port: int, tmp_path: Path, number: int
+) -> None:
+    """As `systemctl stop` and Docker end it, minutes before there is a server."""
+    flags = ["--model", "loading", "--engine-arg=--port", f"--engine-arg={port}"]
+    command = [sys.executable, "-m", "segue_cli.cli", "serve", "--engine", "vllm", *flags]
+    log = tmp_path / "state" / "segue" / f"vllm-{port}.log"
+    segue = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stderr=subprocess.PIPE)
+    await until(lambda: log.exists() and "loading in" in log.read_text())
+    pid = int(log.read_text().split()[-1])
+    segue.send_signal(number)
+    _, said = await asyncio.wait_for(segue.communicate(), WAIT_S)
+    try:
+        # It would hold the port and the card.
+        os.kill(pid, signal.SIGKILL)
+        is_stopped = False
+    except ProcessLookupError:
+        is_stopped = True
+    assert (segue.returncode, is_stopped) == (128 + number, True)
+    assert b"Traceback" not in said
 
 
 @pytest.mark.parametrize(

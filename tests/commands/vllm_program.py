@@ -1,12 +1,13 @@
 """A small program that behaves as `vllm serve`: a real process on a real port, with a FAKE vLLM and no model in it.
 
 `serve MODEL --port N …`. The model `small-card` ends as vLLM does where the card has no room; `bad-flag` as for a flag
-that it does not know. It prints its command line first.
+that it does not know; `loading` is never ready. It prints its command line first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -22,6 +23,10 @@ async def serve(model: str, port: int) -> None:
     """Until it is asked to end."""
     is_over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
+    if model == "loading":
+        print(f"loading in process {os.getpid()}", flush=True)
+        await is_over.wait()
+        return
     fake = FakeVllm(model=model)
     fake._port = port
     async with fake:

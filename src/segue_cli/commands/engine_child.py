@@ -19,7 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,11 +81,19 @@ def with_engine(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     child = EngineChild(settings)
+    # Until the server listens for it itself, which is minutes from here.
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         child.start()
         yield child.settings()
     finally:
         child.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _: object) -> None:
+    """End as by Ctrl-C: what was started is stopped."""
+    raise SystemExit(128 + number)
 
 
 class EngineChild:
@@ -209,9 +217,11 @@ class EngineChild:
                 ) from None
 
     def _tail(self) -> str:
-        with self.log_path.open("rb") as file:
+        with suppress(FileNotFoundError), self.log_path.open("rb") as file:
             file.seek(max(0, self.log_path.stat().st_size - TAIL_BYTES))
             return file.read().decode(errors="replace")
+        # Somebody has removed it.
+        return ""
 
     def _why(self) -> str:
         """What its log says of its end."""
