@@ -17,11 +17,11 @@ from segue.messages.history import (
     Removed,
     TranslatedMessage,
     call_id_of,
-    check_pairs,
     tool_use_id_of,
     translate,
     translate_system,
 )
+from segue.messages.pairs import check_pairs
 
 
 def read(message: dict[str, Any]) -> TranslatedMessage:

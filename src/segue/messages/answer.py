@@ -8,8 +8,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.messages.history import MCP_CALL, SERVER_CALL, TEXT_KEY, message_id_of, tool_use_id_of
+from segue.messages.history import message_id_of, tool_use_id_of
 from segue.messages.request import AskedTurn
+from segue.messages.served import MCP_CALL, SERVER_CALL, TEXT_KEY
 from segue.turn.plan import Tally
 from segue.wire.cache import MaybeDiagnostics
 from segue.wire.codec import encode

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, Raw
 
-from segue.messages.history import System, TranslatedMessage, Unseal, translate, translate_system
+from segue.messages.history import System, TranslatedMessage, translate, translate_system
 from segue.messages.request import (
     NONE_SHOWN,
     AskedTurn,
@@ -21,6 +21,7 @@ from segue.messages.request import (
     compile_request,
     read_body,
 )
+from segue.messages.served import Unseal
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
 from segue.resent.memo import Memo
 from segue.seams.history import Owner

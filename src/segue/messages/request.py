@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from segue.errors import InvalidRequest, cut_name
+from segue.messages.blocks import CacheControl, decode
 from segue.messages.history import (
     EFFORTS,
-    CacheControl,
     Defined,
     FoundTools,
     Loaded,
@@ -23,11 +23,10 @@ from segue.messages.history import (
     System,
     TranslatedMessage,
     Ttl,
-    check_pairs,
-    decode,
     longer,
     turn_id_of,
 )
+from segue.messages.pairs import check_pairs
 from segue.messages.tools import (
     RemoteServer,
     ToolChoice,

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from segue.errors import InvalidRequest, cut_name
-from segue.messages.history import CacheControl, Ttl, decode, longer
+from segue.messages.blocks import CacheControl, decode
+from segue.messages.history import Ttl, longer
 from segue.wire.codec import TOOLS_MAX, encode
 from segue.wire.requests import COUNT_MAX, ToolChoiceName, ToolName
 from segue.wire.tools import FUNCTION_NAME, described, parameters_of
