@@ -6,7 +6,8 @@ at once, what follows it joined into one write a tick.
 It never parses a message, never logs one, and never holds more than its limits.
 
 The parser, the handshake and the answers to control frames are those of websockets' sans-I/O
-`ServerProtocol`. Outgoing text is framed here: that is the hot path. docs/decisions/0002 says why.
+`ServerProtocol`; large frames come in pieces. Outgoing text is framed here: that is the hot path.
+docs/decisions/0002 says why.
 
     state     entered by             what comes in                 left by
     NEW       uvicorn's upgrade      the upgrade request           101: OPEN; a refusal: ENDED
@@ -30,6 +31,7 @@ import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from io import BytesIO
 from time import thread_time
 from typing import Literal, Protocol, cast
 
@@ -39,7 +41,6 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State as ParserState
-from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from segue.errors import ApiError, Refused, ServerFault
@@ -47,6 +48,7 @@ from segue.ids import new_id
 from segue.listener.auth import PROTOCOL
 from segue.listener.edge_limits import EdgeLimits
 from segue.listener.exchange import raw_refusal
+from segue.listener.pieces import PiecesParser
 from segue.memory.budget import Unread
 from segue.memory.intake import Inflow
 
@@ -144,7 +146,7 @@ class Socket(asyncio.Protocol):
     client: str = ""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _state: _State = _State.NEW
-    _parser: ServerProtocol = field(init=False)
+    _parser: PiecesParser = field(init=False)
     _inflow: Inflow = field(init=False)
     _listener: SocketListener = field(init=False)
     _transport: asyncio.Transport = field(init=False)
@@ -152,8 +154,8 @@ class Socket(asyncio.Protocol):
     _frames_left: float = field(init=False)
     _frames_at: float = field(init=False)
     # A message in fragments: one growing buffer, because a list of one-byte parts would
-    # take fifty times what they hold.
-    _partial: bytearray | None = None
+    # take fifty times what they hold. At the end it is the message, without a copy.
+    _partial: BytesIO | None = None
     _decoder: codecs.IncrementalDecoder | None = None
     # What came and is not parsed yet, while reading is paused.
     _late: bytearray | None = None
@@ -181,7 +183,7 @@ class Socket(asyncio.Protocol):
 
     def __post_init__(self) -> None:
         limits = self._limits
-        self._parser = ServerProtocol(
+        self._parser = PiecesParser(
             select_subprotocol=_select_protocol, max_size=limits.body_bytes_max, logger=_muted
         )
         self._frames_left = float(limits.frames_burst_max)
@@ -436,11 +438,12 @@ class Socket(asyncio.Protocol):
         parser = self._parser
         parser.receive_data(data)
         frames = parser.events_received()
+        count = len(frames) - parser.reader.take_pieces()
         per_s = self._limits.frames_per_s
-        if per_s and self._is_flood(len(frames)):
+        if per_s and self._is_flood(count):
             reason = f"more than {per_s:g} frames a second"
             self._refuse("flood", int(per_s), CloseCode.POLICY_VIOLATION, reason)
-            return len(frames)
+            return count
         # What is answered meanwhile leaves after the parser's own replies.
         self._flush_is_due = True
         for frame in frames:
@@ -448,7 +451,7 @@ class Socket(asyncio.Protocol):
             self._on_frame(frame)
         self._conclude()
         self._flush()
-        return len(frames)
+        return count
 
     def _is_flood(self, count: int) -> bool:
         """Whether the peer sends too many frames; pings and fragments count too."""
@@ -468,9 +471,7 @@ class Socket(asyncio.Protocol):
     def _count_arriving(self) -> None:
         """Count the message that is not complete, and read no more of it while there is no room."""
         inflow = self._inflow
-        arriving = (
-            len(self._parser.reader.buffer) + len(self._partial or b"") + len(self._late or b"")
-        )
+        arriving = len(self._parser.reader.buffer) + self._partial_bytes + len(self._late or b"")
         if self._state is not _State.OPEN or not (arriving or inflow.arriving):
             return
         inflow.count(arriving, inflow.held)
@@ -498,7 +499,7 @@ class Socket(asyncio.Protocol):
             elif not (text := bytes(frame.data)).isascii():
                 text.decode()
         except UnicodeDecodeError:
-            size = len(frame.data) + len(self._partial or b"")
+            size = len(frame.data) + self._partial_bytes
             self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
             return
         if text is not None:
@@ -512,14 +513,18 @@ class Socket(asyncio.Protocol):
         """
         if self._decoder is None or self._partial is None:
             self._decoder = codecs.getincrementaldecoder("utf-8")()
-            self._partial = bytearray()
+            self._partial = BytesIO()
         self._decoder.decode(frame.data, frame.fin)
-        self._partial += frame.data
+        self._partial.write(frame.data)
         if not frame.fin:
             return None
-        whole = bytes(self._partial)
+        whole = self._partial.getvalue()
         self._partial = self._decoder = None
         return whole
+
+    @property
+    def _partial_bytes(self) -> int:
+        return 0 if self._partial is None else self._partial.tell()
 
     def _conclude(self) -> None:
         """Act on what the parser itself did with this chunk."""
@@ -708,7 +713,7 @@ def socket_class(
     return ServedSocket
 
 
-def _select_protocol(parser: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+def _select_protocol(parser: object, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Our protocol, where it is offered. Another offer may be a key, and is never answered."""
     return _PROTOCOL if _PROTOCOL in offered else None
 

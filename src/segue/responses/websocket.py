@@ -210,21 +210,20 @@ class SocketSession:
             self._on_frame(text)
 
     async def _receive_large(self, text: bytes) -> None:
-        try:
-            decoded: Create | str | Exception = await asyncio.to_thread(codec.decode_frame, text)
-        except Exception as fault:
-            decoded = fault
+        decoded, lane = await asyncio.to_thread(_decode_large, text)
         self._is_decoding = False
-        self._on_frame(text, decoded)
+        self._on_frame(text, decoded, lane)
         later, self._later_frames = self._later_frames, []
         for frame in later:
             self.received(frame)
         if not self._is_decoding:
             self.socket.release()
 
-    def _on_frame(self, text: bytes, decoded: Create | str | Exception | None = None) -> None:
-        """A create joins its lane, a steer or an append goes to its turn, anything else is refused."""
-        lane: Lane = None
+    def _on_frame(
+        self, text: bytes, decoded: Create | str | Exception | None = None, lane: Lane = None
+    ) -> None:
+        """A create joins its lane, a steer or an append goes to its turn, anything else is refused. `decoded` and
+        `lane`: of a frame that was read already."""
         try:
             if self._is_dismissed:
                 raise _revoked()
@@ -255,7 +254,9 @@ class SocketSession:
             what = "a WebSocket frame could not be handled"
             error = answerable(fault, what, self.socket.request_id)
             # The lane is echoed also where the frame could not be read as a whole.
-            self._refuse(error, codec.decode_envelope(text)[1] if lane is None else lane)
+            if lane is None and (decoded is None or isinstance(decoded, Create)):
+                _, lane = codec.decode_envelope(text)
+            self._refuse(error, lane)
 
     def _new_receipt(self, size: int = 0, trace: str = "") -> Receipt:
         self._create_count += 1
@@ -625,6 +626,15 @@ class SocketSession:
             "Create a new websocket connection to continue.",
             code="websocket_connection_limit_reached",
         )
+
+
+def _decode_large(text: bytes) -> tuple[Create | str | Exception, Lane]:
+    """What a large frame is, or why it cannot be read, and the lane of one that is no create. Slow, for a thread."""
+    try:
+        decoded: Create | str | Exception = codec.decode_frame(text)
+    except Exception as fault:
+        decoded = fault
+    return decoded, None if isinstance(decoded, Create) else codec.decode_envelope(text)[1]
 
 
 def _revoked() -> Unauthenticated:
