@@ -103,7 +103,15 @@ async def test_nothing_of_an_owner_is_left(
         assert {row.owner for row in report} == {"eve"}
     capsys.readouterr()
     assert await asyncio.to_thread(run, *words, "--dry-run") == 0
-    assert "0 responses" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 responses" in said
+    # Rows of revoked keys stay, so that the store goes on asking for keys; they name nobody.
+    assert "0 API keys" in said
+    assert await asyncio.to_thread(run, "keys", "list", "--store", store) == 0
+    listed = capsys.readouterr().out
+    assert [row.split()[1:3] for row in listed.splitlines() if "revoked" in row] == [
+        ["erased", "-"]
+    ]
     assert bytes_in(files) == [QUIET.encode()]
     assert not [body for body in bytes_in(tmp_path) if CANARY.encode() in body]
 
@@ -122,3 +130,19 @@ async def test_turn_that_runs_is_cancelled_and_leaves_nothing(store: str, tmp_pa
         tables = served.app.state.store.files.tables  # type: ignore[attr-defined]
         ((turns,),) = await tables.fetch("count_owner", lambda *row: row[:1], "ada")
         assert turns == 0
+
+
+async def test_owner_that_is_misspelt_is_not_taken_for_one_that_is_gone(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("erase", "--store", store, "--files-dir", tmp_path / "files", "--yes", "--owner")
+    async with serving(store=store, files_dir=str(tmp_path / "files"), auth="keys") as served:
+        headers = await key(served, "research")
+        await talk(served, headers, QUIET)
+        assert await asyncio.to_thread(run, *words, "reserch") == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "nothing is known of an owner 'reserch'. Did you mean research?" in said.err
+        # Somebody who is erased may be erased again.
+        for _ in range(2):
+            assert await asyncio.to_thread(run, *words, "research", "--keys", "--usage") == 0

@@ -44,6 +44,13 @@ class OwnerCounts(NamedTuple):
     idempotency_keys: int
     keys: int
     usage_rows: int
+    # How often it was marked as erased, within a day.
+    marks: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is, or was within a day, anything of this owner."""
+        return any(self)
 
     @property
     def contents(self) -> int:
@@ -67,7 +74,7 @@ async def erase_owner(
     with_usage: bool = False,
     on_revoked: Callable[[], Awaitable[None]],
 ) -> None:
-    """Erase everything. Keys are revoked first, so that nothing new comes."""
+    """Erase everything. Keys are revoked first, so that nothing new comes, and name their owner until the end."""
     if with_keys:
         await tables.execute("delete_owner_key_names", owner)
         await on_revoked()
@@ -80,8 +87,10 @@ async def erase_owner(
         if not (await count_owner(tables, owner)).contents:
             break
     if with_usage:
-        await tables.execute("delete_owner_usage", owner)
         await tables.execute("delete_owner_spending", owner)
+        await tables.execute("delete_owner_usage", owner)
+    if with_keys:
+        await tables.execute("delete_owner_of_keys", owner)
 
 
 async def _erase_contents(

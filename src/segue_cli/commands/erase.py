@@ -12,11 +12,12 @@ from segue.printable import printable, say
 from segue.server.files import LateFiles, has_place
 from segue.server.storage import ServerStore
 from segue.settings.checks import load_settings
+from segue.settings.validation import nearest
 from segue.settings.values import Settings
 from segue.stores.shelves import FileTable, Tables
 from segue_cli.commands.durable import open_durable
 from segue_cli.commands.flags import add_store, existing
-from segue_cli.commands.keys import notify_servers
+from segue_cli.commands.keys import list_keys, notify_servers
 from segue_cli.terminal import progress_bar
 
 KINDS = {
@@ -31,7 +32,7 @@ KINDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `segue erase`."""
     parser.add_argument("--owner", required=True, help="whose data: as `segue keys list` shows it")
-    about = "revoke the owner's keys and remove their names, too"
+    about = "revoke the owner's keys and remove their names and the owner's, too"
     parser.add_argument("--keys", action="store_true", help=about)
     about = "erase the rows of usage and the budgets' counts, too"
     parser.add_argument("--usage", action="store_true", help=about)
@@ -46,6 +47,12 @@ def run(options: argparse.Namespace) -> int:
     """Count, ask, erase; returns the exit status."""
     settings = existing(load_settings(vars(options)))
     counts = asyncio.run(_count(settings, options.owner))
+    if not counts.is_known:
+        owners = sorted({key.owner for key in asyncio.run(list_keys(settings)) if key.owner})
+        raise Misconfigured(
+            f"erase: nothing is known of an owner '{options.owner}'.{nearest(options.owner, owners)} "
+            "See `segue keys list`."
+        )
     say(f"Owner '{printable(options.owner)}' in {settings.shown_store}:")
     for name, words in KINDS.items():
         say(f"  {getattr(counts, name):>10,} {words}")

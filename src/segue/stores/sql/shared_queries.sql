@@ -107,7 +107,8 @@ SELECT
     (SELECT count(id) FROM skill_versions WHERE owner = $1),
     (SELECT count(*) FROM claims WHERE owner = $1),
     (SELECT count(*) FROM keys WHERE owner = $1),
-    (SELECT count(*) FROM usage WHERE owner = $1);
+    (SELECT count(*) FROM usage WHERE owner = $1),
+    (SELECT count(*) FROM erased WHERE owner = $1 AND turn_id = '');
 
 -- name: delete_owner_turns
 -- $1 owner, $2 how many at most.
@@ -144,9 +145,15 @@ DELETE FROM skill_versions WHERE owner = $1;
 -- name: delete_owner_usage
 DELETE FROM usage WHERE owner = $1;
 
+-- name: delete_owner_of_keys
+-- Their rows name nobody from now on.
+UPDATE keys SET owner = '' WHERE owner = $1 AND revoked_at IS NOT NULL;
+
 -- name: delete_owner_spending
+-- Before the rows of usage: those name keys whose own rows name no owner any more.
 DELETE FROM spending WHERE subject = 'owner ' || CAST($1 AS text)
-    OR subject IN (SELECT 'key ' || id FROM keys WHERE owner = $1);
+    OR subject IN (SELECT 'key ' || id FROM keys WHERE owner = $1)
+    OR subject IN (SELECT 'key ' || key_id FROM usage WHERE owner = $1);
 
 -- name: count_rows
 -- Of the tables that are moved, in the order in which they are.
