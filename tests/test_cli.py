@@ -128,6 +128,17 @@ def test_usage_is_a_table_with_totals(store: str, capsys: pytest.CaptureFixture[
     assert "9,999" not in printed
 
 
+def test_usage_in_a_narrow_terminal_has_whole_days_numbers_and_names(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["usage", "--store", store, "--by", "key,owner,model"]) == 0
+    printed = capsys.readouterr().out
+    assert time.strftime("%Y-%m-%d", time.gmtime()) in printed
+    assert "1,507" in printed
+    assert "…" not in printed
+
+
 def test_usage_of_one_owner_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["usage", "--store", store, "--owner", "ada", "--days", "60", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

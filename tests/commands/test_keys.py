@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from segue.accounts.scopes import SCOPES
 from segue.errors import Misconfigured
 from segue.limits import Key, KeyLimits
 from segue_cli.cli import main
@@ -79,7 +80,7 @@ def test_list_cuts_nothing_and_says_what_a_person_wants_to_know(
     ]
     assert first.count("never") == 1
     assert second.count("never") == 2
-    assert limits == f"limits of {made['id']} (Ключ von 東京): responses that run at once 4"
+    assert limits == f"limits of {made['id']} (Ключ von 東京): responses that run at once: 4"
     assert f"{tmp_path}/segue.db" in err
 
 
@@ -205,11 +206,30 @@ def test_first_key_with_named_scopes_has_these(
     assert "first key" not in err
 
 
+def test_models_before_the_key_leave_the_key_alone(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "create", "--name", "ci", "--store", store)
+    status, out, _ = run(capsys, "edit", "--models", "qwen3-*,gpt-*", "ci", "--store", store)
+    assert (status, "(ci)" in out, "models: qwen3-*, gpt-*" in out) == (0, True, True)
+
+
+def test_help_names_every_scope_and_what_an_edit_leaves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    for action, words in (("create", (*SCOPES, "(default: all)")), ("edit", ("'*': all",))):
+        with pytest.raises(SystemExit):
+            main(["keys", action, "--help"])
+        text = capsys.readouterr().out
+        assert [word for word in words if word not in text] == []
+
+
 def test_models_and_budgets_are_given_edited_and_removed(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets = ("--budget-tokens-day", "1000", "--budget-tokens-month", "20000")
-    words = ("--models", "qwen3", "gpt-*,claude-*", *budgets, "--json", "--store", store)
+    words = ("--models", "qwen3", "--models", "gpt-*,claude-*", *budgets, "--json", "--store", store)
     _, out, _ = run(capsys, "create", "--name", "ci", *words)
     expected = KeyLimits(
         budget_tokens_day=1_000,
@@ -218,12 +238,12 @@ def test_models_and_budgets_are_given_edited_and_removed(
     )
     assert msgspec.convert(json.loads(out)["limits"], KeyLimits) == expected
     _, out, _ = run(capsys, "list", "--store", store)
-    assert "models qwen3 gpt-* claude-*" in out
-    assert "tokens a month (UTC) 20,000" in out
+    assert "models: qwen3, gpt-*, claude-*; tokens a day" in out
+    assert "tokens a month (UTC): 20,000" in out
     words = ("edit", "ci", "--models", "*", "--budget-tokens-day", "0", "--limit-lanes", "3")
     status, out, _ = run(capsys, *words, "--store", store)
     assert status == 0
-    assert "responses that run at once 3, tokens a month (UTC) 20,000" in out
+    assert "responses that run at once: 3; tokens a month (UTC): 20,000" in out
     assert "models" not in out
     assert run(capsys, "edit", "ci", "--store", store)[0] == 2
     assert run(capsys, "edit", "ci", "--models", "a*b*", "--store", store)[0] == 2

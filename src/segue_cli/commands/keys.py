@@ -14,7 +14,7 @@ import msgspec
 
 from segue.accounts.hashes import KeyHashes, issue_key
 from segue.accounts.owners import inherited, limit_key, limit_owner
-from segue.accounts.scopes import API_SCOPES, OPERATOR, SCOPES
+from segue.accounts.scopes import API_SCOPES, OPERATOR, SCOPES, TOOL_SCOPES
 from segue.errors import ApiError, Misconfigured
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits, odd_pattern
 from segue.printable import say
@@ -33,7 +33,7 @@ SCOPES_HELP = (
     f"what the key may be used for, separated by commas (default: {USUAL_SCOPES}; of the first key in a store also "
     "metrics, dashboard and operator). All scopes: responses and models "
     "(the API), metrics (/metrics), dashboard (figures of the key's owner), operator (figures of all owners, and the "
-    "actions of an operator), web_search, mcp, mcp_url (tools that the server runs), and priority (requests with "
+    f"actions of an operator), {', '.join(TOOL_SCOPES)} (tools that the server runs), and priority (requests with "
     "service_tier priority go before others)"
 )
 LIFETIME = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
@@ -54,7 +54,7 @@ BUDGETS = {
     "owner_budget_tokens_day": "tokens a day of all keys of the owner together, set for all of them",
     "owner_budget_tokens_month": "tokens a month of all keys of the owner together, set for all of them",
 }
-MODELS_HELP = "models that the key may use, by names or patterns such as 'gpt-*', separated by commas (default: all)"
+MODELS_HELP = "models that the key may use, by names or patterns such as 'gpt-*', separated by commas"
 DEFAULTS = {"other_requests_per_min": f"{OTHER_REQUESTS_PER_MIN}, which JSON shows as 0"}
 
 
@@ -255,15 +255,15 @@ def _row(key: Key) -> tuple[str, ...]:
     days = (key.created_at, key.used_at, key.expires_at)
     when = ("never" if at is None else _minute(at) for at in days)
     state = key.state(time.time())
-    return key.id, key.name, key.owner, start, state, *when, ",".join(key.scopes)
+    return key.id, key.name, key.owner or "-", start, state, *when, ",".join(key.scopes)
 
 
 def _limits(key: Key) -> str:
     limits = msgspec.structs.asdict(key.limits)
-    words = [f"models {' '.join(key.limits.models)}"] if key.limits.models else []
+    words = [f"models: {', '.join(key.limits.models)}"] if key.limits.models else []
     every = LIMITS | BUDGETS
-    words += [f"{every[name]} {limits[name]:,}" for name in every if limits[name]]
-    return ", ".join(words)
+    words += [f"{every[name]}: {limits[name]:,}" for name in every if limits[name]]
+    return "; ".join(words)
 
 
 def _minute(seconds: int) -> str:
@@ -320,10 +320,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
     """What a key may use: models, limits, budgets."""
-    parser.add_argument("--models", nargs="+", metavar="NAME", help=MODELS_HELP)
+    is_edit = number is amount_or_none
+    every = "; '*': all" if is_edit else " (default: all)"
+    parser.add_argument("--models", action="append", metavar="NAMES", help=MODELS_HELP + every)
     for name, text in (LIMITS | BUDGETS).items():
         flag = "--" + _option(name).replace("_", "-")
         about = f"{text} (default: {DEFAULTS.get(name, 'no limit')})"
-        if number is amount_or_none:
+        if is_edit:
             about = f"{text}; 0: {DEFAULTS.get(name, 'no limit')}"
         parser.add_argument(flag, type=number, metavar="N", help=about)

@@ -34,6 +34,9 @@ CONTAINER_COUNTS = {
     "egress MB": ("egress_bytes", 1e6, ",.1f"),
 }
 
+# A table is as wide as its widest rows; a terminal that is narrower breaks the lines.
+COLUMNS_MAX = 10_000
+
 COUNTED = (*COUNTS, *(field for field, _, _ in CONTAINER_COUNTS.values()))
 
 
@@ -77,21 +80,28 @@ def run(options: argparse.Namespace) -> int:
     if options.csv:
         say(as_csv(rows, options.by, key_names).rstrip("\r\n"))
         return 0
-    # Imported here: where rich is missing, JSON is still printed.
-    from rich.console import Console
-
-    console = Console()
     counts = {name.removesuffix("_tokens").replace("_", " "): (name, 1, ",.0f") for name in COUNTS}
     period = "month" if is_monthly else "day"
     turns = grouped([row for row in found if row.model], options.by, is_monthly=is_monthly)
     names = (period, *options.by)
-    console.print(table_of(f"Usage ({period}s in UTC)", turns, names, counts, key_names))
+    print_whole(table_of(f"Usage ({period}s in UTC)", turns, names, counts, key_names))
     if used := [row for row in found if not row.model]:
         by = [name for name in options.by if name == "owner"]
         containers = grouped(used, by, is_monthly=is_monthly)
         shown = table_of("Containers", containers, (period, *by), CONTAINER_COUNTS, key_names)
-        console.print(shown)
+        print_whole(shown)
     return 0
+
+
+def print_whole(table: Table) -> None:
+    """Print a table in which no day, name or number is cut, however narrow the terminal is."""
+    # Imported here: where rich is missing, JSON and CSV are still printed.
+    from rich.console import Console
+
+    console = Console()
+    needed = Console(width=COLUMNS_MAX).measure(table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
 
 
 def table_of(
@@ -102,9 +112,10 @@ def table_of(
     key_names: Mapping[str, str],
 ) -> Table:
     """Rows with their sums: what these names are of each, and these columns: field, unit and format."""
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(*names, title=title, show_footer=True)
+    table = Table(*names, title=title, show_footer=True, box=SIMPLE)
     for name, (field, unit, form) in counts.items():
         total = sum(getattr(row, field) for row in rows) / unit
         table.add_column(name, format(total, form), justify="right")
