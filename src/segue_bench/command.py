@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, help="for the texts (default: 1)")
     limit = "limit the sampling time of a loop by giving slow models fewer turns; 0: no limit"
     add("--sampling-s-max", type=_amount, metavar="S", help=limit)
-    bare = "measure full history also without the cache of token ids (--piece-cache false)"
+    bare = "measure full history also without the cache of token ids"
     add("--bare", action="store_true", help=bare)
     add("--url", default="", help="measure the server at this URL instead of our own")
     add("--model", default="", help="the model to use at --url")

@@ -229,7 +229,8 @@ def test_models_and_budgets_are_given_edited_and_removed(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budgets = ("--budget-tokens-day", "1000", "--budget-tokens-month", "20000")
-    words = ("--models", "qwen3", "--models", "gpt-*,claude-*", *budgets, "--json", "--store", store)
+    models = ("--models", "qwen3", "--models", "gpt-*,claude-*")
+    words = (*models, *budgets, "--json", "--store", store)
     _, out, _ = run(capsys, "create", "--name", "ci", *words)
     expected = KeyLimits(
         budget_tokens_day=1_000,

@@ -54,7 +54,9 @@ BUDGETS = {
     "owner_budget_tokens_day": "tokens a day of all keys of the owner together, set for all of them",
     "owner_budget_tokens_month": "tokens a month of all keys of the owner together, set for all of them",
 }
-MODELS_HELP = "models that the key may use, by names or patterns such as 'gpt-*', separated by commas"
+MODELS_HELP = (
+    "models that the key may use, by names or patterns such as 'gpt-*', separated by commas"
+)
 DEFAULTS = {"other_requests_per_min": f"{OTHER_REQUESTS_PER_MIN}, which JSON shows as 0"}
 
 
