@@ -230,8 +230,8 @@ def test_models_and_budgets_are_given_edited_and_removed(
 ) -> None:
     budgets = ("--budget-tokens-day", "1000", "--budget-tokens-month", "20000")
     models = ("--models", "qwen3", "--models", "gpt-*,claude-*")
-    words = (*models, *budgets, "--json", "--store", store)
-    _, out, _ = run(capsys, "create", "--name", "ci", *words)
+    given = (*models, *budgets, "--json", "--store", store)
+    _, out, _ = run(capsys, "create", "--name", "ci", *given)
     expected = KeyLimits(
         budget_tokens_day=1_000,
         budget_tokens_month=20_000,
