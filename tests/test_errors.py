@@ -32,3 +32,8 @@ def test_unknown_model_lists_the_served_ones_and_stays_short() -> None:
     many = model_not_found("m" * 9_999, ["n" * 9_999] * 100)
     assert many.message.endswith(" and 92 more.")
     assert len(many.message) < 1_500
+
+
+def test_key_that_may_use_no_model_is_told_so() -> None:
+    assert model_not_found("a", ["b", "c"]).message.endswith(" Served: b, c.")
+    assert model_not_found("a", []).message.endswith(" may use none of the models here.")
