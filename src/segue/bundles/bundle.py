@@ -22,6 +22,8 @@ DESCRIPTION_CHARS_MAX = 1024
 FRONT_BYTES_MAX = 16 * 1024
 # Brackets, of lists and mappings in a line: the library's time grows with the square of their depth.
 NESTED_MAX = 100
+# What YAML can write by escapes, and no store, model or terminal should get.
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
@@ -82,6 +84,8 @@ def check_words(name: object, description: object) -> tuple[str, str]:
         raise BadBundle(words)
     if not isinstance(description, str) or not 1 <= len(description) <= DESCRIPTION_CHARS_MAX:
         raise BadBundle(f"its description has 1 to {DESCRIPTION_CHARS_MAX} characters")
+    if _UNWRITABLE.search(description):
+        raise BadBundle("its description has control characters, or half of one")
     return name, description
 
 
