@@ -188,11 +188,13 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-@pytest.mark.parametrize("span", [[], ["--months", "1"]])
+@pytest.mark.parametrize(
+    "span", [[], ["--days", "9" * 20], ["--months", "1"], ["--months", "9" * 20]]
+)
 def test_usage_is_csv_by_what_is_asked_for(
     span: list[str], store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    period = time.strftime("%Y-%m" if span else "%Y-%m-%d", time.gmtime())
+    period = time.strftime("%Y-%m" if "--months" in span else "%Y-%m-%d", time.gmtime())
     assert main(["usage", "--csv", "--store", store, *span]) == 0
     rows = rows_of(capsys.readouterr().out)
     found = [(r["period"], r["owner"], r["model"], r["turns"], r["input_tokens"]) for r in rows]

@@ -178,9 +178,11 @@ async def read_usage(
 ) -> tuple[Sequence[UsageTotal], Mapping[str, str]]:
     """What was used on the last days, today included, or in the last months; and the names of the keys."""
     now = time.time()
-    since = (int(now) // 86_400 - days + 1) * 86_400
+    # Nothing is older than 1970.
+    since = max(0, (int(now) // 86_400 - days + 1) * 86_400)
     if months is not None:
-        year, month = divmod(12 * time.gmtime(now).tm_year + time.gmtime(now).tm_mon - months, 12)
+        first = 12 * time.gmtime(now).tm_year + time.gmtime(now).tm_mon - months
+        year, month = divmod(max(12 * 1970, first), 12)
         since = calendar.timegm((year, month + 1, 1, 0, 0, 0))
     async with open_durable(settings, "usage") as store:
         keys = await store.keys.given_out()
