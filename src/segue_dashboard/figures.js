@@ -76,27 +76,37 @@ const groups = (turn) => [
   group("Stages", ...stages(turn)),
 ];
 
+// What a hosted call ran: its commands and how each has ended; or Python code, with its status.
+const ranBy = (call, answers) =>
+  call.type === "code_interpreter_call"
+    ? [[call.code, call.status === "completed" ? "" : call.status, call.status === "failed"]]
+    : call.action.commands.map((command, at) => {
+        const outcome = answers.get(call.call_id)?.[at]?.outcome;
+        const ended = outcome ? (outcome.type === "exit" ? `exit ${outcome.exit_code}` : outcome.type) : "";
+        return [command, ended, Boolean(outcome?.exit_code)];
+      });
+
 // The commands of hosted calls, as the stored response has them; each call of a round was one pause of the turn.
 const commands = (turn, output) => {
   const pauses = pausesOf(turn);
-  const calls = output.filter((item) => item.type === "shell_call" && item.environment?.container_id);
+  const calls = output.filter(
+    (item) => item.type === "code_interpreter_call" || (item.type === "shell_call" && item.environment?.container_id),
+  );
   const answers = new Map(
     output.filter((item) => item.type === "shell_call_output").map((item) => [item.call_id, item.output]),
   );
-  const rows = calls.flatMap((call, index) =>
-    call.action.commands.map((command, at) => {
-      const outcome = answers.get(call.call_id)?.[at]?.outcome;
-      const [, , from, to] = (pauses.length === calls.length && pauses[index]) || [];
-      const ended = outcome ? (outcome.type === "exit" ? `exit ${outcome.exit_code}` : outcome.type) : "";
+  const rows = calls.flatMap((call, index) => {
+    const [, , from, to] = (pauses.length === calls.length && pauses[index]) || [];
+    return ranBy(call, answers).map(([text, ended, isBad], at) => {
       const time = at === 0 && to !== undefined ? took(to - from) : "";
       return h(
         "div",
-        { class: `figure command ${outcome?.exit_code ? "bad" : ""}` },
-        h("dt", { class: "mono" }, command),
+        { class: `figure command ${isBad ? "bad" : ""}` },
+        h("dt", { class: "mono" }, text),
         h("dd", {}, [ended, time].filter(Boolean).join(" \u00b7 ")),
       );
-    }),
-  );
+    });
+  });
   return rows.length ? [group("Commands", ...rows)] : [];
 };
 

@@ -106,5 +106,23 @@ def test_place_store_and_settings_file_are_told(capsys: pytest.CaptureFixture[st
     ]
 
 
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({"environment": "auto"}, "bwrap: isolation kernel-shared, no network"),
+        (
+            {"environment": "gvisor", "environment_domains": ["a.com", "*.b.org"]},
+            "gvisor: isolation user-kernel, network to a.com, *.b.org",
+        ),
+    ],
+)
+def test_sandboxes_are_told_with_their_level(
+    flags: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load_settings({"engine": "scripted", "store": "memory", **flags}, environment={})
+    announce(settings, "http://127.0.0.1:1", [])
+    assert f"  sandboxes  {words}\n" in capsys.readouterr().out
+
+
 def test_numbers_have_the_right_noun() -> None:
     assert [count(number, "turn") for number in (0, 1, 2)] == ["no turns", "1 turn", "2 turns"]

@@ -41,6 +41,7 @@ def announce(settings: Settings, url: str, lines: list[str]) -> None:
         _line("APIs", ", ".join(name for name, api in APIS.items() if is_on(api, settings))),
         _line("store", _store(settings)),
         _line("settings", settings.config or "no file"),
+        *([_line("sandboxes", _sandboxes(settings))] if settings.environment != "off" else []),
         *lines,
         "Stop with Ctrl-C.",
     ]
@@ -57,6 +58,15 @@ def _store(settings: Settings) -> str:
     path = settings.store_path
     where = f" in {Path.cwd()}" if path is not None and not path.is_absolute() else ""
     return settings.shown_store + where
+
+
+def _sandboxes(settings: Settings) -> str:
+    """Where the commands of models run, and how far apart from this machine; its probe has held."""
+    kind, level = "bwrap", "kernel-shared"
+    if settings.environment == "gvisor":
+        kind, level = "gvisor", "user-kernel"
+    domains = ", ".join(settings.environment_domains)
+    return f"{kind}: isolation {level}, {f'network to {domains}' if domains else 'no network'}"
 
 
 def _line(name: str, text: str) -> str:
