@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import re
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ import uvloop
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from segue.engines.scripted import Script, ScriptedCall, ScriptedEngine, ScriptedTurn, load_script
+from segue.engines.scripted import (
+    BURSTS_A_ROUND,
+    Script,
+    ScriptedCall,
+    ScriptedEngine,
+    ScriptedTurn,
+    load_script,
+)
 from segue.errors import ApiError
 from tests.contracts.engine import Bench, chatml, ids_of, sampled
 from tests.pipeline import Stage, Told, staged
@@ -177,6 +185,38 @@ def test_engine_sleeps_between_tokens_and_does_not_spin(monkeypatch: pytest.Monk
     pieces = uvloop.run(sampled(bench.engine, bench.job()))
 
     assert sleeps <= 3 * len(ids_of(pieces))
+
+
+async def test_hundreds_of_answers_do_not_write_in_one_round_of_the_loop() -> None:
+    bench = Bench(ScriptedEngine(chatml(), Script((ScriptedTurn(pad_tokens=200),))), chatml())
+    loop = asyncio.get_running_loop()
+    bursts, most = 0, 0
+
+    def count_round() -> None:
+        nonlocal bursts, most
+        bursts, most = 0, max(most, bursts)
+        if not done.done():
+            loop.call_soon(count_round)
+
+    async def answer() -> int:
+        nonlocal bursts
+        found = 0
+        async with aclosing(bench.engine.sample(bench.job(output_tokens_max=None))) as pieces:
+            async for _ in pieces:
+                bursts += 1
+                found += 1
+        return found
+
+    # One is broken off while it waits: nobody waits for it.
+    left = asyncio.ensure_future(answer())
+    done = asyncio.gather(*(answer() for _ in range(100)))
+    loop.call_soon(count_round)
+    await asyncio.sleep(0)
+    left.cancel()
+    counts = await done
+    # The last piece of an answer comes with its end.
+    assert 0 < most <= 2 * BURSTS_A_ROUND
+    assert {*counts} == {max(counts)}
 
 
 @pytest.mark.parametrize("tokens_per_s", [65, 1_000, 4_000])

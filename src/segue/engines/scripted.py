@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio import Future
+from collections import deque
 from collections.abc import AsyncGenerator
 from math import log
 from pathlib import Path
@@ -28,6 +30,8 @@ from segue.wire.tools import CustomTool, Offer, chosen_offers, offer_named
 
 # How many tokens leave together when there is no speed limit: enough to amortise, few enough to stay fair.
 BURST = 32
+# How many answers have their burst in one round of the loop: all of hundreds would keep others waiting for 40 ms.
+BURSTS_A_ROUND = 4
 # The probability of its tokens: from this to nearly 1, in so many steps.
 SURE, CHANCES = 0.6, 97
 # The loop's timers count whole milliseconds: a shorter sleep would return at once, and we would spin.
@@ -89,6 +93,8 @@ class ScriptedEngine:
         self._script = script
         self._tokens_per_s = tokens_per_s
         self._written: dict[tuple[int, bytes, tuple[str, ...]], tuple[int, ...]] = {}
+        # Answers that wait for their next burst.
+        self._waiting: deque[Future[None]] = deque()
 
     async def is_ready(self) -> bool:
         return True
@@ -109,12 +115,32 @@ class ScriptedEngine:
                     continue
             else:
                 due = sent + BURST
-                await asyncio.sleep(0)
+                await self._round()
             burst = allowed[sent:due]
             logprobs = [_logprobs(id, count) for id in burst] if wants_logprobs else ()
             yield Ids(burst, logprobs)
             sent = min(due, len(allowed))
         yield Finish("stop" if len(allowed) == len(ids) else "length")
+
+    async def _round(self) -> None:
+        """Wait for a later round of the loop, in which few others write."""
+        loop = asyncio.get_running_loop()
+        if self._waiting and self._waiting[0].get_loop() is not loop:
+            # Of a loop that was stopped.
+            self._waiting.clear()
+        if not self._waiting:
+            loop.call_soon(self._let_some_write)
+        self._waiting.append(next_round := loop.create_future())
+        await next_round
+
+    def _let_some_write(self) -> None:
+        for _ in range(min(BURSTS_A_ROUND, len(self._waiting))):
+            next_round = self._waiting.popleft()
+            # Or its answer was cancelled.
+            if not next_round.done():
+                next_round.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._let_some_write)
 
     def _answer(self, job: Job) -> tuple[int, ...]:
         """All ids of this model turn; those of a script's entry are cached."""
