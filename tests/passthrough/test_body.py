@@ -61,16 +61,16 @@ def test_usage_is_found_at_either_end_of_a_long_answer(is_last: bool) -> None:
     body = json.dumps(parts[0] | parts[1]).encode()
     answer = WholeAnswer()
     assert b"".join(answer.feed(body[at : at + 999]) for at in range(0, len(body), 999)) == body
-    assert answer.usage.counts(1_000) == (9, 4, 3)
+    assert answer.usage(1_000).counts(1_000) == (9, 4, 3)
 
 
 def test_usage_that_cannot_be_is_nothing() -> None:
     answer = WholeAnswer()
     answer.feed(b'{"usage":{"prompt_tokens":-5,"completion_tokens":"x"}}')
-    assert answer.usage.counts(1_000) == (0, 0, 0)
+    assert answer.usage(1_000).counts(1_000) == (0, 0, 0)
     answer = WholeAnswer()
     answer.feed(b'{"usage":{"prompt_tokens":-5,"prompt_tokens_details":{"cached_tokens":9}}}')
-    assert answer.usage.counts(1_000) == (0, 0, 0)
+    assert answer.usage(1_000).counts(1_000) == (0, 0, 0)
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8), st.booleans())
@@ -79,11 +79,20 @@ def test_stream_is_the_same_at_every_cut(cuts: list[int], wants_usage: bool) -> 
     answer = StreamedAnswer(wants_usage=wants_usage)
     written = b"".join(answer.feed(STREAM[begin:end]) for begin, end in pairwise(places))
     assert answer.end() == b""
-    assert answer.usage.counts(1_000) == (9, 4, 3)
+    assert answer.usage(1_000).counts(1_000) == (9, 4, 3)
     if wants_usage:
         assert written == STREAM
     else:
         assert written == STREAM.replace(b"data: %b\n\n" % json.dumps(CHUNKS[2]).encode(), b"")
+
+
+def test_stream_that_is_left_before_its_count_is_what_was_seen_of_it() -> None:
+    answer = StreamedAnswer(wants_usage=False)
+    assert answer.usage(1_000).counts(1_000) == (0, 0, 0), "nothing has come"
+    answer.feed(b': wait\n\ndata: {"choices":[{}]}\n\ndata: {"choices":[{}]}\n\ndata: {"cho')
+    assert answer.usage(1_000).counts(1_000) == (250, 0, 2)
+    answer.feed(b'ices":[{}]}\n\ndata: [DONE]\n\n')
+    assert answer.usage(1_000).counts(1_000) == (0, 0, 0), "it is whole: its engine counts nothing"
 
 
 def test_stream_with_other_ends_of_lines_is_read_at_every_cut() -> None:

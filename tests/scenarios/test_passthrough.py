@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from segue.accounts.hashes import issue_key
 from segue.limits import KeyLimits
@@ -184,6 +184,45 @@ async def test_tokens_count_against_the_limits_of_the_key() -> None:
     assert [answer.status for answer in answers] == [200, 429]
     assert (nobody.status, forbidden.status) == (401, 403)
     assert (used.input_tokens, used.output_tokens) == (9, 3)
+
+
+async def test_stream_that_its_client_leaves_before_the_count_is_counted_all_the_same() -> None:
+    """Else no limit of a key would hold for who reads all but the last event."""
+
+    @dataclass
+    class Talking(FakeEndpoint):
+        async def _plain(self, request: web.Request) -> web.StreamResponse:
+            await self.body_of(request)
+            response = await self.begin(request)
+            for _ in range(5):
+                await response.write(b'data: {"choices":[{"index":0,"text":" word"}]}\n\n')
+            await asyncio.Event().wait()
+            return response
+
+    async with Talking() as fake, serving(**flags(fake, auth="keys")) as served:
+        state = served.app.state
+        limits = KeyLimits(tokens_per_min=20)
+        _, secret = await issue_key(state.store.keys, state.hashes, "test", "ada", limits=limits)
+        headers = {"Authorization": f"Bearer {secret}"}
+        body = {**ASKED, "prompt": "word " * 20, "stream": True}
+        async with (
+            ClientSession(headers=headers) as client,
+            client.post(f"{served.url}/v1/completions", json=body) as answer,
+        ):
+            got = b""
+            while got.count(b"word") < 5:
+                got += await answer.content.readany()
+            answer.close()
+
+        async def is_written() -> bool:
+            return bool(await state.store.ledger.report("ada", 0))
+
+        await until(is_written)
+        (used,) = await state.store.ledger.report("ada", 0)
+        refused = await fetch(served, "POST", "/v1/completions", ASKED, headers)
+    assert used.output_tokens == 5
+    assert 20 <= used.input_tokens <= 50
+    assert refused.status == 429
 
 
 async def test_model_with_guards_takes_nothing_unseen() -> None:

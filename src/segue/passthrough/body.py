@@ -18,6 +18,9 @@ from segue.wire.requests import RawField, Whole
 
 # What a decoder raises for what an engine may send.
 UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+# About so many bytes of a request are a token, where nobody has counted.
+TOKEN_BYTES = 4
+DONE = b"data: [DONE]"
 # How much of an answer is searched for its usage, at either end.
 END_BYTES = 8 * 1024
 # An event that is longer than this passes unread.
@@ -130,8 +133,7 @@ class WholeAnswer:
         """Nothing is held back."""
         return b""
 
-    @property
-    def usage(self) -> PassedUsage:
+    def usage(self, request_bytes: int) -> PassedUsage:
         """What it cost, where the engine says it."""
         found = [*_USAGE.finditer(self._end), *_USAGE.finditer(self._begun)]
         return next((read for match in found if (read := _read_usage(match[1]))), PassedUsage())
@@ -143,7 +145,17 @@ class StreamedAnswer:
     def __init__(self, *, wants_usage: bool) -> None:
         self._wants_usage = wants_usage
         self._rest = bytearray()
-        self.usage = PassedUsage()
+        self._usage: PassedUsage | None = None
+        # How many events have come, and whether the last one has.
+        self._events = 0
+        self._is_whole = False
+
+    def usage(self, request_bytes: int) -> PassedUsage:
+        """What it cost. The engine says it at the end; of a stream that its client leaves before, what is seen from
+        outside counts: at least a token for each event. Else no limit would hold for who does not wait for the end."""
+        if self._usage is None and self._events and not self._is_whole:
+            return PassedUsage(request_bytes // TOKEN_BYTES, self._events)
+        return self._usage or PassedUsage()
 
     def feed(self, data: bytes) -> bytes:
         """What of this goes to the client: whole events, but for a usage that it has not asked for."""
@@ -164,14 +176,18 @@ class StreamedAnswer:
         return bytes(rest)
 
     def _is_for_client(self, event: bytes) -> bool:
-        if b'"usage"' not in event or not event.startswith(b"data:"):
+        if not event.startswith(b"data:"):
+            return True
+        self._is_whole = self._is_whole or event == DONE
+        self._events += not self._is_whole
+        if b'"usage"' not in event:
             return True
         try:
             read = _chunk.decode(event.removeprefix(b"data:"))
         except UNREADABLE:
             return True
         usage = _read_usage(bytes(read.usage)) if isinstance(read.usage, Raw) else None
-        self.usage = usage or self.usage
+        self._usage = usage or self._usage
         return self._wants_usage or read.choices != []
 
 

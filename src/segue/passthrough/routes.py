@@ -73,7 +73,7 @@ async def pass_on(exchange: Exchange, services: Services, forward: Forward) -> N
     # An engine may take its time: others need not wait with what they send.
     with exchange.holding_body():
         async with (
-            _counted(exchange, services, model, lambda: reader.usage),
+            _counted(exchange, services, model, reader.usage),
             listening(exchange),
             forward(model.engine, exchange.owner, path, body_for) as answer,
         ):
@@ -117,7 +117,7 @@ async def _copy(
 
 @asynccontextmanager
 async def _counted(
-    exchange: Exchange, services: Services, model: Model, usage: Callable[[], PassedUsage]
+    exchange: Exchange, services: Services, model: Model, usage: Callable[[int], PassedUsage]
 ) -> AsyncIterator[None]:
     """Hold a place of the key while inside; then count what was used against its limits and into the ledger."""
     quota = exchange.account.turn_quota
@@ -129,7 +129,8 @@ async def _counted(
         yield
         status = "completed"
     finally:
-        prompt, cached, completion = usage().counts(exchange.body_bytes)
+        size = exchange.body_bytes
+        prompt, cached, completion = usage(size).counts(size)
         if quota is not None:
             quota.release(exchange.response_id, prompt + completion)
         entry = UsageEntry(
