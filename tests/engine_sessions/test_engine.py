@@ -88,6 +88,19 @@ async def test_engine_that_is_killed_in_an_answer_ends_it_once_in_words() -> Non
     await replica.close()
 
 
+async def test_core_that_is_killed_beside_its_plugin_ends_an_answer_in_the_same_words() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    with pytest.raises(EngineLost, match="in the middle of its answer"):
+        async with aclosing(engine.sample(job(PROMPT, 30, sampling=Sampling()))) as said:
+            async for piece in said:
+                if isinstance(piece, Ids):
+                    (request,) = replica.door.requests
+                    request.fail(type("EngineDeadError", (Exception,), {})())
+                    replica.server.flush()
+    await replica.close()
+
+
 async def test_connection_that_breaks_before_the_first_token_costs_nothing_but_the_whole_prompt() -> (
     None
 ):

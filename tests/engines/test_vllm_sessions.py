@@ -7,7 +7,10 @@ which compare every hash in every step. There is room for 6,400 tokens and four 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import re
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
@@ -16,12 +19,13 @@ import pytest
 from bench.hollow.server import HollowVllm, hollow_vllm
 from segue.engine_sessions.engine import SessionEngine, session_offer
 from segue.engines.token_engine import TokenEngine
-from segue.engines.upstream import ContextRefused, Upstream
+from segue.engines.upstream import ContextRefused, EngineLost, Upstream
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
 from segue.errors import ApiError, EngineFailed
 from segue.seams.model import Ids, Job, Sampling
 from segue.seams.prompt import Tokens, id_array
 from tests.engines.asking import finish_of, heard, ids_of, job, tokens
+from tests.support import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -77,6 +81,14 @@ def after(prompt: Tokens, answer: list[int], new: list[int]) -> Tokens:
     return prompt.plus(id_array(answer)).plus(id_array(new))
 
 
+async def preemptions(address: Upstream) -> float:
+    """How often the engine had no room for what ran."""
+    _, page = await address.call("GET", "/metrics")
+    found = re.search(rb"vllm:num_preemptions_total\{[^}]*\} ([\d.]+)", page)
+    assert found
+    return float(found[1])
+
+
 async def answered(engine: SessionEngine, prompt: Tokens, most: int = 8) -> list[int]:
     async with asyncio.timeout(60):
         return ids_of(await heard(engine, job(prompt, most, sampling=Sampling(seed=1))))
@@ -93,7 +105,7 @@ async def test_random_chains_have_the_whole_prompt(
     engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent]
 ) -> None:
     """What is drawn depends on the last ids, the length and the seed; that the rest is right the hashes say, in every
-    step. Sixty chains, six at once, in room for two or three of them."""
+    step. 300 chains, six at once, in room for two or three of them."""
     source = random.Random(11)
 
     async def chain(own: random.Random) -> None:
@@ -119,9 +131,33 @@ async def test_random_chains_have_the_whole_prompt(
                 got = got[: own.randint(0, len(got))]
             prompt = after(at, got, drawn(own, own.randint(1, 60)))
 
-    for _ in range(17):
+    for _ in range(50):
         await asyncio.gather(*(chain(random.Random(source.random())) for _ in range(6)))
-    assert engine.session_counts[0]["kept"] > 300
+    assert engine.session_counts[0]["kept"] > 1_000
+
+
+async def test_answers_that_are_preempted_are_those_of_whole_prompts(
+    engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent], address: Upstream
+) -> None:
+    """Four at once have 7,600 tokens in the end, and there is room for 6,400."""
+    source = random.Random(5)
+    before = await preemptions(address)
+    prompts = [tokens(drawn(source, 1_500)) for _ in range(4)]
+    for _ in range(2):
+        asked = [
+            job(prompt.plus(id_array([ENDLESS])), 200, sampling=Sampling(seed=n))
+            for n, prompt in enumerate(prompts)
+        ]
+        got = [
+            ids_of(pieces)
+            for pieces in await asyncio.gather(*(heard(engine, one) for one in asked))
+        ]
+        assert got == [ids_of(await heard(plain, one)) for one in asked]
+        prompts = [
+            after(one.prompt, ids, drawn(source, 9))  # type: ignore[arg-type]
+            for one, ids in zip(asked, got, strict=True)
+        ]
+    assert await preemptions(address) > before
 
 
 async def test_idle_chains_cost_no_other_client_its_turn(
@@ -199,6 +235,18 @@ async def test_a_wrong_key_opens_no_connection(vllm: HollowVllm) -> None:
     await stranger.close()
 
 
+async def test_a_silent_connection_answers_when_it_is_asked(engine: SessionEngine) -> None:
+    assert await answered(engine, tokens(range(300, 400)))
+    link = engine._link
+    assert link is not None
+    link._check()
+    for _ in range(3):
+        link._check()
+        assert link._pings == 1
+        await until(lambda: link._has_come)
+        link._check()
+
+
 async def test_leaving_frees_the_place(engine: SessionEngine, address: Upstream) -> None:
     endless: Job = job(tokens([*range(100, 200), ENDLESS]), 5_000)
     for _ in range(6):
@@ -221,3 +269,20 @@ async def test_a_lost_connection_ends_an_answer_once_and_the_next_turn_goes_on(
                     assert engine._link is not None
                     engine._link.close()
     assert await answered(engine, prompt)
+
+
+async def test_a_core_that_is_killed_ends_an_answer_once_in_words(
+    engine: SessionEngine, vllm: HollowVllm
+) -> None:
+    """The last one: there is no vLLM after it."""
+    endless, got = job(tokens([*range(100, 200), ENDLESS]), 5_000), 0
+    async with asyncio.timeout(30):
+        with pytest.raises(EngineLost, match="in the middle of its answer"):
+            async with aclosing(engine.sample(endless)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Ids) and not got:
+                        os.kill(vllm.core().pid, signal.SIGKILL)
+                    got += isinstance(piece, Ids)
+        assert got
+        with pytest.raises(ApiError):
+            await heard(engine, job(tokens(range(300, 400)), 4))

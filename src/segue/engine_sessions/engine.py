@@ -45,6 +45,8 @@ ABOUT = "/segue/session"
 # How long it is not asked again whether it has the plugin, or answers: twice as long each time.
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 OPEN_S_MAX = 5.0
+# Of an answer whose engine has ended.
+UNAVAILABLE = 503
 # What of a refusal is counted by its own word.
 REASONS = frozenset(("unknown", "evicted", "owner", "model", "adapter", "salt", "length", "digest"))
 
@@ -276,10 +278,12 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
             is_stop = answer.reason == "stop" or answer.last_id in answer.job.stops
             yield Finish("stop" if is_stop else answer.reason, answer.cached_tokens)
         elif heard.has_tokens:
-            if heard.failed is None:
+            failed = heard.failed
+            # The plugin itself lives longer than the engine core beside it.
+            if failed is None or failed.status == UNAVAILABLE:
                 raise EngineLost("The engine broke off in the middle of its answer.")
-            words = msgspec.json.encode({"error": {"message": heard.failed.words}})
-            raise error_for_status(heard.failed.status, words, engine=self._upstream.name)
+            words = msgspec.json.encode({"error": {"message": failed.words}})
+            raise error_for_status(failed.status, words, engine=self._upstream.name)
 
     def _note_refusal(self, why: str) -> None:
         self.session_counts[1][why if why in REASONS else "other"] += 1
