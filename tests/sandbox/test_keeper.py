@@ -292,6 +292,31 @@ def test_root_that_has_no_other_user_ids_makes_sandboxes() -> None:
     server.stdout.close()
 
 
+MANY = """
+import asyncio
+from segue.sandbox.client import KeeperClient, KeeperProcess
+from segue.sandbox.messages import RunCommand, ContainerSpec
+async def main():
+    keeper = KeeperProcess("", 64)
+    keeper.start()
+    client = KeeperClient(keeper.socket)
+    for number in range(16):
+        await client.create("me", f"cntr_{number}", ContainerSpec())
+        async for piece in client.run(RunCommand("me", f"cntr_{number}", "echo here", 60, 100)):
+            print(piece.stdout, end="")
+    keeper.close()
+asyncio.run(main())
+"""
+FEW_FILES = ("sh", "-c", 'ulimit -Hn 900; ulimit -Sn 48; exec "$@"', "sh")
+
+
+def test_keeper_may_open_what_its_containers_need() -> None:
+    """Where the system gives a process few files at first, and in the end fewer than a sandbox may have."""
+    words = [*FEW_FILES, sys.executable, "-c", MANY]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.stdout.count("here"), done.returncode) == (16, 0), done.stderr
+
+
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_nothing_weaker_is_taken_where_namespaces_are_forbidden(
     command: str, tmp_path: Path

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -68,6 +69,8 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 # After the server has gone: what closing everything in order may take.
 CLOSE_S_MAX = 0.8
+# What each container holds open here, commands and files included; and everything else.
+CONTAINER_FDS, OTHER_FDS = 16, 256
 # A client may take its time for a piece of a file, and hold it for as long.
 PIECE_BYTES = 64 * 1024
 # Files that a list shows, and names that are known as uploaded.
@@ -381,11 +384,21 @@ async def _server_gone() -> None:
     await gone.wait()
 
 
+def _open_enough(containers_max: int) -> None:
+    """Let this process open what its containers need, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OTHER_FDS + CONTAINER_FDS * containers_max
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def main() -> None:
     """Read the orders and follow them."""
     os.umask(0o022)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=KeeperOrders)
     logging.basicConfig(format="sandbox keeper: %(message)s", level=logging.INFO)
+    _open_enough(orders.containers_max)
     asyncio.run(serve(orders))
 
 
