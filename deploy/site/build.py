@@ -28,6 +28,17 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MARK = re.compile(r"^ *<!-- play: .* -->\n", re.MULTILINE)
 ITEM = re.compile(r"\d+\. |[-*] ")
 FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", re.DOTALL)
+# What is for those who work on Segue: the search of the site finds it after the pages for users.
+INSIDE = (
+    "docs/inside/",
+    "docs/decisions/",
+    "docs/adding/",
+    "bench/",
+    "CHANGELOG.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+)
+LATER = "---\nsearch:\n  boost: 0.2\n---\n\n"
 
 
 def gather() -> None:
@@ -48,7 +59,8 @@ def gather() -> None:
         place = PAGES / page.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         lines = _with_pages_for_folders(page, MARK.sub("", text)).splitlines()
-        place.write_text("\n".join(_indented(lines)) + "\n", "utf-8")
+        front = LATER if page.relative_to(ROOT).as_posix().startswith(INSIDE) else ""
+        place.write_text(front + "\n".join(_indented(lines)) + "\n", "utf-8")
     for name in ("look.css",):
         shutil.copy(HERE / name, PAGES / name)
     shutil.copy(ROOT / "src" / "segue_dashboard" / "mark.svg", PAGES / "mark.svg")
