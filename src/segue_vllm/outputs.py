@@ -5,7 +5,8 @@
               it makes an object of each. First and last outputs go vLLM's own way, so its metrics count as ever
 
 In: a prompt, sampling parameters, and a `Heard` for each request. Out: calls of its methods, and of `flush` when the
-outputs of one step are through.
+outputs of one step are through. They are called where vLLM reads the outputs of all requests, which an exception would
+end: who raises one hears no more, and nobody else notices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 log = logging.getLogger("vllm.segue")
@@ -80,6 +82,7 @@ class Outputs:
         self._requests: dict[str, Request] = {}
         self._is_flushing = False
         self.is_stepwise = False
+        self._aborting: set[asyncio.Task[None]] = set()
 
     def step_by_step(self) -> None:
         """Take tokens where vLLM reads them; raises where this vLLM is another than was tried."""
@@ -108,7 +111,10 @@ class Outputs:
                     state = states.get(output.request_id)
                     if state is not None:
                         count(state, output, at, stats)
-                        request.heard.tokens(output.new_token_ids, None)
+                        try:
+                            request.heard.tokens(output.new_token_ids, None)
+                        except Exception as error:
+                            self._give_up(request, error)
                 self._flush_soon()
             return process(rest, *args, **kwargs)
 
@@ -130,7 +136,10 @@ class Outputs:
             return request
 
         def put(output: Any) -> None:
-            request.output(output)
+            try:
+                request.output(output)
+            except Exception as error:
+                self._give_up(request, error)
             if request.is_over:
                 self._requests.pop(queue.request_id, None)
             self._flush_soon()
@@ -164,10 +173,24 @@ class Outputs:
         if request.task is not None:
             request.task.cancel()
             return
+        self._forget(request)
+        await self._engine.abort(request.id)
+
+    def _forget(self, request: Request) -> None:
         for id, one in list(self._requests.items()):
             if one is request:
                 del self._requests[id]
-        await self._engine.abort(request.id)
+
+    def _give_up(self, request: Request, error: Exception) -> None:
+        """A fault of ours."""
+        log.error("segue: an answer could not be passed on", exc_info=error)
+        request.is_over = True
+        with suppress(Exception):
+            request.heard.failed(500, "The engine failed.")
+        self._forget(request)
+        task = asyncio.create_task(self._engine.abort(request.id))
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
 
     def _flush_soon(self) -> None:
         """Once for all that this round of the event loop brings."""

@@ -102,14 +102,20 @@ class Answer:
         self.request: Request | None = None
         # Whether the core was asked to go on from what it keeps, which it may refuse.
         self.is_by_key = False
+        # Whether it has ended, or nobody waits for it: what is on its way from the engine is nobody's then.
+        self.is_over = False
         self.count = 0
 
     def tokens(self, ids: Sequence[int], cached: int | None) -> None:
+        if self.is_over:
+            return
         self.count += len(ids)
         self.connection.chains.add(self.part, ids)  # type: ignore[arg-type]
         self.connection.say(Tokens(self.ask.stream, ids, cached))
 
     def end(self, reason: str, stop: int | str | None) -> None:
+        if self.is_over:
+            return
         if self.is_by_key and not self.count and reason == "error":
             self.connection.again(self)
             return
@@ -121,6 +127,8 @@ class Answer:
             self.connection.say(Failed(self.ask.stream, 500, "The engine gave the request up."))
 
     def failed(self, status: int, words: str) -> None:
+        if self.is_over:
+            return
         self.connection.over(self)
         self.connection.say(Failed(self.ask.stream, status, words[:WORDS_MAX]))
 
@@ -206,6 +214,8 @@ class Connection:
 
     async def _start(self, answer: Answer, parent: Part | None, ids: array[int]) -> None:
         """Into the engine: by what the core keeps, or else with all ids."""
+        if answer.is_over:
+            return
         server, ask, part = self._server, answer.ask, answer.part
         kept: dict[str, Any] | None = None
         if server.step == 2:
@@ -217,9 +227,9 @@ class Connection:
                 answer.is_by_key = True
         if not answer.is_by_key:
             server.counts["whole"] += 1
-        prompt = ids.tolist() if answer.is_by_key else part.flat().tolist()
         room = server.engine.max_model_len - part.length
         try:
+            prompt = ids.tolist() if answer.is_by_key else part.flat().tolist()
             if room < 1:
                 raise ValueError(
                     f"This model's maximum context length is {server.engine.max_model_len} tokens, but the prompt "
@@ -231,7 +241,7 @@ class Connection:
             self.flush()
             return
         answer.request = request
-        if self.answers.get(ask.stream) is not answer and not request.is_over:
+        if answer.is_over and not request.is_over:
             # It was cancelled meanwhile.
             await self._cancel(answer)
         self.flush()
@@ -254,7 +264,8 @@ class Connection:
 
     def over(self, answer: Answer) -> None:
         """Nothing more comes of it."""
-        if self.answers.get(answer.ask.stream) is answer:
+        if not answer.is_over:
+            answer.is_over = True
             del self.answers[answer.ask.stream]
             self.chains.end(answer.part)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from segue.engine_sessions import frames
 from segue_vllm import serving
-from segue_vllm.frames import Ask, Cancel, End, Failed, Taken, Tokens
+from segue_vllm.chains import new_digest
+from segue_vllm.frames import Ask, Cancel, End, Failed, Taken, Tokens, bytes_of
 from segue_vllm.outputs import Heard, Request
 from segue_vllm.serving import Connection, SessionServer
 from segue_vllm.versions import is_tried
@@ -84,9 +86,11 @@ class BadDoor(FakeDoor):
 
 
 @contextmanager
-def served() -> Iterator[tuple[BadDoor, Client, asyncio.Task[None]]]:
+def served(step: int = 1) -> Iterator[tuple[BadDoor, Client, asyncio.Task[None]]]:
     door, client = BadDoor(), Client()
-    task = asyncio.create_task(Connection(SessionServer(door, 1_000_000), client).run())
+    server = SessionServer(door, 1_000_000)
+    server.step = step
+    task = asyncio.create_task(Connection(server, client).run())
     yield door, client, task
     task.cancel()
 
@@ -118,6 +122,37 @@ async def test_fault_that_nobody_expects_ends_one_answer_and_no_other(fault: str
         client.leave()
         await task
         assert [request.id for request in door.aborted] == ["1", "4"]
+
+
+async def test_answer_that_is_cancelled_while_it_is_asked_again_is_neither_asked_nor_counted() -> (
+    None
+):
+    """The core has refused to go on; before the plugin has asked with all ids, nobody waits any longer."""
+    with served(step=2) as (door, client, _):
+        client.ask(ask(1))
+        await said(client, 1)
+        first: Any = door.requests[0].heard
+        first.tokens([5], 0)
+        first.end("length", None)
+        digest = new_digest()
+        digest.update(bytes_of(array("I", [1, 5])))
+        client.ask(ask(2, handle=1, length=2, digest=digest.digest()))
+        await said(client, 4)
+        answer: Any = door.requests[1].heard
+        chains = answer.connection.chains
+        assert answer.is_by_key
+        answer.end("error", None)
+        await answer.connection._cancel(answer)
+        for handle in (1, 2):
+            chains.forget(handle)
+        await asyncio.sleep(0)
+        assert len(door.requests) == 2
+        # What is on its way from the engine is nobody's.
+        answer.tokens([6], 0)
+        answer.end("length", None)
+        assert (chains.tokens, chains.turns) == (0, 0)
+        client.ask(ask(3))
+        assert [found[0] for found in await said(client, 5)] == [2, 3, 4, 2, 2]
 
 
 async def test_client_that_reads_nothing_is_left_and_nothing_is_held_for_it(
