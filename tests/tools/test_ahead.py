@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from segue.seams.model import Engine, EngineFacts, Finish, Job, Piece
 from segue.seams.prompt import NO_TOKENS, Tokens
 from segue.server.aliases import NamedModels
-from segue.tools.ahead import STEP_CHARS, common_beginning, stable_end
+from segue.tools.ahead import STEP_CHARS, ReadAhead, common_beginning, stable_end
+from segue.turn.plan import Plan
+from segue.turn.resources import NextRound
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import slices_of
 from segue_embedded.weights import find_weights
@@ -186,6 +188,27 @@ async def test_tool_that_has_ended_does_not_wait_for_a_read_that_does_not_end(
         assert (await socket.events())[-1]["response"]["status"] == "completed"
     assert len(engine.ahead) == hangs_at
     assert len(engine.jobs) == 2
+
+
+async def test_end_of_a_turn_is_not_lost_while_a_read_is_given_up() -> None:
+    """As at the end of the process: whoever is cancelled while it waits for the engine to let go has been cancelled."""
+    ahead = ReadAhead(cast(Plan, None), cast(NextRound, None))
+    let_go = asyncio.Event()
+
+    async def read() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await let_go.wait()
+
+    ahead._task = reading = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(ahead.stop())
+    await until(lambda: reading.cancelling())
+    stopping.cancel()
+    let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
 
 
 @pytest.mark.parametrize("why", ["no_cache", "short", "guard"])

@@ -16,7 +16,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from time import perf_counter
 
 from msgspec import structs
@@ -195,11 +195,13 @@ class ReadAhead:
         """Nothing more is read; what the engine has read by now, it keeps."""
         if (task := self._task) is not None:
             self._is_over = True
-            if self._is_asking:
-                await asyncio.wait((task,), timeout=min(self._took_s, WAIT_S_MAX))
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            try:
+                if self._is_asking:
+                    await asyncio.wait((task,), timeout=min(self._took_s, WAIT_S_MAX))
+            finally:
+                task.cancel()
+            # Not the task itself: what cancels this one must not be taken for what has ended that one.
+            await asyncio.wait((task,))
 
     def settle(self, answers: tuple[Item, ...]) -> None:
         """What these answers do not go on from was read in vain."""
