@@ -55,6 +55,7 @@ BESIDE = re.compile(r"mmproj|imatrix|vocab|draft", re.IGNORECASE)
 RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 # A model that is cut into pieces, which llama.cpp finds by the first one.
 PIECE = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
+SUM = re.compile("[0-9a-f]{64}")
 # The note of which file was chosen where none was named.
 CHOSEN = ".chosen"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}")
@@ -405,7 +406,7 @@ class Hub:
         files = [
             HubFile(each.rfilename, each.lfs.size, each.lfs.sha256)
             for each in listing.siblings
-            if each.lfs and each.lfs.sha256 and _is_inside(each.rfilename)
+            if each.lfs and SUM.fullmatch(each.lfs.sha256) and _is_inside(each.rfilename)
         ]
         return listing.sha, files
 

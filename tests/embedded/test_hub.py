@@ -203,6 +203,7 @@ def test_hub_that_is_busy_is_asked_again_but_not_for_ever(standin: Standin) -> N
         ({"sha256": "0" * 64}, "its sha256 is .*the hub lists 000000000000…. The file was deleted"),
         ({"size": 10**18}, "no room for its 1,000,000,000,000,000,000 bytes"),
         ({"sha256": ""}, "no GGUF file"),
+        ({"sha256": "../" * 20 + "x"}, "no GGUF file"),
     ],
 )
 def test_file_that_is_not_what_the_hub_lists_is_not_used(
