@@ -155,6 +155,23 @@ def test_keeper_has_no_environment(keeper: KeeperProcess) -> None:
     assert names.replace(b"LC_CTYPE=C.UTF-8", b"").strip(b"\0") == b""
 
 
+async def test_crashes_inside_are_not_handed_to_the_host(
+    client: KeeperClient, keeper: KeeperProcess
+) -> None:
+    """A program of the host that takes crashes runs as root and may write them to a disk, whatever the limit of their
+    size is, unless it is 1: see `RLIMIT_CORE` in core(5) and in the kernel's fs/coredump.c."""
+    name = await container(client)
+    inside = "import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
+    assert (await run(client, name, f"python3 -c '{inside}'"))[0] == "(1, 1)\n"
+    assert {*map(_core_limits, processes_of(keeper.pid))} == {("1", "1")}
+    await client.delete("me", name)
+
+
+def _core_limits(pid: int) -> tuple[str, ...]:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(tuple(line.split()[4:6]) for line in lines if line.startswith("Max core file size"))
+
+
 SERVER = """
 import asyncio, sys
 from segue.sandbox.client import KeeperClient, KeeperProcess

@@ -87,12 +87,11 @@ class ProxyChild:
 
 
 def confine() -> int:
-    """Give up what a proxy does not need; how many connections it may have then."""
+    """Give up what a proxy does not need; how many connections it may have then. Crashes are the keeper's matter."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * CONNECTIONS_MAX + OTHER_FDS
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if can_start_as_others():
         os.setgroups([])
         os.setresgid(PROXY, PROXY, PROXY)

@@ -360,7 +360,9 @@ def confine(limits: list[int]) -> None:
             _, hard = resource.getrlimit(kind)
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # At 0 a program of the host that takes crashes would still be started, as root; at 1 the kernel starts none.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -384,8 +384,11 @@ async def _server_gone() -> None:
     await gone.wait()
 
 
-def _open_enough(containers_max: int) -> None:
-    """Let this process open what its containers need, as far as the system allows."""
+def _confine(containers_max: int) -> None:
+    """Let this process open what its containers need, as far as the system allows. What it and all sandboxes hold goes
+    to nobody if one of them crashes: at 0 the kernel would still start a program of the host for that, at 1 none."""
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OTHER_FDS + CONTAINER_FDS * containers_max
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -398,7 +401,7 @@ def main() -> None:
     os.umask(0o022)
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=KeeperOrders)
     logging.basicConfig(format="sandbox keeper: %(message)s", level=logging.INFO)
-    _open_enough(orders.containers_max)
+    _confine(orders.containers_max)
     asyncio.run(serve(orders))
 
 
