@@ -132,12 +132,19 @@ def attempt(what, action):
         print(what, action())
     except (OSError, ValueError) as error:
         pass
+def write_again(path):
+    # What was there: a hole that is planted must not change the host.
+    try:
+        before = open(path).read() or "x"
+    except OSError:
+        before = "x"
+    return open(path, "w").write(before)
 for path in ("@secret@", "/proc/1/root@secret@", "/proc/self/root@secret@", "/proc/self/cwd/../../../../@secret@",
              "/etc/shadow", "/root", "/sys/kernel", "/proc/kcore", "/dev/mem", "/dev/kmsg", "/var"):
     attempt("READ " + path, lambda: open(path, "rb").read(200) if not os.path.isdir(path) else os.listdir(path))
 for path in ("/usr/x", "/etc/x", "/x", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/dev/x", "/run/x",
              "/usr/bin/x", "/proc/sys/kernel/core_pattern", "/bin/x"):
-    attempt("WROTE " + path, lambda: open(path, "w").write("x"))
+    attempt("WROTE " + path, lambda: write_again(path))
 attempt("MKNOD", lambda: os.mknod("/mnt/data/disk", 0o60600, os.makedev(8, 0)))
 attempt("SETUID", lambda: os.setuid(0))
 attempt("CHOWN", lambda: os.chown("/mnt/data", 0, 0))
