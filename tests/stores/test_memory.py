@@ -1,5 +1,6 @@
 """Usage, events and idempotency keys in memory have a limit; the oldest go first."""
 
+from segue.limits import Spent
 from segue.seams.history import UsageEntry
 from segue.seams.store import Claim
 from segue.stores.memory import (
@@ -19,6 +20,16 @@ async def test_ledger_lets_go_of_its_oldest_rows() -> None:
     rows = [UsageEntry(name, OWNER, "tiny", "completed", 1, 0, 1, 0) for name in "abc"]
     await ledger.settle(rows)
     assert ledger.entries == rows[1:]
+
+
+async def test_ledger_lets_go_of_what_was_spent_in_months_that_are_over() -> None:
+    ledger = MemoryLedger(entries_max=2)
+    for day in range(100):
+        name = f"t{day}"
+        row = UsageEntry(name, OWNER, "tiny", "completed", 1, 0, 1, day * 86_400, key_id="key")
+        await ledger.settle([row])
+    assert await ledger.spent(OWNER, "key", 99, 69) == Spent(2, 62, 2, 62)
+    assert len(ledger._spent) <= 2 * 41
 
 
 async def test_event_log_holds_its_budget_and_drops_the_quietest_log() -> None:

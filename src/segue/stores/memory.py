@@ -26,7 +26,7 @@ from segue.seams.store import (
     Retention,
     UsageTotal,
 )
-from segue.stores.maintenance import CLAIM_S
+from segue.stores.maintenance import CLAIM_S, SPENDING_S
 from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
 from segue.stores.records import digest_key, usage_of
 from segue.stores.shelves import FileTable, MemoryTables, SkillTable
@@ -96,8 +96,9 @@ class MemoryLedger:
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: dict[str, UsageEntry] = {}
         self._entries_max = entries_max
-        # Tokens of each key and owner on each day; counted on after their rows are gone.
+        # Tokens of each key and owner on each day; counted on after their rows are gone, until the month is over.
         self._spent: Counter[tuple[str, str, int]] = Counter()
+        self._newest_day = 0
 
     @property
     def entries(self) -> list[UsageEntry]:
@@ -137,6 +138,10 @@ class MemoryLedger:
             return
         self._entries[entry.turn_id] = entry
         day, tokens = entry.ended_at // 86_400, entry.input_tokens + entry.output_tokens
+        if day > self._newest_day:
+            self._newest_day = day
+            oldest = day - SPENDING_S // 86_400
+            self._spent = Counter({key: n for key, n in self._spent.items() if key[2] >= oldest})
         self._spent["owner", entry.owner, day] += tokens
         if entry.key_id:
             self._spent["key", entry.key_id, day] += tokens
