@@ -214,8 +214,6 @@ class Connection:
 
     async def _start(self, answer: Answer, parent: Part | None, ids: array[int]) -> None:
         """Into the engine: by what the core keeps, or else with all ids."""
-        if answer.is_over:
-            return
         server, ask, part = self._server, answer.ask, answer.part
         kept: dict[str, Any] | None = None
         if server.step == 2:
@@ -250,9 +248,13 @@ class Connection:
         """The core does not know what it was to go on from: once more, with all ids."""
         self._server.counts["core_refused"] += 1
         answer.is_by_key = False
-        task = asyncio.create_task(self._start(answer, None, array("I")))
+        task = asyncio.create_task(self._start_again(answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _start_again(self, answer: Answer) -> None:
+        if not answer.is_over:
+            await self._start(answer, None, array("I"))
 
     async def _cancel(self, answer: Answer) -> None:
         self.over(answer)
