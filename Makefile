@@ -143,7 +143,7 @@ test-hollow-vllm: $(DEV_DONE) $(if $(SEGUE_TEST_VLLM_ENV),,$(HOLLOW_DONE)) ## te
 	@$(VENV)/bin/python -m bench.hollow.server $(VENV)/bin/python -m pytest -n 0 -m vllm --timeout 300 \
 		tests/engines/test_vllm_real.py tests/engines/test_vllm_hollow.py tests/engines/test_vllm_sessions.py $(ARGS)
 
-test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its own template, and write what came of it into docs/models.md
+test-models: $(DEV_DONE) $(MODELS_ALL_DONE) ## try every model family with its own template, and write what came of it into docs/inside/families.md
 	@$(VENV)/bin/python -m tests.models.matrix $(ARGS)
 
 test-injection: $(DEV_DONE) $(MODELS_ALL_DONE) ## try a thousand texts that would forge a mark, for every model family, derived ones too

@@ -211,7 +211,7 @@ def test_dialect_is_called_as_the_flag_calls_it(tmp_path: Path) -> None:
 
 
 def test_every_dialect_of_the_matrix_has_a_name_of_the_flag() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "inside" / "families.md").read_text()
     matrix = page.partition("<!-- matrix -->")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\|[^|]+\|[^|]+\| ([\w.-]+) \|", matrix, re.MULTILINE)
 

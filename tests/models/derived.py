@@ -1,4 +1,4 @@
-"""What is read of each family without the table? `python -m tests.models.derived` writes it into docs/models.md.
+"""What is read of each family without the table? `python -m tests.models.derived` writes it into docs/inside/families.md.
 
 Every family is tried by its template alone (dialect `derived`), beside what the page says of it by the table. With
 `--further FOLDER` also families that no row was made for, whose templates lie in this folder under the names of
@@ -32,7 +32,7 @@ from tests.models.families import (
 from tests.models.judge import Judge, date_of
 from tests.models.matrix import COLUMNS, FAILS, HOLDS, Result, on_page, tried
 
-PAGE = assets.ROOT / "docs" / "models.md"
+PAGE = assets.ROOT / "docs" / "inside" / "families.md"
 BETWEEN = re.compile(r"(<!-- derived -->\n).*?(<!-- end of derived -->)", re.DOTALL)
 FURTHER_BETWEEN = re.compile(r"(<!-- further -->\n).*?(<!-- end of further -->)", re.DOTALL)
 VLLM = "vllm-project+vllm-examples_tool_chat_template_"

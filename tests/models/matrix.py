@@ -1,4 +1,5 @@
-"""Which cells of the matrix hold? `python -m tests.models.matrix` tries every family and writes docs/models.md.
+"""Which cells of the matrix hold? `python -m tests.models.matrix` tries every family and writes docs/inside/families.md
+and, in a word for each, docs/models.md.
 
 With names of families only their rows are made anew. What is wrong with a family is printed.
 """
@@ -20,7 +21,9 @@ from tests.models.injection import break_out
 from tests.models.judge import Refused
 from tests.models.talk import Absent, Model
 
-PAGE = assets.ROOT / "docs" / "models.md"
+PAGE = assets.ROOT / "docs" / "inside" / "families.md"
+# What to make of each family, for users.
+USE = assets.ROOT / "docs" / "models.md"
 BETWEEN = re.compile(r"(<!-- matrix -->\n).*?(<!-- end -->)", re.DOTALL)
 VERDICTS = re.compile(r"(<!-- use -->\n).*?(<!-- end of use -->)", re.DOTALL)
 # Texts at each place; tests/dialects/test_injection.py tries a thousand for some families.
@@ -120,7 +123,7 @@ def verdicts(rows: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def written(page: str, rows: Mapping[str, Mapping[str, str]]) -> str:
-    """The page with both tables made anew."""
+    """A page with its tables made anew."""
     page = VERDICTS.sub(lambda found: found[1] + verdicts(rows) + found[2], page)
     return BETWEEN.sub(lambda found: found[1] + table(rows) + found[2], page)
 
@@ -153,7 +156,8 @@ def main() -> None:
             marks = (row[column].mark for column in COLUMNS)
             rows[name] = dict(zip(HEADER, (*first, *marks), strict=True))
             show(name, row)
-            PAGE.write_text(written(PAGE.read_text(), rows))
+            for page in (PAGE, USE):
+                page.write_text(written(page.read_text(), rows))
 
 
 if __name__ == "__main__":

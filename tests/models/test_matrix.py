@@ -1,10 +1,10 @@
-"""Do the families that matter most behave as docs/models.md says, and are all of them on that page?"""
+"""Do the families that matter most behave as docs/inside/families.md says, and are all of them on that page?"""
 
 import pytest
 
 from tests.models.cells import CELLS
 from tests.models.families import BY_NAME, FAMILIES, NOTES, WITHOUT_TOOLS
-from tests.models.matrix import COLUMNS, HOLDS, PAGE, on_page, tried, written
+from tests.models.matrix import COLUMNS, HOLDS, PAGE, USE, on_page, tried, written
 from tests.models.talk import Model
 
 QUICK = [family.name for family in FAMILIES if family.is_quick]
@@ -45,8 +45,10 @@ def test_page_has_every_family_and_column() -> None:
 
 
 def test_page_says_of_every_family_what_to_make_of_it() -> None:
-    page = PAGE.read_text()
-    assert page == written(page, on_page())
+    for page in (PAGE, USE):
+        text = page.read_text()
+        assert text == written(text, on_page())
+    assert all(f"| {name} | " in USE.read_text() for name in BY_NAME)
 
 
 def test_notes_are_about_families() -> None:
