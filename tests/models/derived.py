@@ -1,4 +1,4 @@
-"""What is read of each family without the table? `python -m tests.models.derived` writes it into docs/inside/families.md.
+"""What is read of each family without the table? `python -m tests.models.derived` writes it to docs/inside/families.md.
 
 Every family is tried by its template alone (dialect `derived`), beside what the page says of it by the table. With
 `--further FOLDER` also families that no row was made for, whose templates lie in this folder under the names of
