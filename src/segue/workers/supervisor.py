@@ -109,7 +109,8 @@ class Child:
             status = await process.wait()
             self.turned_at = None
             if self._stopping.is_set():
-                return status
+                # One that was just starting does not listen for the signal yet, and has nothing to finish.
+                return 0 if status == -signal.SIGTERM else status
             if not self.is_ready.is_set():
                 self.failed = status
                 self.is_ready.set()
