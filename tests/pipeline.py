@@ -19,12 +19,12 @@ from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.chains import Lineages
 from segue.process.runner import Records, Runner
 from segue.resent.render_cache import RenderCache
+from segue.seals.cipher import RingSeals, new_key
 from segue.seams.model import Dialect, Engine, EngineFacts, Finish, Ids, Job, Piece
 from segue.seams.prompt import Tokens
 from segue.seams.store import Turns
 from segue.stores.memory import MemoryConversations, MemoryEventLog, MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
-from segue.stores.seals import RingSeals, new_key
 from segue.stores.sqlite import SqliteStore
 from segue.turn.plan import Arrival, Caller, Model, Receipt, Tally
 from segue.turn.resources import Resources

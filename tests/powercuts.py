@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from segue.stores.seals import read_ring
+from segue.seals.ring import read_ring
 from tests.crashes import Book, Fact, check, settled_halves, writing
 from tests.cuts import SHM_BYTES, WAYS, cut_at
 from tests.disk import Recording, Step, Synced, Told, recorded

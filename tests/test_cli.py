@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from segue.accounts.hashes import KeyHashes, issue_key
+from segue.seals.cipher import RingSeals, new_key
+from segue.seals.ring import open_ring
 from segue.seams.history import CONTAINERS, UsageEntry
-from segue.stores.seals import RingSeals, new_key, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue_cli.cli import VERBS, main
 

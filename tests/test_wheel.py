@@ -157,6 +157,7 @@ ROOMS_LOADED = {
         "dialects",
         "border",
         "engines",
+        "seals",
         "stores",
     ),
     *("engine_sessions", "budgets"),

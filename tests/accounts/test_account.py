@@ -13,8 +13,8 @@ from segue.accounts.account import LOCAL, SECRET, TRUST_S, Account, Accounts
 from segue.accounts.hashes import KeyHashes, issue_key, new_secret
 from segue.errors import Unauthenticated, Unavailable
 from segue.limits import OTHER_REQUESTS_PER_MIN, Key, KeyLimits
+from segue.seals.cipher import new_key
 from segue.stores.memory import MemoryKeys
-from segue.stores.seals import new_key
 from tests.support import until
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from segue.errors import Misconfigured
+from segue.seals.cipher import RingSeals, new_key
 from segue.seams.history import Turn, Warm
 from segue.seams.prompt import Head, Tokens, id_array
 from segue.settings.checks import load_settings
 from segue.stores.memory_turns import MemoryTurns
-from segue.stores.seals import RingSeals, new_key
 from segue_embedded import states
 from segue_embedded.states import SlotStates
 from tests.contracts.turns import make_turn

@@ -9,7 +9,7 @@ import pytest
 
 from segue.errors import ApiError, ServerFault
 from segue.process.sealed_requests import asked_of, with_request
-from segue.stores.seals import RingSeals, new_key
+from segue.seals.cipher import RingSeals, new_key
 from segue.wire.codec import decode_create, encode
 from tests.contracts.turns import make_turn
 

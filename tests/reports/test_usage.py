@@ -16,10 +16,10 @@ import pytest
 
 from segue.accounts.hashes import KeyHashes, issue_key
 from segue.reports.usage import MANY_ROWS
+from segue.seals.cipher import new_key
 from segue.seams.history import CONTAINERS, UsageEntry
 from segue.seams.store import UsageTotal
 from segue.stores.memory import MemoryLedger
-from segue.stores.seals import new_key
 from segue.stores.sqlite import SqliteStore
 from segue_cli.cli import main
 from tests.clients.outside import PYTHON

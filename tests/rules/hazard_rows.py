@@ -206,7 +206,7 @@ FAILURES: dict[str, Tests] = {
     ),
     # A thought that cannot be opened is left out and the turn goes on; a compaction is a history, and is refused.
     "F31 old threads die with a key of the seals": (
-        "stores/seals::test_ring_survives_a_restart_and_a_rotation",
+        "seals/ring::test_ring_survives_a_restart_and_a_rotation",
         "/cli::test_rotated_ring_seals_anew_and_opens_the_old",
         "compaction::test_reasoning_comes_back_sealed_and_is_read_again",
         "compaction::test_foreign_compaction_is_refused",
@@ -367,9 +367,9 @@ THREATS: dict[str, Tests] = {
     ),
     # Sealed for the owner alone: clients send items back in any response, so neither response nor item is bound.
     "T12 misuse of what is sealed": (
-        "stores/seals::test_nobody_else_opens_it",
-        "stores/seals::test_changed_seal_is_no_seal",
-        "stores/seals::test_any_text_is_answered",
+        "seals/cipher::test_nobody_else_opens_it",
+        "seals/cipher::test_changed_seal_is_no_seal",
+        "seals/cipher::test_any_text_is_answered",
         "compaction::test_foreign_compaction_is_refused",
         "isolation::test_matrix_over_http",
     ),

@@ -38,6 +38,7 @@ ROOMS = {
     "engines": "4a: who produces tokens?",
     "engine_sessions": "4a: which ids does an engine have already, so that only the rest is sent?",
     "replicas": "4a: which of several servers takes a job? Loaded only where several servers or processes are.",
+    "seals": "4b: how is what clients keep for us kept from everybody else?",
     "stores": "4b: what is remembered? One class for one backend.",
     "archives": "4b: how does what a store holds get out: copied, moved, erased? Loaded by commands alone.",
     "cluster": "4b: what do several processes owe each other? Not loaded where there is one.",

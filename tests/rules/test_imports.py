@@ -68,7 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Which of several servers takes a job? Other processes are known through seams.
     "replicas": INNER | {"engines"},
     # 4b: what is remembered, and by whom else
-    "stores": INNER | {"turn"},
+    "seals": INNER,
+    "stores": INNER | {"turn", "seals"},
     "archives": INNER | {"stores"},
     "cluster": INNER | {"turn"},
     # 4c: what the server does for the model
@@ -112,7 +113,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "process",
     }
     | {"replicas", "reports", "resent", "responses", "session", "settings", "stores", "tools"}
-    | {"turn", "vocabularies", "web"},
+    | {"seals", "turn", "vocabularies", "web"},
     # How do several processes serve one port?
     "workers": INNER | {"cluster", "observe", "server", "settings"},
 }
@@ -240,7 +241,8 @@ BESIDE: dict[str, set[str]] = {
     | {"turn", "process", "accounts", "budgets", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
     | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
-    | {"archives", "stores", "vocabularies", "workers", "segue_embedded", "engine_sessions"},
+    | {"archives", "seals", "stores", "vocabularies", "workers"}
+    | {"segue_embedded", "engine_sessions"},
 }
 # What a server may load if it is installed: in the room that wires it, where a function needs it.
 OPTIONAL = {"segue_embedded", "segue_dashboard"}

@@ -51,7 +51,14 @@ CLEAN = (
         "segue/guards",
     ),
     *("segue/listener", "segue/memory", "segue/openapi", "segue/readers", "segue/replicas"),
-    *("segue/responses", "segue/server", "segue/session", "segue/settings", "segue/stores"),
+    *(
+        "segue/responses",
+        "segue/server",
+        "segue/session",
+        "segue/settings",
+        "segue/seals",
+        "segue/stores",
+    ),
     *("segue/vocabularies", "segue/web", "segue/wire", "segue/workers"),
     *("segue_bench", "segue_conform", "segue_dashboard", "segue_embedded", "segue_fleet"),
 )

@@ -20,9 +20,9 @@ from segue.process.runner import Records, Runner
 from segue.replicas.router import RoutedEngine
 from segue.reports.watch import ReuseWatch
 from segue.resent.render_cache import RenderCache
+from segue.seals.cipher import RingSeals, new_key
 from segue.seams.model import Dialect, Engine
 from segue.stores.memory import MemoryStore
-from segue.stores.seals import RingSeals, new_key
 from segue.turn.plan import Model
 from segue.turn.prepare import decode_items
 from segue.turn.resources import Resources

@@ -9,6 +9,7 @@ import pytest
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable
+from segue.seals.cipher import RingSeals
 from segue.seams.history import ancestors
 from segue.seams.store import Conversation, ConversationItem
 from segue.stores import postgres_database, sql_files
@@ -19,7 +20,6 @@ from segue.stores.postgres_database import (
     PostgresDatabase,
     PostgresWork,
 )
-from segue.stores.seals import RingSeals
 from segue.stores.sql_files import load_migrations
 from tests.contracts.turns import OWNER, make_chain, make_turn, meaning, said
 from tests.postgres import PostgresServer, running_postgres

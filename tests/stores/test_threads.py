@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue.seals.cipher import RingSeals, new_key
 from segue.seams.history import Turn, ancestors
 from segue.stores import threads as module
 from segue.stores.memory_turns import SLOT_BYTES, Budget
-from segue.stores.seals import RingSeals, new_key
 from segue.stores.threads import UNUSED_S_MAX, Threads, open_chain, seal_chain
 from tests.contracts.turns import (
     NASTY,

@@ -33,6 +33,7 @@ from segue.process.queued import QueuedTurns
 from segue.process.runner import Records, Runner
 from segue.reports.usage import UsageReports
 from segue.reports.workers import CacheReports
+from segue.seals.cipher import RingSeals
 from segue.seams.store import IdempotencyKeys, Retention
 from segue.server.apis import APIS, is_on
 from segue.server.cluster import ALONE, WorkerPlace, open_cluster, share_routes
@@ -51,7 +52,6 @@ from segue.server.state import Eraser, State, build_state
 from segue.server.storage import KEYS_TOPIC, open_store
 from segue.settings.values import FIELDS, Settings
 from segue.stores.maintenance import maintained
-from segue.stores.seals import RingSeals
 from segue.stores.threads import open_chain, seal_chain
 from segue.turn.resources import Resources
 

@@ -33,6 +33,7 @@ from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import Misconfigured
 from segue.printable import shown_address
+from segue.seals.cipher import RingSeals
 from segue.seams.history import Owner, Turn
 from segue.seams.model import Dialect, Engine, Sampling, Scene
 from segue.seams.store import Turns
@@ -41,7 +42,6 @@ from segue.server.families import read_family
 from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings
-from segue.stores.seals import RingSeals
 from segue.turn.plan import Guards, Model
 from segue.vocabularies.fast_tokenizer import hasten
 from segue.vocabularies.gguf import read_gguf

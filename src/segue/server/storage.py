@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 
 from segue.accounts.hashes import KeyHashes
 from segue.errors import ApiError, Misconfigured, need_package
+from segue.seals.cipher import new_key
+from segue.seals.ring import open_ring
 from segue.seams.access import Keys, RingKey
 from segue.settings.checks import is_loopback
 from segue.settings.values import Settings, StoreKind
 from segue.stores.layered import LayeredStore
 from segue.stores.memory import MemoryStore
-from segue.stores.seals import new_key, open_ring
 from segue.stores.sqlite import SqliteStore
 from segue.stores.store import Store
 

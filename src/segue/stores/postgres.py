@@ -23,6 +23,7 @@ from msgspec.structs import astuple, replace
 from segue.aio import off_loop
 from segue.errors import Fenced, Unavailable
 from segue.limits import Draw, Grant, HeldPlaces, Key, KeyLimits, Level, Spent, share_out
+from segue.seals.cipher import new_key
 from segue.seams.access import RingKey
 from segue.seams.history import Owner, Turn, UsageEntry
 from segue.seams.store import (
@@ -52,7 +53,6 @@ from segue.stores.postgres_database import (
     touched,
 )
 from segue.stores.records import LongField, TurnColumns, is_text
-from segue.stores.seals import new_key
 from segue.stores.shelves import FileTable, SkillTable, TurnList
 from segue.wire.events import Event
 

@@ -20,11 +20,11 @@ from hashlib import blake2b
 
 import msgspec
 
+from segue.seals.cipher import RingSeals
 from segue.seams.history import Owner, Turn, ancestors
 from segue.seams.store import Turns
 from segue.stores.memory_turns import Budget, MemoryTurns
 from segue.stores.records import LongField, TurnColumns, pack, unpack
-from segue.stores.seals import RingSeals
 
 UNUSED_S_MAX = 3_600.0
 # How often turns that are too old are looked for; until then they are held, and not found.

@@ -33,8 +33,8 @@ from segue import __version__
 from segue.archives.sqlite_copy import Contents, check_database, copy_database, is_in_use
 from segue.errors import Misconfigured, need_package
 from segue.files.objects import folder_path
+from segue.seals.ring import read_ring, sync_folder, write_ring
 from segue.settings.values import Settings
-from segue.stores.seals import read_ring, sync_folder, write_ring
 from segue.stores.sqlite import SqliteStore
 from segue_cli.terminal import Steps
 

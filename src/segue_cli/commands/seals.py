@@ -8,10 +8,10 @@ import json
 
 from segue.errors import Misconfigured
 from segue.printable import say
+from segue.seals.ring import rotate_ring
 from segue.server.storage import open_store
 from segue.settings.checks import load_settings
 from segue.settings.values import Settings
-from segue.stores.seals import rotate_ring
 from segue_cli.commands.flags import add_store
 
 
