@@ -67,6 +67,7 @@ async def test_status_says_whether_there_is_a_whole_answer(
         code, out, err = await ask(*("--url", served.url), *words)
         assert (code, out) == (2, "")
         assert told in err
+        assert "--model" not in err, "a name of a model does not help here"
     long = ("--context-tokens", "64", "--store", "memory")
     with served_process(*long, cwd=tmp_path) as small:
         for more in ((), ("--json",)):

@@ -45,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
         )
     api = api_of(name, options.api)
     server = server_of(options)
-    endpoint = find_endpoint(server, options.model)
+    endpoint = find_endpoint(
+        server, options.model, otherwise=" To print it without a server: --model NAME."
+    )
     if name == "codex":
         status = _connect_codex(endpoint, options)
         if status:

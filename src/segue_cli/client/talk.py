@@ -240,13 +240,18 @@ def add_api(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api", choices=("responses", "chat", "messages"), help=about)
 
 
-def find_endpoint(server: RunningServer, model: str | None) -> ModelEndpoint:
-    """The named model, or the first that the running server lists. A named model needs no running server."""
+def find_endpoint(
+    server: RunningServer, model: str | None, *, otherwise: str = ""
+) -> ModelEndpoint:
+    """The named model, or the first that the running server lists. A named model needs no running server.
+
+    `otherwise` is what helps where there is none and no model is named.
+    """
     try:
         card = server.model(model)
     except NotReachable as error:
         if model is None:
-            raise Misconfigured(f"{error} Or name the model with --model.") from None
+            raise Misconfigured(f"{error}{otherwise}") from None
         say(f"segue: not checked, {error}", file=sys.stderr)
         card = ServedModel(model).checked()
     sees_images = None if card.input_modalities is None else "image" in card.input_modalities
