@@ -28,12 +28,11 @@ def test_problems_of_the_file_in_this_folder_are_printed_with_their_lines(capsys
     ]
 
 
-def test_repairs_of_the_last_version_are_no_problem_but_said(capsys: Printed) -> None:
+def test_repairs_of_0_2_are_refused_by_name(capsys: Printed) -> None:
     Path("segue.toml").write_text("[[repairs]]\nknown = 'timestamp'\n")
-    assert main(["config", "check"]) == 0
-    warning, last = capsys.readouterr().out.splitlines()
-    assert warning.startswith("warning: segue.toml, line 1: repairs: no longer supported")
-    assert last == "segue.toml: no problems."
+    assert main(["config", "check"]) == 1
+    problem, _ = capsys.readouterr().out.splitlines()
+    assert problem == "segue.toml, line 1: repairs: 'repairs' is not a setting."
 
 
 def test_problems_as_json(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:

@@ -99,16 +99,6 @@ def test_unknown_variables_are_warned_of_with_the_nearest_name() -> None:
     assert list(map(str, read_sources({}, environment).warnings())) == told
 
 
-def test_repairs_of_the_last_version_are_warned_of_and_ignored(tmp_path: Path) -> None:
-    file = tmp_path / "segue.toml"
-    file.write_text("port = 1\n\n[[repairs]]\nknown = 'netscape'\nx = 1\n\n[[repairs]]\n")
-    sources = read_sources({"config": str(file)}, {})
-    (warning,) = sources.warnings()
-    assert str(warning).startswith(f"{file}, line 3: repairs: no longer supported and ignored")
-    assert (warning.level, warning.line) == ("warning", 3)
-    assert settings_of(sources) == Settings(config=str(file), port=1)
-
-
 def test_variables_of_kubernetes_for_a_service_called_segue_are_no_settings() -> None:
     environment = {
         "SEGUE_PORT": "tcp://10.0.0.1:8080",

@@ -25,11 +25,6 @@ FILE_NAME = "segue.toml"
 OTHER_VARIABLES = re.compile(
     r"SEGUE_(CONFIG|(API_)?KEY|(BASE_)?URL|(TEST|SERVICE|PORT_\d+)_.*|SERVICE|PORT_\d+)\Z"
 )
-# Tables of a settings file that had a meaning in the last version: still accepted, not an error before the next one.
-REMOVED = {
-    "repairs": "no longer supported and ignored: prompts are sent as the client wrote them. Remove it: the next "
-    "version refuses it.",
-}
 # What people call an engine -> its name here, and the URL that its server has as a rule.
 SERVERS = {
     "ollama": "http://127.0.0.1:11434",
@@ -71,8 +66,6 @@ class SettingSources:
     broken: Problem | None = None
     # Variables that look like settings and are none.
     unknown: tuple[str, ...] = ()
-    # Tables of the file that are in `REMOVED`.
-    removed: tuple[str, ...] = ()
 
     def origin(self, name: str) -> str:
         """Where a setting was set: a flag, a variable, a line of the file, or nowhere: "default"."""
@@ -86,7 +79,7 @@ class SettingSources:
         if name in self.origins:
             return Problem(misfit.setting, misfit.sentence, self.origins[name])
         if name in self.values:
-            return self._in_file(misfit, "error")
+            return self._in_file(misfit)
         return Problem(misfit.setting, misfit.sentence)
 
     def located(self, message: str) -> str:
@@ -105,9 +98,7 @@ class SettingSources:
             Problem("", ignored + nearest(variable, names), variable, level="warning")
             for variable in self.unknown
         ]
-        removed = (Misfit((name,), REMOVED[name]) for name in self.removed)
-        tables = [self._in_file(misfit, "warning") for misfit in removed]
-        return [*unknown, *tables, *self._retired()]
+        return [*unknown, *self._retired()]
 
     def _retired(self) -> Iterator[Problem]:
         """Settings that the next version refuses."""
@@ -124,10 +115,10 @@ class SettingSources:
             if name in table:
                 yield ("models", index, name)
 
-    def _in_file(self, misfit: Misfit, level: Literal["error", "warning"]) -> Problem:
+    def _in_file(self, misfit: Misfit) -> Problem:
         line = line_of(self.text, misfit.path)
         place = self._place(line)
-        return Problem(misfit.setting, misfit.sentence, place, str(self.file), line, level)
+        return Problem(misfit.setting, misfit.sentence, place, str(self.file), line)
 
     def _place(self, line: int | None) -> str:
         return f"{self.file}, line {line}" if line else str(self.file)
@@ -151,7 +142,6 @@ def read_sources(
     environment = os.environ if environment is None else environment
     file = _file_of(flags, environment, is_own=is_own)
     text, values, broken = _read_file(file) if file else ("", {}, None)
-    removed = tuple(name for name in REMOVED if values.pop(name, None) is not None)
     if file:
         values["config"] = str(file)
     origins: dict[str, str] = {}
@@ -173,7 +163,7 @@ def read_sources(
     others = {name for name in environment if name.startswith("SEGUE_")}
     others -= set(map(variable_of, NAMES))
     unknown = sorted(name for name in others if not OTHER_VARIABLES.match(name))
-    return SettingSources(values, origins, file, text, broken, tuple(unknown), removed)
+    return SettingSources(values, origins, file, text, broken, tuple(unknown))
 
 
 def _tables(values: Mapping[str, object]) -> list[dict[str, object]]:
