@@ -3,9 +3,10 @@
     python -m tests.side_by_side --clients 64
 
 Clients hold conversations over HTTP, over sockets, in the background and in `/v1/conversations`, each turn at any
-server that is in service. Meanwhile a server of the older version gets one of the newer version beside it, is stopped,
-comes back, and the newer one is stopped. Nothing may fail, not even once; each turn must read its whole history (its
-input tokens are those of the same turn on a quiet server); and in the end one server knows every response. A request
+server that is in service; and by Messages and Chat Completions at those that have them, which 0.3.0 has not. Meanwhile
+a server of the older version gets one of the newer version beside it, is stopped, comes back, and the newer one is
+stopped. Nothing may fail, not even once; each turn must read its whole history (its input tokens are those of the same
+turn on a quiet server, or of the first client that sent it); and in the end one server knows every response. A request
 that a stopping server has refused before it began goes to the other one, as with a balancer, and is counted.
 """
 
@@ -60,10 +61,15 @@ class Service:
     """The servers that take new turns now, and what clients received."""
 
     servers: list[ServedProcess] = field(default_factory=list)
+    # Those of them that have Messages and Chat Completions.
+    complete: list[ServedProcess] = field(default_factory=list)
+    is_complete: asyncio.Event = field(default_factory=asyncio.Event)
     # Input tokens of the first, second, … turn of a chain, as a quiet server counts them.
     expected: list[int] = field(default_factory=list)
     # The last response of each chain, and how many turns it has.
     chains: dict[str, int] = field(default_factory=dict)
+    # By path and place in a conversation that is sent again: input tokens, as the first client has read them.
+    resent: dict[tuple[str, int], int] = field(default_factory=dict)
     turns: int = 0
     # Requests that a stopping server has refused.
     moved: int = 0
@@ -73,9 +79,17 @@ class Service:
     def any_server(self) -> ServedProcess:
         return random.choice(self.servers)
 
+    async def any_with(self, path: str) -> ServedProcess:
+        """A server in service that has this path; waits until there is one."""
+        if path not in RESENT:
+            return self.any_server()
+        while not self.complete:
+            await self.is_complete.wait()
+        return random.choice(self.complete)
+
     async def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         """What any server answers to a client that wants nothing unusual."""
-        answer = await fetch(self.any_server(), method, f"/v1/{path}", body)
+        answer = await fetch(await self.any_with(path), method, f"/v1/{path}", body)
         if answer.status == 503 and b"shutting down" in answer.body:
             self.moved += 1
             return await self.ask(method, path, body)
@@ -91,6 +105,12 @@ class Service:
         if before is not None:
             del self.chains[before]
         self.chains[response["id"]] = turn + 1
+        self.turns += 1
+
+    def note_resent(self, path: str, turn: int, read: int) -> None:
+        """Check the input tokens of a turn whose history was sent again."""
+        if read != self.resent.setdefault((path, turn), read) or not read:
+            raise Wrong(f"turn {turn} by {path} should read {self.resent[path, turn]}, not {read}")
         self.turns += 1
 
 
@@ -189,14 +209,46 @@ async def converse(service: Service, number: int) -> None:
             raise Wrong(f"a conversation has {len(items['data'])} items, not {2 * CHAIN_MAX}")
 
 
-def client(service: Service, number: int) -> Coroutine[None, None, None]:
-    kinds: list[Callable[[], Coroutine[None, None, None]]] = [
-        lambda: chat(service, number, by_http),
-        lambda: on_socket(service, number),
-        lambda: chat(service, number, in_background),
-        lambda: converse(service, number),
-    ]
-    return kinds[number % len(kinds)]()
+def of_chat(answer: dict[str, Any]) -> tuple[str, int]:
+    """What the model has said, and how many tokens it has read."""
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
+
+
+def of_messages(answer: dict[str, Any]) -> tuple[str, int]:
+    usage = answer["usage"]
+    return answer["content"][0]["text"], usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+# The APIs that keep nothing: each turn sends all that was said.
+RESENT = {"chat/completions": of_chat, "messages": of_messages}
+
+
+async def resend(service: Service, number: int, path: str) -> None:
+    """Conversations by one of these."""
+    while True:
+        said: list[dict[str, str]] = []
+        for place in range(CHAIN_MAX):
+            await asyncio.sleep(THINK_S)
+            said.append({"role": "user", "content": "Go on, please."})
+            asked = {"model": "scripted", "messages": said, "max_tokens": 200}
+            text, read = RESENT[path](await service.ask("POST", path, asked))
+            service.note_resent(path, place, read)
+            service.made[number] += 1
+            said.append({"role": "assistant", "content": text})
+
+
+Client = Callable[[Service, int], Coroutine[None, None, None]]
+CLIENTS: Sequence[Client] = (
+    lambda service, number: chat(service, number, by_http),
+    on_socket,
+    lambda service, number: chat(service, number, in_background),
+    converse,
+)
+# Those that wait while no server has their API.
+WAITING: Sequence[Client] = (
+    lambda service, number: resend(service, number, "chat/completions"),
+    lambda service, number: resend(service, number, "messages"),
+)
 
 
 @asynccontextmanager
@@ -205,10 +257,16 @@ async def crowd(
 ) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
     """That many clients; a call waits until each has made some more turns."""
     service.made = dict.fromkeys(range(count), 0)
-    tasks = [asyncio.create_task(client(service, number)) for number in range(count)]
+    kinds = (*CLIENTS, *WAITING)
+    chosen = {number: kinds[number % len(kinds)] for number in service.made}
+    tasks = [asyncio.create_task(kind(service, number)) for number, kind in chosen.items()]
 
     async def some_turns() -> None:
-        goals = {number: made + TURNS_EACH for number, made in service.made.items()}
+        goals = {
+            number: made + TURNS_EACH
+            for number, made in service.made.items()
+            if service.complete or chosen[number] in CLIENTS
+        }
         async with asyncio.timeout(WAIT_S):
             while any(service.made[number] < goal for number, goal in goals.items()):
                 for task in tasks:
@@ -254,11 +312,18 @@ class Versions:
         served = await asyncio.to_thread(self._stack.enter_context, opening)
         assert f"Segue {program.version} serves" in "".join(served.printed), served.printed
         self._service.servers.append(served)
+        if (program.folder / "segue" / "messages").is_dir():
+            self._service.complete.append(served)
+            self._service.is_complete.set()
         return served
 
     async def stop(self, served: ServedProcess) -> None:
         """Out of service first, as a balancer does; what it still runs is finished."""
-        self._service.servers.remove(served)
+        for servers in (self._service.servers, self._service.complete):
+            if served in servers:
+                servers.remove(served)
+        if not self._service.complete:
+            self._service.is_complete.clear()
         status = await asyncio.to_thread(served.stop)
         assert status == 0, "".join(served.printed)
         said = "".join(served.printed)
