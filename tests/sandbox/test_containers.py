@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from segue.isolation.adapter import SandboxFailed
 from segue.isolation.bwrap import find_bwrap
 from segue.isolation.limits import Cgroups
 from segue.sandbox.containers import ENDED_S, Containers, KeeperFault
@@ -62,6 +65,23 @@ async def test_container_ends_after_idle_time_and_its_name_is_known_for_a_while(
         clock.now += ENDED_S + 1
         await containers.sweep()
         assert [about.id for about in containers.list("me")] == ["used"]
+    finally:
+        await containers.close()
+
+
+async def test_container_that_could_not_be_started_takes_no_place(folder: Path) -> None:
+    broken = replace(find_bwrap(folder, ""), program="/nowhere/bwrap")
+    containers = Containers(broken, Cgroups(), folder, containers_max=1, idle_s=1_200.0)
+    try:
+        for name in ("first", "second"):
+            containers.create(MakeContainer("me", name, ContainerSpec()))
+            held = containers.find("me", name)
+            with suppress(SandboxFailed):
+                await held.starting
+        for code in ("container_failed", "container_expired"):
+            with pytest.raises(KeeperFault) as refused:
+                await containers.place("me", "second")
+            assert refused.value.failure.code == code
     finally:
         await containers.close()
 

@@ -241,12 +241,16 @@ async def test_nothing_is_left_of_a_server_and_a_keeper_that_were_killed(
     server.kill()
     server.wait()
     server.stdout.close()
+    base = outside / f"segue-sandboxes-{os.geteuid()}"
     assert _below(outside, "data")
+    dead = set(os.listdir(base))
+    assert len(dead) == 2
     another = KeeperProcess("", 4)
     another.start()
-    await until(lambda: not _below(outside, f"*{OLD}"))
+    left = {*dead, *(name + OLD for name in dead)}
+    await until(lambda: left.isdisjoint(os.listdir(base)))
     another.close()
-    assert _below(outside, "*") == [outside / f"segue-sandboxes-{os.geteuid()}"]
+    assert os.listdir(outside) == [base.name]
 
 
 def _started(program: str, *words: str, **more: str) -> subprocess.Popen[bytes]:

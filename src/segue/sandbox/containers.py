@@ -371,7 +371,12 @@ class Containers:
     def create(self, request: MakeContainer) -> Container:
         """A new container; its sandbox is started beside."""
         spec, owner = request.spec, request.owner
-        alive = [each for each in self._held.values() if self._is_alive(each)]
+        # One that could not be started says so where it is used, and takes no place.
+        alive = [
+            each
+            for each in self._held.values()
+            if self._is_alive(each) and not (each.starting.done() and _has_failed(each.starting))
+        ]
         own = sum(each.owner == owner for each in alive)
         if len(alive) >= self._max or own >= self._owner_max:
             whose = "This machine has" if len(alive) >= self._max else "You have"
