@@ -137,6 +137,10 @@ async def in_background(service: Service, before: str | None) -> dict[str, Any]:
     return response
 
 
+async def think() -> None:
+    await asyncio.sleep(THINK_S)
+
+
 Turn = Callable[[Service, str | None], Coroutine[None, None, dict[str, Any]]]
 
 
@@ -145,7 +149,7 @@ async def chat(service: Service, number: int, turn: Turn) -> None:
     while True:
         before: str | None = None
         for place in range(CHAIN_MAX):
-            await asyncio.sleep(THINK_S)
+            await think()
             response = await turn(service, before)
             service.note(response, before, place)
             before = response["id"]
@@ -196,7 +200,7 @@ async def converse(service: Service, number: int) -> None:
     while True:
         made = await service.ask("POST", "conversations", {})
         for place in range(CHAIN_MAX):
-            await asyncio.sleep(THINK_S)
+            await think()
             asked = body(None, conversation=made["id"])
             response = await service.ask("POST", "responses", asked)
             if read_by(response) != service.expected[place]:
@@ -228,7 +232,7 @@ async def resend(service: Service, number: int, path: str) -> None:
     while True:
         said: list[dict[str, str]] = []
         for place in range(CHAIN_MAX):
-            await asyncio.sleep(THINK_S)
+            await think()
             said.append({"role": "user", "content": "Go on, please."})
             asked = {"model": "scripted", "messages": said, "max_tokens": 200}
             text, read = RESENT[path](await service.ask("POST", path, asked))
