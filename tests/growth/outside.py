@@ -30,8 +30,9 @@ from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
-from segue.web.html import open_page, read_page
+from segue.web.html import Page, open_page, read_page
 from segue.web.search import JsonEngine, read_hits
+from segue.web.web import PATTERN_CHARS_MAX, PATTERN_WORDS_MAX, matches_text
 from segue.wire.codec import decode_tools
 from segue.wire.effects import Effects
 from segue.wire.items import RemoteTool
@@ -91,6 +92,12 @@ def said_charset(charset: str, text: bytes) -> Callable[[int], bytes]:
 
 async def read_markdown(data: bytes) -> object:
     return await asyncio.to_thread(read_page, "https://pages.example/a.md", data, "text/markdown")
+
+
+async def find(text: str) -> object:
+    page = Page(PAGE, "a", text)
+    patterns = ("a" * (PATTERN_CHARS_MAX - 1) + "b", "a " * (PATTERN_WORDS_MAX - 1) + "b")
+    return [await asyncio.to_thread(matches_text, page, pattern) for pattern in patterns]
 
 
 def open_tag(size: int) -> bytes:
@@ -308,6 +315,8 @@ OUTSIDE = [
     Outside(
         "page: letters in Chinese", said_charset("gb18030", b"\x81\x30"), read, 50_000, 4_000_000
     ),
+    Outside("page: a word that is nearly everywhere", lambda n: "a" * n, find, 100_000, 400_000),
+    Outside("page: words that are nearly everywhere", lambda n: "a  " * n, find, 50_000, 130_000),
     Outside("page: Markdown", lambda n: b"# a\n    ###### \n" * n, read_markdown, 20_000, 500_000),
     Outside(
         "hits of a search", hits, on_loop(partial(read_hits, engine=JsonEngine("x"))), 1_000, 3_000

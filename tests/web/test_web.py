@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,11 +16,11 @@ from segue.seams.tools import HostedCall, ToolResult
 from segue.server.tools import build_fetcher, build_web
 from segue.settings.checks import load_settings
 from segue.web.cite import cite
-from segue.web.html import Link, Page
+from segue.web.html import TEXT_CHARS_MAX, Link, Page
 from segue.web.index import IndexWeb, build
 from segue.web.search import Hit, WebQuery
 from segue.web.url import failed
-from segue.web.web import MATCHES_MAX, SIZES, WebTool, matches_text
+from segue.web.web import MATCHES_MAX, PATTERN_CHARS_MAX, SIZES, WebTool, matches_text
 from segue.wire.codec import decode_tools
 
 URL = "https://docs.a.com"
@@ -228,6 +229,30 @@ def test_places_are_told_once_and_not_endlessly() -> None:
     assert "does not contain" in matches_text(PAGE, "snow (")
     with pytest.raises(InvalidRequest, match="1 to 32 words"):
         matches_text(PAGE, "a " * 33)
+    with pytest.raises(InvalidRequest, match="at most 1,000 characters"):
+        matches_text(PAGE, "a" * (PATTERN_CHARS_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "text, pattern",
+    [
+        ("It RAINS\n\there.", "rains HERE"),
+        ("Stra\u00dfe \u0130stanbul", "istanbul"),
+        ("\u039f\u0394\u039f\u03a3", "\u03bf\u03b4\u03bf\u03c2"),
+        ("\u03bf\u03b4\u03bf\u03c2 a", "\u039f\u0394\u039f\u03a3 A"),
+    ],
+)
+def test_words_are_found_whatever_their_case_and_the_white_space(text: str, pattern: str) -> None:
+    assert matches_text(Page("u", "t", f"a {text} b"), pattern).startswith("1 found")
+
+
+def test_words_that_are_nearly_everywhere_are_not_searched_for_long() -> None:
+    """It is one step that nothing interrupts: 1 s for this pattern, and 18 s for a longer one, when it was a regular
+    expression."""
+    page = Page("u", "t", "a" * TEXT_CHARS_MAX)
+    began = time.thread_time()
+    assert "does not contain" in matches_text(page, "a" * (PATTERN_CHARS_MAX - 1) + "b")
+    assert time.thread_time() - began < 0.2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ an output for the model and a failed item; the turn goes on.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ CACHE_BYTES_MAX = 32 * 1024 * 1024
 CACHE_S_MAX = 600.0
 # Longer patterns are no search for words.
 PATTERN_WORDS_MAX = 32
+PATTERN_CHARS_MAX = 1_000
 # Matches that are shown of one page, and how much text around each.
 MATCHES_MAX = 20
 AROUND_CHARS = 200
@@ -217,21 +217,29 @@ def page_text(page: Page, chars_max: int) -> str:
 def matches_text(page: Page, pattern: str) -> str:
     """Where the words of a pattern stand in a page, with the text around them. Case and white space do not count."""
     words = pattern.split()
-    if not 0 < len(words) <= PATTERN_WORDS_MAX:
-        raise InvalidRequest(f"find_in_page needs a pattern of 1 to {PATTERN_WORDS_MAX} words.")
-    wanted = re.compile(r"\s+".join(map(re.escape, words)), re.IGNORECASE)
+    if not 0 < len(words) <= PATTERN_WORDS_MAX or len(pattern) > PATTERN_CHARS_MAX:
+        most = f"1 to {PATTERN_WORDS_MAX} words and at most {PATTERN_CHARS_MAX:,} characters"
+        raise InvalidRequest(f"find_in_page needs a pattern of {most}.")
+    text, wanted = " ".join(page.text.split()), _without_case(" ".join(words))
+    # Not by a regular expression: a word that is nearly everywhere would cost its length at each place, in one step.
+    searched = _without_case(text)
     shown_texts: list[str] = []
-    count = shown_to = 0
-    for found in wanted.finditer(page.text):
+    count = shown_to = end = 0
+    while (found := searched.find(wanted, end)) >= 0:
         count += 1
+        end = found + len(wanted)
         # What was shown around the match before is not shown again.
-        if found.end() > shown_to and len(shown_texts) < MATCHES_MAX:
-            start = max(found.start() - AROUND_CHARS, 0)
-            shown_to = found.end() + AROUND_CHARS
-            shown_texts.append(" ".join(page.text[start:shown_to].split()))
+        if end > shown_to and len(shown_texts) < MATCHES_MAX:
+            shown_to = end + AROUND_CHARS
+            shown_texts.append(text[max(found - AROUND_CHARS, 0) : shown_to].strip())
     if not shown_texts:
         return f"The page does not contain: {pattern}"
     return f"{count} found:\n\n" + "\n\n".join(f"… {text} …" for text in shown_texts)
+
+
+def _without_case(text: str) -> str:
+    """As many characters, all of them small. One letter would become two, and one has two small forms."""
+    return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
 
 def _item(call: HostedCall, action: WebAction, status: str) -> Item:
