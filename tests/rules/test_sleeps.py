@@ -29,7 +29,7 @@ ALLOWED = {
     "crashes.py": (2, POLL),
     "documents/player.py": (1, POLL),
     "contracts/test_buses.py": (2, "publishes again until one is received"),
-    "side_by_side.py": (4, f"{POLL}; the clients' pace"),
+    "side_by_side.py": (3, f"{POLL}; the clients' pace"),
     "clients/faulty.py": (1, PACE),
     "disk.py": (1, PACE),
     "mcp_server.py": (1, PACE),
