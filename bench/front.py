@@ -1,7 +1,7 @@
 """What does vLLM's own front cost a turn, by how its prompt comes? The same ids by each of its ways, without a GPU.
 
     python -m bench front [--contexts 1000 20000 100000]
-    python -m bench front --sessions --contexts 1000 100000 500000
+    python -m bench front --sessions --contexts 1000 100000 500000 [--nice -15]
     python -m bench front --grpc PACKAGES --rust PROGRAM
 
 The vLLM is a real one without a model (`bench/hollow`): its front, checks, scheduler and prefix cache are its own,
@@ -13,7 +13,7 @@ More fronts of vLLM, each with a core of its own, where their files are given:
 --grpc   `vllm serve --grpc`. Packages that it needs beside vLLM: pip install --no-deps --target PACKAGES
          smg-grpc-servicer==0.14.1 smg-grpc-proto==0.4.28 grpcio-health-checking grpcio-reflection
 --sessions  vLLM with the plugin `segue-vllm`, asked as Segue asks it: a handle, a digest and the new ids. By step one,
-         by step two, and step two and the ids in JSON with blocks of 128 tokens.
+         by step two, and step two and the ids in JSON with blocks of 128 tokens; each by a server of its own.
 --rust   VLLM_USE_RUST_FRONTEND=1, by HTTP and with --grpc-port. PROGRAM is `vllm/vllm-rs` out of the wheel of vLLM for
          CUDA, of the same version; that for CPUs does not have it. vLLM's environment must have grpcio.
 """
@@ -27,7 +27,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -72,6 +72,7 @@ from segue_bench.ways import sse_events
 
 CONTEXTS = (1_000, 20_000, 100_000)
 NEW_TOKENS, OUTPUT_TOKENS = 500, 16
+SETTLE_S, SETTLE_S_MAX = 0.05, 2.0
 WORD = " the"
 WORD_ID = 260
 # Of an event with a token.
@@ -261,6 +262,16 @@ class Conversation:
         self._source = random.Random(seed)
         self._client.ask(self._drawn(tokens))
 
+    def _settle(self) -> None:
+        """What servers free and tidy after an answer is no cost of the next one."""
+        spent = -1.0
+        until = time.monotonic() + SETTLE_S_MAX
+        while time.monotonic() < until and spent < (spent := self._spent_s()):
+            time.sleep(SETTLE_S)
+
+    def _spent_s(self) -> float:
+        return cpu_s(self._front) + cpu_s(self._core)
+
     def _drawn(self, count: int) -> list[int]:
         """Ids that differ, so that nothing else is found."""
         if self._is_text:
@@ -268,7 +279,8 @@ class Conversation:
         return [self._source.randrange(1_000, 40_000) for _ in range(count)]
 
     def turn(self) -> FrontCost:
-        """Ask with 500 tokens more."""
+        """Ask with 500 tokens more, when what the turn of another way has left is done."""
+        self._settle()
         front, core = cpu_s(self._front), cpu_s(self._core)
         cost = self._client.ask(self._drawn(NEW_TOKENS))
         return FrontCost(*cost, cpu_s(self._front) - front, cpu_s(self._core) - core)
@@ -328,20 +340,32 @@ def servers(options: argparse.Namespace) -> Iterator[dict[str, Way]]:
 def _sessions(
     stack: ExitStack, flags: Sequence[str], more: Sequence[str], variables: Mapping[str, str]
 ) -> dict[str, Way]:
-    """Three servers with the plugin."""
+    """A server for each way: what ids in JSON leave behind in its memory is a cost of every turn after."""
     variables = {**variables, "VLLM_PLUGINS": "segue"}
     keeps = ("--scheduler-cls", "segue_vllm.scheduler.KeepScheduler")
-    starts = [flags, (*flags, *keeps), ("--block-size", "128", *more, *keeps)]
-    # Each takes half a minute, so they start together.
-    with ThreadPoolExecutor() as pool:
-        opened = [hollow_vllm(*words, variables=variables) for words in starts]
-        one, two, large = pool.map(stack.enter_context, opened)
+    large = ("--block-size", "128", *more)
+    starts = {
+        "generate, ids in JSON": (flags, False),
+        "sessions, step one": (flags, True),
+        "sessions, step two": ((*flags, *keeps), True),
+        "generate, blocks of 128": (large, False),
+        "step two, blocks of 128": ((*large, *keeps), True),
+    }
+
+    def start(flags: Sequence[str]) -> HollowVllm:
+        return stack.enter_context(hollow_vllm(*flags, variables=variables))
+
+    # Each takes half a minute, and two cores.
+    with ThreadPoolExecutor(2) as pool:
+        vllms = list(pool.map(start, [flags for flags, _ in starts.values()]))
     return {
-        "generate, ids in JSON": Way(one, partial(HttpClient, one.url, generate)),
-        "sessions, step one": Way(one, partial(SessionClient, one.url)),
-        "sessions, step two": Way(two, partial(SessionClient, two.url)),
-        "generate, blocks of 128": Way(large, partial(HttpClient, large.url, generate)),
-        "step two, blocks of 128": Way(large, partial(SessionClient, large.url)),
+        name: Way(
+            vllm,
+            partial(SessionClient, vllm.url)
+            if is_kept
+            else partial(HttpClient, vllm.url, generate),
+        )
+        for vllm, (name, (_, is_kept)) in zip(vllms, starts.items(), strict=True)
     }
 
 
@@ -350,6 +374,15 @@ def _http(vllm: HollowVllm, bodies: dict[str, Body]) -> dict[str, Way]:
         name: Way(vllm, partial(HttpClient, vllm.url, make), make is chat)
         for name, make in bodies.items()
     }
+
+
+def prefer(ways: Iterable[Way], nice: int) -> None:
+    """All threads of these servers, and this one, have that priority from now on."""
+    for way in ways:
+        for process in (way.vllm, way.vllm.front(), way.vllm.core()):
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -364,6 +397,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sessions", action="store_true", help=about)
     parser.add_argument("--grpc", type=Path, metavar="PACKAGES", help="also by vLLM's gRPC server")
     parser.add_argument("--rust", type=Path, metavar="PROGRAM", help="also by its Rust front end")
+    about = "priority of servers and client, such as -15, on a machine that others use (as root)"
+    parser.add_argument("--nice", type=int, default=0, metavar="N", help=about)
     flags = "flags for vLLM, such as --vllm-flags='--prefix-caching-hash-algo xxhash'"
     parser.add_argument("--vllm-flags", default="", help=flags)
     options = parser.parse_args(arguments)
@@ -371,6 +406,8 @@ def main(arguments: Sequence[str]) -> None:
         if not path.exists():
             parser.error(f"there is no {path}")
     with servers(options) as ways:
+        if options.nice:
+            prefer(ways.values(), options.nice)
         rows = list(measure(ways, options.contexts, options.rounds))
     sizes = "way {}|context {:,}|sent kB {:.0f}|received kB {:.0f}"
     times = "TTFT ms {:.1f}|turn ms {:.1f}|front CPU ms {:.1f}|core CPU ms {:.1f}"
