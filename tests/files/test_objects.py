@@ -7,6 +7,9 @@ here.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from moto.server import ThreadedMotoServer
 
 from segue.errors import Unavailable
 from segue.files.bucket import open_bucket
-from segue.files.objects import ABANDONED_S, FolderObjects, Objects
+from segue.files.objects import ABANDONED_S, FolderObjects, Objects, temporary_folder
 
 NAME = "file-00ff"
 
@@ -118,3 +121,44 @@ async def test_bucket_that_cannot_be_reached_is_unavailable(
     upload = await objects.begin(NAME)
     with pytest.raises(Unavailable):
         await upload.finish()
+
+
+KILLED = """
+import os, signal
+from segue.files.objects import temporary_folder
+folder = temporary_folder()
+(folder / "file").write_text("words")
+print(folder, flush=True)
+signal.pause()
+"""
+
+
+def test_files_of_a_server_that_was_killed_go_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", KILLED], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    dead, alive = (Path(each.stdout.readline().strip()) for each in started if each.stdout)
+    started[0].kill()
+    started[0].wait()
+    # A link of another user is not followed, and what somebody else has made is left alone.
+    link = Path(f"{dead}-link")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    link.symlink_to(tmp_path / "other")
+    # One that was made a moment ago may not be locked yet.
+    young = temporary_folder()
+    assert dead.exists()
+    for folder in (dead, alive, young):
+        os.utime(folder, (1, 1))
+    assert temporary_folder().stat().st_mode & 0o777 == 0o700
+    assert [each.exists() for each in (dead, alive, young, link)] == [False, True, True, True]
+    assert (tmp_path / "other/file").exists()
+    started[1].kill()
+    for each in started:
+        with each:
+            pass

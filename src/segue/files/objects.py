@@ -7,8 +7,11 @@ is written beside, made durable, and renamed. A bucket is the other place (`file
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
@@ -29,6 +32,8 @@ READ_BYTES = 64 * 1024
 # An upload that was not finished by then was cut off by a crash.
 ABANDONED_S = 86_400
 UPLOADS = "uploads"
+# A temporary folder that has just been made may not be locked yet.
+NEW_S = 60
 
 
 class ObjectUpload(Protocol):
@@ -66,6 +71,32 @@ class Objects(Protocol):
 def folder_path(folder: Path, file_id: str) -> Path:
     """Where a file is. Ids are ours, and plain; their last letters choose a folder: one of a million files is slow."""
     return folder / file_id[-2:] / file_id
+
+
+def temporary_folder() -> Path:
+    """A folder for the files of this process, locked while it lives; those of killed processes are removed."""
+    own = f"segue-files-{os.geteuid()}-"
+    base = Path(tempfile.gettempdir())
+    for other in base.glob(f"{own}*"):
+        with suppress(OSError):
+            _remove_dead(other)
+    folder = Path(tempfile.mkdtemp(prefix=own, dir=base))
+    # Held open, and so locked, until the process ends.
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_EX)
+    return folder
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove a folder that nobody has locked; a link of somebody else is not followed."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(lock)
+        is_new = found.st_mtime > time.time() - NEW_S
+        if found.st_uid == os.geteuid() and not is_new:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    finally:
+        os.close(lock)
 
 
 class FolderObjects:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from segue.errors import ApiError, Refused, need_package
@@ -97,10 +96,13 @@ class LateFiles(AsyncExitStack):
             from segue.files.bucket import open_bucket
 
             return open_bucket(settings.files_url)
-        from segue.files.objects import FolderObjects
+        from segue.files.objects import FolderObjects, temporary_folder
 
         path = settings.files_path
-        return FolderObjects(path or Path(self.enter_context(TemporaryDirectory(prefix="segue-"))))
+        if path is None:
+            path = temporary_folder()
+            self.callback(shutil.rmtree, path, ignore_errors=True)
+        return FolderObjects(path)
 
     async def delete_object(self, object_id: str) -> None:
         """Delete the bytes of a file or a skill, whose row is gone."""
