@@ -9,6 +9,8 @@ from pathlib import Path
 
 from server import client, model
 
+if len(sys.argv) < 2:
+    raise SystemExit("python file.py FILE")
 path = Path(sys.argv[1])
 kind = mimetypes.guess_type(path.name)[0] or "text/plain"
 data = base64.b64encode(path.read_bytes()).decode()

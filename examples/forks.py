@@ -9,4 +9,6 @@ print("root:", root.output_text)
 for question in ("What colour is it?", "How does it taste?"):
     fork = client.responses.create(model=model, input=question, previous_response_id=root.id)
     before = fork.usage.input_tokens_details.cached_tokens
-    print(f"fork: {fork.output_text} ({before} of {fork.usage.input_tokens} tokens reused)")
+    print(
+        f"fork: {fork.output_text} ({before} of {fork.usage.input_tokens} tokens cached by the engine)"
+    )

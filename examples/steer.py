@@ -1,6 +1,6 @@
 """Steer a long answer while it is written, over WebSocket with the official SDK.
 
-    python steer.py --url http://127.0.0.1:8080/v1 --model smollm2
+    python steer.py
 
 The first answer is steered after a few words; the server ends it at a sentence and continues with a successor that has
 the new input. Needs `pip install "openai[realtime]"`.
@@ -9,25 +9,21 @@ the new input. Needs `pip install "openai[realtime]"`.
 from __future__ import annotations
 
 import argparse
-import os
 
-from openai import OpenAI
+from server import client, model
 
 
 def main() -> int:
     """Ask, steer, and listen to the end of the successor."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
-    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--ask", default="Tell me a very long story of a river and its town.")
     parser.add_argument("--steer", default="Stop the story. Say in one sentence how it ends.")
     parser.add_argument("--after", type=int, default=30, help="pieces of text before the steer")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key=os.environ.get("SEGUE_KEY", "none"))
     heard, ended, target = 0, [], ""
     with client.responses.connect() as connection:
         connection.response.create(
-            model=options.model, input=options.ask, max_output_tokens=1_000, store=False
+            model=model, input=options.ask, max_output_tokens=1_000, store=False
         )
         for event in connection:
             match event.type:
@@ -47,6 +43,9 @@ def main() -> int:
                     print(f"\n[{event.response.status}{f': {reason.reason}' if reason else ''}]")
                     if len(ended) == 2 or (len(ended) == 1 and heard < options.after):
                         break
+                case "error":
+                    print(f"[{event.error.message}]")
+                    break
                 case _:
                     pass
     return 0 if len(ended) == 2 else 1

@@ -4,6 +4,7 @@ freed when its client is lost."""
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +22,13 @@ RUN_S_MAX = 100
 NAME = "smollm2"
 
 
-async def run_example(name: str, *options: str) -> tuple[int, str]:
+async def run_example(served: Served, name: str, *options: str) -> tuple[int, str]:
     """An example in the environment of the official client; its exit status and what it printed."""
     process = await asyncio.create_subprocess_exec(
         str(PYTHON),
         str(ROOT / "examples" / name),
         *options,
+        env={**os.environ, "OPENAI_BASE_URL": f"{served.url}/v1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -37,9 +39,7 @@ async def run_example(name: str, *options: str) -> tuple[int, str]:
 
 async def test_long_answer_of_a_real_model_is_steered_through_the_sdk() -> None:
     async with serving(engine="embedded", context_tokens=CONTEXT) as served:
-        status, printed = await run_example(
-            "steer.py", "--url", f"{served.url}/v1", "--model", NAME, "--after", "12"
-        )
+        status, printed = await run_example(served, "steer.py", "--after", "12")
     assert status == 0, printed
     assert "[response.steer.accepted]" in printed
     assert "[incomplete: steered]" in printed
