@@ -153,6 +153,18 @@ WRAPPED = """{{ '<zz:run name="' + c.function.name + '">' }}{% for k, v in c.fun
 {{- v if v is string else v | tojson }}{% endif %}{{ '</zz:arg>' }}{% endfor %}{{ '</zz:run>' }}"""
 COMMA_TAGS = """{{ '<zz:run>' + c.function.name + '{' }}{% for k, v in c.function.arguments.items() %}
 {{- k + ':<zz:t>' ~ v ~ '<zz:t>' }}{% if not loop.last %}{{ ',' }}{% endif %}{% endfor %}{{ '}</zz:run>' }}"""
+# A value ends on a line of its own and begins on none.
+LATE = """{{ '<zz:run>' + c.function.name + '>\\n' }}{% for k, v in c.function.arguments.items() %}
+{{- '<zz:arg=' + k + '>' + (v if v is string else v | tojson) + '\\n</zz:arg>\\n' }}{% endfor %}{{ '</zz:run>' }}"""
+# Strings between quotes as they are, objects as JSON.
+RAW_QUOTES = """{{ '<zz:run>' + c.function.name + '(' }}{% for k, v in c.function.arguments.items() %}
+{{- k + '=' }}{% if v is string %}{{ "'" + v + "'" }}{% else %}{{ v | tojson }}{% endif %}
+{%- if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ')</zz:run>' }}"""
+# What ends the words of an answer also begins a call.
+SHARED = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<zz:end>' }}
+{%- for c in m.tool_calls or [] %}{{ '\\nrun<zz:to>' + c.function.name + '|' + c.function.arguments | tojson }}
+{{- '<zz:end>' }}
+{%- endfor %}{{ '<|im_end|>' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 # The next part of an answer has a header of its own.
 PARTS = """{%- for m in messages %}{{ '<|im_start|>' + m.role }}
 {%- if m.reasoning_content %}{{ '<zz:think>' + m.reasoning_content + '</zz:think><zz:part>' + m.role }}{% endif %}
@@ -238,6 +250,36 @@ def test_values_in_tags_with_commas_between_are_read() -> None:
     assert dialect.derived.calls is not None, dialect.derived.refused
     said = "<zz:run>save{text:<zz:t>a, b<zz:t>,count:<zz:t>3<zz:t>}</zz:run>"
     assert items_of(dialect, said) == [("function", "save", '{"text": "a, b", "count": 3}')]
+
+
+def test_newline_before_the_end_of_a_value_is_no_part_of_it() -> None:
+    dialect = dialect_of(LATE)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    said = "<zz:run>save>\n<zz:arg=text>\na\n\n</zz:arg>\n<zz:arg=count>3\n</zz:arg>\n</zz:run>"
+    assert items_of(dialect, said) == [("function", "save", '{"text": "\\na\\n", "count": 3}')]
+
+
+def test_strings_are_raw_and_objects_are_json() -> None:
+    dialect = dialect_of(RAW_QUOTES)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    said = """<zz:run>save(text='it's C:\\new', list=["a\\\\b\\n", 'x\\'s'], count=3)</zz:run>"""
+    [(kind, name, text)] = items_of(dialect, said)
+    found = {"text": "it's C:\\new", "list": ["a\\b\n", "x's"], "count": 3}
+    assert (kind, name, json.loads(text)) == ("function", "save", found)
+
+
+def test_mark_with_which_a_longer_one_begins_is_not_taken_for_it() -> None:
+    dialect = dialect_of("", SHARED)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    call = '<zz:end>\nrun<zz:to>save|{"text": "a"}<zz:end>'
+    called = ("function", "save", '{"text": "a"}')
+    assert items_of(dialect, call) == [called]
+    assert items_of(dialect, f"Yes.{call}") == [("message", "", "Yes."), called]
+    assert items_of(dialect, "Yes.<zz:end>") == [("message", "", "Yes.")]
+    assert items_of(dialect, "Yes.<zz:end>\nrun") == [("message", "", "Yes.\nrun")]
 
 
 def test_header_of_the_next_part_of_an_answer_is_not_said() -> None:

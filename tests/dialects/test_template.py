@@ -201,6 +201,38 @@ def test_template_that_wants_to_see_calls_is_shown_them() -> None:
     assert flat(dialect.render(cold(scene)).prompt) == prompt
 
 
+def test_thought_that_answers_lose_is_not_kept_before_a_call() -> None:
+    """As DeepSeek's: the text before a call is written as it is, that of an answer without its thought."""
+    dialect = simple(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.content or '' }}"
+        "{{ m.tool_calls[0].function | tojson }}{% else %}{{ m.content.split('</think>')[-1] }}"
+        "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    items = (message("user", "Hi"), reasoning("Hm."), call("look", "{}"), output("1"))
+    prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, items)).prompt)
+    text = shown(smollm2(), prompt, SPECIALS)
+    assert "Hm." not in text
+    assert "look" in text
+
+
+@pytest.mark.parametrize("sign, short, long", [("!=", False, False), ("<", False, True)])
+def test_id_of_a_client_is_spelt_as_the_template_takes_it(
+    sign: str, short: bool, long: bool
+) -> None:
+    """Mistral's templates refuse ids that are too short, and some of them those that are too long."""
+    dialect = simple(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.tool_calls or [] %}"
+        f"{{% if c.id|length {sign} 9 %}}{{{{ raise_exception('Nine letters!') }}}}{{% endif %}}"
+        "{{ c.id }} {{ c.function | tojson }}{% endfor %}{{ m.content or m.tool_call_id }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    for id, is_kept in (("c", short), ("call_of_a_client", long), ("abcdefghi", True)):
+        called = as_item(FunctionCall(call_id=id, name="look", arguments="{}"))
+        answer = as_item(FunctionCallOutput(call_id=id, output=""))
+        prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, (called, answer))).prompt)
+        assert (f"{id} {{" in shown(smollm2(), prompt, SPECIALS)) is is_kept
+
+
 @pytest.mark.parametrize(
     "arguments",
     ['{"a":' + "[" * deep + "]" * deep + "}" for deep in (300, 600, 900, 5_000)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from dataclasses import replace
 from functools import cache
@@ -208,6 +209,58 @@ def test_call_without_its_end_is_whole(name: str) -> None:
         text = text.removesuffix(end)
 
     assert called(read(name, text)) == [("get_weather", {"city": "Rome", "days": 2})]
+
+
+# Formats in which the end of a value is sometimes forgotten: what begins the next one, and what ends the call.
+FORGETFUL = {
+    "xml": ("<parameter={}>", "</function>", "</parameter>"),
+    "seed": ("<parameter={}>", "</function>", "</parameter>"),
+    "minimax-m2": ('<parameter name="{}">', "</invoke>", "</parameter>"),
+    "dsml": (
+        '<｜DSML｜parameter name="{}" string="true">',
+        "</｜DSML｜invoke>",
+        "</｜DSML｜parameter>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_end_of_a_call_on_a_line_of_a_value_is_part_of_it(name: str) -> None:
+    """A file that an agent writes may have such a line."""
+    begin, end, _ = FORGETFUL[name]
+    for line in (end, begin.format("colour"), begin.format("city"), f"{end} and more", end[:-1]):
+        call = ("get_weather", {"city": f"a\n{line}\nb", "days": 2})
+
+        assert called(read(name, WRITTEN[name].calls(call), is_special=False)) == [call]
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_value_without_its_own_end_ends_with_the_next_or_with_the_call(name: str) -> None:
+    _, end, closing = FORGETFUL[name]
+    calls = [("get_weather", {"city": "Rome", "is_live": True}), ("get_weather", {"city": "Bonn"})]
+    text = re.sub("\n+", "\n", WRITTEN[name].calls(*calls).replace(closing, "\n"))
+
+    assert called(read(name, text, is_special=False)) == calls
+    # Nothing follows, not even the end of the calls.
+    cut = text[: text.rindex(end) + len(end)]
+    assert called(read(name, cut, is_special=False)) == calls
+
+
+@pytest.mark.parametrize(
+    "text, city",
+    [
+        ("city='it's here'", "it's here"),
+        ("city='it's \"here\", \u00e9'", 'it\'s "here", é'),
+        ("city='a' ", "a"),
+        ("city='C:\\\\data\\n'", "C:\\data\n"),
+        ('city="say \\"hi\\""', 'say "hi"'),
+    ],
+)
+def test_quote_inside_a_word_ends_no_string(text: str, city: str) -> None:
+    """Templates write strings between quotes as they are."""
+    said = f"<|tool_call_start|>[get_weather({text}, days=2)]<|tool_call_end|>"
+
+    assert called(read("lfm2", said)) == [("get_weather", {"city": city, "days": 2})]
 
 
 def test_lists_and_objects_in_tags_are_read() -> None:

@@ -381,7 +381,11 @@ class _Derivation:
         while mark := next(
             (mark for mark in self._dropped if text.lstrip().startswith(mark)), None
         ):
-            text = text.lstrip().removeprefix(mark)
+            rest = text.lstrip().removeprefix(mark)
+            if not (self._lexer.begins_with_mark(rest.lstrip()) or rest.lstrip()[:1] in "{["):
+                # With the words after it this begins the call.
+                break
+            text = rest
         if self._every and text.rstrip().endswith(self._every):
             text = text.rstrip().removesuffix(self._every)
         return _slotted(text)

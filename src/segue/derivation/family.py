@@ -159,7 +159,7 @@ class _Split:
         shape = CallShape(
             relaxed(f"{header}%name%{after}") + ("( " if is_open else ""),
             ahead=self._ahead(calls, after, closing or end),
-            arguments=_argument_reader(calls.arguments, self._ends_of_tags(calls, closing)),
+            arguments=_argument_reader(calls.arguments, closing),
             closing=closing,
         )
         self.shapes: tuple[CallShape, ...] = (shape,)
@@ -228,17 +228,6 @@ class _Split:
             case _:
                 return ()
 
-    @staticmethod
-    def _ends_of_tags(calls: Calls, closing: str) -> tuple[str, ...]:
-        """What begins on a new line after a value whose own end is missing."""
-        arguments = calls.arguments
-        begin = arguments.opening.partition("%")[0].strip()
-        is_on_line = f"{arguments.closing}{arguments.separator}".endswith("\n")
-        # Only a tag with the name of a parameter in it.
-        if arguments.form != "tags" or not OPEN_TAG.match(begin) or not is_on_line:
-            return ()
-        return tuple(f"\n{mark}" for mark in (begin, closing.split("\n")[0].strip()) if mark)
-
 
 def _depth(after: str, opened: str) -> int:
     """How many objects are open where the arguments begin."""
@@ -263,18 +252,25 @@ def relaxed(header: str) -> str:
     return before + joined.lstrip()
 
 
-def _argument_reader(arguments: Arguments, missed: tuple[str, ...]) -> Tags | Notation | None:
+def _argument_reader(arguments: Arguments, call_end: str) -> Tags | Notation | None:
     match arguments.form:
         case "json":
             return None
         case "tags":
             closing = arguments.closing
-            is_wrapped = arguments.opening.endswith("\n") and closing.startswith("\n")
+            is_on_line = closing.startswith("\n")
+            is_wrapped = is_on_line and arguments.opening.endswith("\n")
+            begin = arguments.opening.partition("%")[0].strip()
+            ended = call_end.split("\n")[0].strip()
+            # What begins on a new line after a value whose own end is missing; only a tag with the name of a parameter.
+            is_missed = OPEN_TAG.match(begin) and f"{closing}{arguments.separator}".endswith("\n")
             return Tags(
                 re.sub(r"\s+", " ", arguments.opening).strip(),
                 closing.strip(),
-                missed,
+                f"\n{begin}" if is_missed else "",
+                (f"\n{ended}",) if is_missed and ended else (),
                 is_wrapped=is_wrapped,
+                is_ended_on_line=is_on_line and not is_wrapped,
                 nested=arguments.nested,
                 raw=arguments.raw,
                 comma="," if arguments.separator.strip() == "," else "",

@@ -100,7 +100,7 @@ class Probe:
         taken = replace(taken, has_outputs=has_outputs, thoughts=thoughts)
         if taken.thoughts is None:
             text = f"{THINK}\nthought-47\n{THOUGHT}\n\n"
-            taken = replace(taken, is_dropping=not self._shows("content", text, call))
+            taken = replace(taken, is_dropping=not self._shows_in_answers(text))
         if has_outputs:
             goes_on = [ASKED, call, answered(ONE), said("user", "another-47")]
             alternates = taken.rule.alternates or not self._takes(
@@ -184,14 +184,23 @@ class Probe:
     def _shows(self, field: str, text: str, call: dict[str, object]) -> bool:
         """Whether a thought is shown that stands in this field, of an answer or of a call."""
         answer = [ASKED, {**said("assistant", "answer-47"), field: text}]
-        if field == "content":
-            # The last answer of all is never written: a question follows it.
-            answer.append(said("user", "another-47"))
         calling = [ASKED, {**call, field: text}, answered(ONE)]
         return any(
             self._takes(chat, "thought-47", tools=tools, effort=effort)
             for effort in EFFORTS
             for chat, tools in ((answer, None), (calling, TOOLS))
+        )
+
+    def _shows_in_answers(self, thought: str) -> bool:
+        """Whether a thought that stands in the text is shown in an answer. Where it is not, it is no text before a call
+        either: a server that keeps thoughts apart gives the template words only."""
+        answer = said("assistant", f"{thought}answer-47")
+        asked = [ASKED, answer, said("user", "another-47")]
+        return any(
+            self._takes(chat, "thought-47", tools=tools, effort=effort)
+            for effort in EFFORTS
+            for chat in ([ASKED, answer], asked)
+            for tools in (None, TOOLS)
         )
 
     def _forgets(self, rule: RoleRule, field: str | None, call: dict[str, object]) -> bool:

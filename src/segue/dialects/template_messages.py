@@ -36,9 +36,10 @@ from segue.wire.kinds import answer_of, call_of
 
 # Of a model turn of any order.
 ANY_ORDER = JOINS | {("talk", "talk"), ("call", "talk"), ("talk", "think"), ("call", "think")}
-SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+SHORT_ID_CHARS = 9
+SHORT_ID = re.compile(f"[A-Za-z0-9]{{{SHORT_ID_CHARS}}}")
 COUNTED_ID = re.compile(r"functions\.[^\s:]+:\d+")
-NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
+NINE_LETTERS = re.compile(r"length\s*(?P<sign>!=|<)\s*9\b")
 
 
 class Said(NamedTuple):
@@ -73,7 +74,10 @@ class TemplateMessages:
         self._shield = shield
         self._has_tools = "tools" in template
         # Mistral's models want ids of nine letters, which they invent; Kimi's models count their calls.
-        self.has_short_ids = NINE_LETTERS.search(template) is not None
+        rule = NINE_LETTERS.search(template)
+        self.has_short_ids = rule is not None and rule["sign"] == "!="
+        # Some take longer ones, too.
+        self._has_least_ids = rule is not None and rule["sign"] == "<"
         self._is_counting = "<|tool_call_argument_begin|>" in template
         self.taken: Taken = Probe(runner, template).taken()
 
@@ -235,7 +239,8 @@ class TemplateMessages:
         """The id of a call of which it is not known how the model wrote it."""
         if self._is_counting and not COUNTED_ID.fullmatch(part.call_id):
             return f"functions.{part.name}:{count}"
-        if not self.has_short_ids or SHORT_ID.fullmatch(part.call_id):
+        is_taken = not self.has_short_ids or SHORT_ID.fullmatch(part.call_id)
+        if is_taken and not (self._has_least_ids and len(part.call_id) < SHORT_ID_CHARS):
             return part.call_id
         return blake2b(part.call_id.encode(), digest_size=6).hexdigest()[:9]
 

@@ -11,13 +11,21 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from typing import Protocol
 
 import msgspec
 
 from segue.readers.call_json import Braces
 from segue.readers.formats import CallShape, Notation, Tags
-from segue.readers.marks import LETTERS, any_of, header, held_back, is_special
+from segue.readers.marks import (
+    HEADER_CHARS_MAX,
+    LETTERS,
+    any_of,
+    header,
+    held_back,
+    is_special,
+)
 from segue.schemas.json_schema import ANY, NAMES, TEXT, JsonSchema, properties_of
 
 # What a template may say of a value that is a string.
@@ -28,6 +36,8 @@ PYTHON_ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL
 )
 PYTHON_ESCAPE_CHARS_MAX = 10
+# After a string of one quote.
+AFTER_STRING = ",:=)]}"
 ESCAPES = {
     "n": "\n",
     "t": "\t",
@@ -51,11 +61,14 @@ class ArgumentsReader(Protocol):
         """What is missing in the JSON, if there is no more text."""
 
 
-def arguments_reader(shape: CallShape, schema: JsonSchema) -> ArgumentsReader:
-    """Reads the arguments of a call of this shape; the schema is the tool's."""
+def arguments_reader(
+    shape: CallShape, schema: JsonSchema, following: tuple[str, ...] = ()
+) -> ArgumentsReader:
+    """Reads the arguments of a call of this shape; the schema is the tool's. `following`: what may stand after it."""
     match shape.arguments:
         case Tags() as tags:
-            return TaggedArguments(tags, schema)
+            begin = shape.header.partition("%")[0].strip()
+            return TaggedArguments(tags, schema, (*following, *filter(None, (begin,))))
         case Notation() as notation:
             return NotedArguments(notation)
         case None:
@@ -80,15 +93,35 @@ class JsonArguments:
 # --- values in tags -------------------------------------------------------------------------------
 
 
+# Newlines between the end of a call and what follows it.
+GAPS = ("", "\n", "\n\n")
+
+
+@cache
+def missed_ends(tags: Tags, following: tuple[str, ...]) -> tuple[str, ...]:
+    """What ends a value whose own end is missing: the next parameter, or the end of the call with what follows it. The
+    end of a call alone may stand in a value: a file that is written has any lines."""
+    ends = [
+        mark if mark[1:] in following else f"{mark}{gap}{after}"
+        for mark in tags.missed_ends
+        for after in following or ("",)
+        for gap in GAPS
+    ]
+    return tuple(dict.fromkeys((*filter(None, (tags.missed_next,)), *ends)))
+
+
 class TaggedArguments:
     """Every parameter stands in tags of its own."""
 
-    def __init__(self, tags: Tags, schema: JsonSchema) -> None:
+    def __init__(self, tags: Tags, schema: JsonSchema, following: tuple[str, ...] = ()) -> None:
         self._tags = tags
         self._opening = header(tags.opening)
         self._closing = tags.closing
-        self._ends = (tags.closing, *tags.missed)
+        self._missed = missed_ends(tags, following)
+        self._ends = (tags.closing, *self._missed)
         self._schema = schema
+        # The parameters that were read.
+        self._keys: set[str] = set()
         self._held = ""
         self._before = "{"
         # What a value may be; None between two values.
@@ -122,12 +155,16 @@ class TaggedArguments:
         if self._types is None:
             return self._ended()
         parsed: list[str] = []
-        self._end_value(self._held, parsed)
+        missed = next(
+            (mark for mark in self._tags.missed_ends if self._held.startswith(mark)), None
+        )
+        self._end_value("" if missed else self._held, parsed)
         return "".join(parsed) + self._ended()
 
     def _begun(self, opening: re.Match[str]) -> str:
         said = opening.groupdict()
         key = said["key"].strip()
+        self._keys.add(key)
         kind = said.get("type")
         if kind is None:
             self._types = self._schema.types(properties_of(self._schema.root).get(key))
@@ -135,7 +172,7 @@ class TaggedArguments:
             self._types = TEXT if kind in STRINGS else ANY
         self._value = []
         self._closing = self._tags.closing.replace("%tag%", key)
-        self._ends = (self._closing, *self._tags.missed)
+        self._ends = (self._closing, *self._missed)
         self._may_be_raw = self._tags.raw is not None
         before = self._before
         self._before = ", "
@@ -156,15 +193,35 @@ class TaggedArguments:
                 text = text.removeprefix(before)
                 self._closing = after + self._closing
                 self._ends = (self._closing,)
-        end_mark = any_of(self._ends).search(text)
-        if end_mark is None:
-            end = len(text) - held_back(text, self._ends)
-            self._add_value(text[:end], parsed)
-            self._held = text[end:]
+        at, mark = self._end_in(text)
+        if not mark:
+            self._add_value(text[:at], parsed)
+            self._held = text[at:]
             return None
-        self._end_value(text[: end_mark.start()], parsed)
+        self._end_value(text[:at], parsed)
         # A missing end is not used up.
-        return text[end_mark.end() if end_mark[0] == self._closing else end_mark.start() :]
+        return text[at + len(mark) if mark == self._closing else at :]
+
+    def _end_in(self, text: str) -> tuple[int, str]:
+        """Where the value ends, and with which mark; no mark: up to where the text is part of it."""
+        for end_mark in any_of(self._ends).finditer(text):
+            at = end_mark.start()
+            if end_mark[0] != self._tags.missed_next:
+                return at, end_mark[0]
+            # The next parameter, where its name is one: any other stands in the value.
+            opening = self._opening.whole.match(text, at + 1)
+            if opening is None and self._opening.may_begin(
+                text[at + 1 : at + 2 + HEADER_CHARS_MAX]
+            ):
+                return at, ""
+            if opening is not None and self._is_missing(opening["key"].strip()):
+                return at, end_mark[0]
+        return len(text) - held_back(text, self._ends), ""
+
+    def _is_missing(self, key: str) -> bool:
+        """Whether the tool has this parameter, and the call does not yet."""
+        known = properties_of(self._schema.root)
+        return key not in self._keys and (key in known or not known)
 
     def _add_value(self, text: str, parsed: list[str]) -> None:
         if not self._value and self._tags.is_wrapped:
@@ -174,7 +231,7 @@ class TaggedArguments:
             parsed.append(_quoted(text)[1:-1] if self._is_string else "")
 
     def _end_value(self, last: str, parsed: list[str]) -> None:
-        if self._tags.is_wrapped:
+        if self._tags.is_wrapped or self._tags.is_ended_on_line:
             last = last.removesuffix("\n")
         self._add_value(last, parsed)
         assert self._types is not None
@@ -281,7 +338,9 @@ class NotedArguments:
     def close(self) -> str:
         parsed = [self._before]
         if self._quote:
-            parsed += [_quoted(self._held)[1:-1], '"']
+            # Of what waits only a quote and white space can be its end.
+            last = "" if self._held.rstrip() == self._quote else self._held
+            parsed += [_quoted(last)[1:-1], '"']
         elif self._held:
             self._word(self._held, parsed)
         return "".join(parsed) + "".join(reversed(self._open))
@@ -332,7 +391,9 @@ class NotedArguments:
     def _string(self, text: str, parsed: list[str]) -> int:
         """How much of an open string was used."""
         quote = self._quote
-        has_escapes = self._notation.has_escapes
+        # Lists and objects inside are written as JSON or Python has them, which escape.
+        is_inner = len(quote) == 1 and len(self._open) > 1
+        has_escapes = self._notation.has_escapes or is_inner
         mark = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
         if mark is None:
             end = len(text) if len(quote) == 1 else len(text) - held_back(text, (quote,))
@@ -343,15 +404,26 @@ class NotedArguments:
             parsed.append(_quoted(text[:at])[1:-1])
             return at
         if mark[0] == quote:
-            self._quote = ""
-            parsed.append('"')
-            return len(quote)
+            return self._string_end(text, parsed)
         escape = PYTHON_ESCAPE.match(text)
         if escape is None and len(text) < PYTHON_ESCAPE_CHARS_MAX:
             return 0
         written = "\\" if escape is None else escape[0]
         parsed.append(_quoted(_meant(written))[1:-1])
         return len(written)
+
+    def _string_end(self, text: str, parsed: list[str]) -> int:
+        """A quote ends a string where something may stand after it; in `it's` it is a letter."""
+        quote = self._quote
+        following = text[len(quote) :].lstrip()
+        if len(quote) == 1 and not following:
+            return 0
+        if len(quote) == 1 and following[0] not in AFTER_STRING and not is_special(following):
+            parsed.append(_quoted(quote)[1:-1])
+        else:
+            self._quote = ""
+            parsed.append('"')
+        return len(quote)
 
 
 def _meant(escape: str) -> str:

@@ -22,10 +22,13 @@ class Tags:
     # Before a value.
     opening: str
     closing: str
-    # Also end a value, where its own end is missing.
-    missed: tuple[str, ...] = ()
+    # Also end a value, where its own end is missing: the next parameter, and the end of the call.
+    missed_next: str = ""
+    missed_ends: tuple[str, ...] = ()
     # Whether a newline after the first tag and before the last belongs to the tags.
     is_wrapped: bool = False
+    # Whether only the newline before the last does.
+    is_ended_on_line: bool = False
     # Stands before the tags of lists and objects inside a value.
     nested: str = ""
     # May stand around a value that holds letters of tags.
@@ -104,7 +107,8 @@ FUNCTION = CallShape(
     arguments=Tags(
         "<parameter=%key%>",
         "</parameter>",
-        ("\n<parameter=", "\n</function>"),
+        "\n<parameter=",
+        ("\n</function>",),
         is_wrapped=True,
     ),
     closing="</function>",
@@ -118,7 +122,8 @@ def _invoke(before: str, attributes: str, after: str = ">") -> CallShape:
         arguments=Tags(
             f"<{before}parameter name={attributes}{after}",
             f"</{before}parameter{after}",
-            (f"\n<{before}parameter name=", f"\n</{before}invoke{after}"),
+            f"\n<{before}parameter name=",
+            (f"\n</{before}invoke{after}",),
         ),
         closing=f"</{before}invoke{after}",
     )
@@ -338,7 +343,8 @@ FORMATS: tuple[CallFormat, ...] = (
                 arguments=Tags(
                     '<param name="%key%">',
                     "</param>",
-                    ("\n<param name=", "\n</function>"),
+                    "\n<param name=",
+                    ("\n</function>",),
                     raw=("<![CDATA[", "]]>"),
                 ),
             ),

@@ -128,6 +128,7 @@ class TextReader:
         self.is_over = False
         self._state: Callable[[str], str | None] = self._thinking if is_thinking else self._between
         self._is_passing = False
+        self._is_ended = False
         self._stop: int | None = None
         # Text that waits for more, and how many of its characters came with the last token.
         self._held = ""
@@ -200,9 +201,9 @@ class TextReader:
     def _between(self, text: str) -> str | None:
         bare = text.lstrip()
         known = tuple(filter(None, (self._format.think, self._format.thought, *self._marks)))
-        mark = next(filter(bare.startswith, known), None)
+        mark = max(filter(bare.startswith, known), key=len, default=None)
         is_bare = self._is_bare_read and bare.startswith(self._bare_begins)
-        if mark is None and not is_bare and any(other.startswith(bare) for other in known):
+        if not is_bare and self._may_be_longer(bare, known):
             self._held = text
             return None
         if mark is not None and mark not in (*self._begins, self._loose):
@@ -256,10 +257,21 @@ class TextReader:
             for mark in marks_and_fences(self._marks).finditer(text):
                 if mark[0][0] != "`":
                     if not self._is_fenced or is_special(mark[0]):
+                        if self._may_be_longer(text[mark.start() :], self._marks):
+                            break
                         return mark.start(), mark[0]
                 elif mark.end() < len(text):
                     self._is_fenced = not self._is_fenced
         return len(text), ""
+
+    def _may_be_longer(self, text: str, marks: tuple[str, ...]) -> bool:
+        """Whether more text can make this a mark, or a mark a longer one; nothing comes after the end."""
+        return any(
+            len(mark) > len(text)
+            and mark.startswith(text)
+            and not (self._is_ended and text in marks)
+            for mark in marks
+        )
 
     def _unsure(self, text: str) -> int:
         """How many characters at the end may belong to a mark, or to a fence, or are not said at the very end."""
@@ -319,7 +331,8 @@ class TextReader:
         if name not in self._schemas:
             offer = offer_in(self._scene, name)
             self._schemas[name] = JsonSchema(offer and parameters_of(offer))
-        self._arguments = arguments_reader(shape, self._schemas[name])
+        following = (*self._format.ends, *self._format.begins)
+        self._arguments = arguments_reader(shape, self._schemas[name], following)
         self._state = self._arguing
         return found.string[found.end() :]
 
@@ -350,7 +363,12 @@ class TextReader:
 
     def _was_text(self, text: str) -> str:
         items = self._items
-        before = self._call.gap + self._call.mark
+        # A mark that says nothing in other places says nothing here.
+        is_dropped = self._call.mark in self._format.dropped
+        before = self._call.gap + ("" if is_dropped else self._call.mark)
+        if is_dropped and items.open is None and not text.strip():
+            self._state = self._between
+            return text
         if items.open is None:
             items.open_message(len(before) + len(text))
             self._is_fenced = False
@@ -464,6 +482,7 @@ class TextReader:
         """At the end nothing can become a mark any more, and unless it is cut, no character whole."""
         items = self._items
         rest = "" if is_cut else self._decode.decode(b"", final=True)
+        self._is_ended = True
         if items.pending is not None:
             items.pending.add_chars(len(rest))
         self._read(rest)
