@@ -101,7 +101,8 @@ def _is_wanted(name: str, size: int, ask: Callable[[str], str]) -> bool:
         return False
     say(
         f"{SMALL_MODEL} has 135 million parameters: it shows the server, and is often wrong. "
-        f"{name} answers better and fits into the memory of this machine. Neither is a coding agent."
+        f"{name} answers better and fits into the memory of this machine. "
+        "With aider it edits files; neither calls tools well enough for Codex."
     )
     answer = ask(f"Fetch it ({size / 1e9:.1f} GB) and use it? [y/N] ").strip().lower()
     note.parent.mkdir(parents=True, exist_ok=True)
