@@ -305,6 +305,19 @@ async def test_connection_of_a_revoked_key_ends_once_it_is_idle(peer: Connection
     assert peer.socket.closed == [(1008, "the key is not valid any more")]
 
 
+async def test_connection_of_an_owner_that_is_erased_does_not_say_that_its_key_is_wrong(
+    peer: Connection,
+) -> None:
+    """The key may be good: its client opens another connection."""
+    await peer.create()
+    peer.session.dismiss(is_erased=True)
+    await peer.create("b")
+    peer.begun[0].end()
+    await ticks()
+    assert peer.socket.codes == ["websocket_connection_limit_reached"] * 2
+    assert peer.socket.closed == [(1001, "everything of this owner was erased")]
+
+
 async def test_idle_connection_leaves_a_draining_process_at_once_and_a_busy_one_after_its_turn() -> (
     None
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,18 @@ async def test_revoked_key_is_refused_on_its_open_socket(
             assert await slow.app.state.store.keys.revoke(key.id)
             assert (await socket.events())[-1]["type"] == "response.completed"
             assert (await socket.next())["error"]["code"] == "invalid_api_key"
+
+
+async def test_key_that_expires_on_an_open_socket_says_so(quick: None) -> None:
+    async with serving(auth="keys") as served:
+        state, soon = served.app.state, int(time.time()) + 2
+        _, secret = await issue_key(state.store.keys, state.hashes, "test", "ada", expires_at=soon)
+        async with wire(served, additional_headers=bearer(secret)) as socket:
+            error = await socket.next()
+            assert (error["status"], error["error"]["code"]) == (401, "api_key_expired")
+            with pytest.raises(websockets.ConnectionClosed):
+                await socket.next()
+            assert socket.socket.close_code == 1008
 
 
 async def test_waiting_rollout_of_a_revoked_key_ends(quick: None, tmp_path: Path) -> None:

@@ -188,12 +188,16 @@ class Accounts:
     def check(self, account: Account) -> None:
         """Refuse an account that was admitted earlier and has lost its key since."""
         if not self.may_stay(account):
-            expired_at = account.expires_at or 0
-            has_expired = 0 < expired_at <= time.time()
-            raise _refused("" if account.key_id else None, expired_at if has_expired else None)
+            raise self.refusal(account)
         if account.key_id and not _is_trusted(account):
             raise Unavailable("Keys cannot be checked at the moment. Please retry.")
         account.used_at = time.monotonic()
+
+    def refusal(self, account: Account) -> Unauthenticated:
+        """What an account that has lost its key is answered."""
+        expired_at = account.expires_at or 0
+        has_expired = 0 < expired_at <= time.time()
+        return _refused("" if account.key_id else None, expired_at if has_expired else None)
 
     async def _count_owners(self, owner: Owner) -> None:
         """Whether there are several owners is known before the first request of each; an owner who was alone then may

@@ -101,8 +101,8 @@ class Session(SocketListener, Protocol):
     async def erase(self, turn_id: str) -> None:
         """Forget a deleted turn."""
 
-    def dismiss(self) -> None:
-        """The key was revoked: running turns finish, nothing more is accepted."""
+    def dismiss(self, *, is_erased: bool = False) -> None:
+        """The key was revoked, or all of its owner was erased: running turns finish, nothing more is accepted."""
 
     def close_if_idle(self) -> None:
         """The process drains: close the socket, if nothing runs on it."""

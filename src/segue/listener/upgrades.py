@@ -130,7 +130,7 @@ class Upgrades:
         """Close the connections of an owner of which everything was erased, with their caches."""
         for session in tuple(self.sessions):
             if session.account.owner == owner:
-                session.dismiss()
+                session.dismiss(is_erased=True)
         self.lost.drop(owner)
 
     def close_idle(self) -> None:

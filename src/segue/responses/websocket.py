@@ -29,7 +29,6 @@ from segue.errors import (
     Refused,
     ServerFault,
     TooMany,
-    Unauthenticated,
     response_not_found,
     too_large,
 )
@@ -164,6 +163,7 @@ class SocketSession:
     _age_timer: asyncio.TimerHandle | None = None
     _is_aged: bool = False
     _is_dismissed: bool = False
+    _is_erased: bool = False
     _is_closed: bool = False
     _opened_at: float = field(default_factory=perf_counter)
     _turn_count: int = 0
@@ -226,7 +226,7 @@ class SocketSession:
         `lane`: of a frame that was read already."""
         try:
             if self._is_dismissed:
-                raise _revoked()
+                raise self._why_dismissed()
             create = codec.decode_frame(text) if decoded is None else decoded
             if isinstance(create, Exception):
                 raise create
@@ -584,11 +584,12 @@ class SocketSession:
         if self._lanes.is_idle:
             self._retire()
 
-    def dismiss(self) -> None:
-        """The key was revoked: running turns finish, waiting rollouts end, nothing more is accepted."""
+    def dismiss(self, *, is_erased: bool = False) -> None:
+        """The key was revoked, or everything of its owner was erased: running turns finish, waiting rollouts end,
+        nothing more is accepted."""
         if self._is_dismissed:
             return
-        self._is_dismissed = True
+        self._is_dismissed, self._is_erased = True, is_erased
         for subscriber in tuple(self.subscribers.values()):
             if subscriber.running.is_waiting:
                 subscriber.running.notify(Cancel())
@@ -600,13 +601,25 @@ class SocketSession:
         if self._is_closed:
             return
         if self._is_dismissed:
-            self._refuse(_revoked(), None)
-            self.socket.close(1008, "the key is not valid any more")
+            self._refuse(self._why_dismissed(), None)
+            if self._is_erased:
+                self.socket.close(1001, "everything of this owner was erased")
+            else:
+                self.socket.close(1008, "the key is not valid any more")
         elif self._is_aged:
             self._refuse(self._too_old(), None)
             self.socket.close(1001, "connection limit reached")
         else:
             self.close()
+
+    def _why_dismissed(self) -> ApiError:
+        if not self._is_erased:
+            return self._services.accounts.refusal(self.account)
+        # The key may be good: the code is the one at which clients open another connection.
+        return InvalidRequest(
+            "Everything of the owner of this key was erased. Create a new websocket connection to continue.",
+            code="websocket_connection_limit_reached",
+        )
 
     def close(self) -> None:
         """Close the socket: the process is stopping."""
@@ -635,10 +648,6 @@ def _decode_large(text: bytes) -> tuple[Create | str | Exception, Lane]:
     except Exception as fault:
         decoded = fault
     return decoded, None if isinstance(decoded, Create) else codec.decode_envelope(text)[1]
-
-
-def _revoked() -> Unauthenticated:
-    return Unauthenticated("Incorrect API key provided.", is_wrong=True)
 
 
 def _check_append(running: Running, items: Sequence[Item]) -> None:
