@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -126,6 +127,50 @@ def test_end_at_the_start_is_said_in_words(
         pass
     assert words in str(refused.value)
     assert f"vllm-{port}.log" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "version, routes, named, plugins, has_scale_out",
+    [
+        ("0.32.0", ("segue", "theirs"), "", "segue,a_resolver,their_card", True),
+        ("0.32.0", ("theirs",), "", "None", True),
+        ("0.31.2", ("segue",), "segue,mine", "segue,mine", False),
+        ("?", ("segue",), "", "None", False),
+    ],
+    ids=["ours", "without ours", "as the operator says", "unknown"],
+)
+def test_plugin_is_named_beside_those_that_vllm_loads_by_itself(
+    program: Path,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    routes: Sequence[str],
+    named: str,
+    plugins: str,
+    has_scale_out: bool,
+) -> None:
+    """VLLM_PLUGINS is a list of all that may be loaded: what drives a card would be missing."""
+    site = tmp_path / "site"
+    about = site / f"vllm-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\na_resolver = a:b\n[vllm.platform_plugins]\ntheir_card = a:b\n"
+        "[vllm.endpoint_plugins]\n" + "".join(f"{name} = a:b\n" for name in routes)
+    )
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom tests.commands import vllm_program\n"
+        "sys.exit(vllm_program.main())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{site}")
+    if named:
+        monkeypatch.setenv("VLLM_PLUGINS", named)
+    with pytest.raises(Misconfigured), with_engine(asked(port, "bad-flag")):
+        pass
+    argv, said, *_ = (tmp_path / "state" / "segue" / f"vllm-{port}.log").read_text().splitlines()
+    assert said == f"plugins: {plugins}"
+    assert ("--enable-scale-out" in argv) == has_scale_out
 
 
 def test_port_that_is_taken_is_named(program: Path) -> None:

@@ -1,7 +1,7 @@
 """A small program that behaves as `vllm serve`: a real process on a real port, with a FAKE vLLM and no model in it.
 
 `serve MODEL --port N …`. The model `small-card` ends as vLLM does where the card has no room; `bad-flag` as for a flag
-that it does not know; `loading` is never ready. It prints its command line first.
+that it does not know; `loading` is never ready. It prints its command line first, and which plugins it is to load.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ async def serve(model: str, port: int) -> None:
 
 def main() -> int:
     print("argv:", *sys.argv[1:], flush=True)
+    print("plugins:", os.environ.get("VLLM_PLUGINS"), flush=True)
     assert sys.argv[1] == "serve"
     model = sys.argv[2]
     if model in ENDS:

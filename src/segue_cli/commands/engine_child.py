@@ -8,6 +8,7 @@ stopped. Nothing here is used where an URL is given.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -20,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -40,6 +40,15 @@ HOST, PORT = "127.0.0.1", 8000
 BEST = ("--block-size", "128", "--enable-prompt-tokens-details")
 # Since then the endpoint for ids must be asked for.
 SCALE_OUT_SINCE = (0, 32)
+# Asked in vLLM's own environment, which may be another than this one: its version, and its plugins by group.
+ABOUT = """
+import json
+from importlib.metadata import entry_points, version
+groups = [group for group in entry_points().groups if group.startswith("vllm.")]
+print(json.dumps([version("vllm"), {group: sorted(entry_points(group=group).names) for group in groups}]))
+"""
+ABOUT_S = 30.0
+OUR_PLUGIN, ROUTES = "segue", "vllm.endpoint_plugins"
 RESTARTS_MAX, RESTARTS_S = 3, 600.0
 ASK_S, SHOW_S = 0.5, 10.0
 # vLLM ends its own processes; then it is killed with all of them.
@@ -177,10 +186,10 @@ class EngineChild:
                 self.stop()
 
     def _spawn(self) -> None:
-        flags = [*BEST, *(("--enable-scale-out",) if _has_scale_out() else ())]
-        environment = dict(os.environ)
-        if find_spec("segue_vllm") is not None and "VLLM_PLUGINS" not in environment:
-            environment["VLLM_PLUGINS"] = "segue"
+        vllm, plugins = _installed(self._program)
+        flags = [*BEST, *(("--enable-scale-out",) if vllm >= SCALE_OUT_SINCE else ())]
+        environment = {"VLLM_PLUGINS": ",".join(plugins)} if plugins else {}
+        environment |= os.environ
         command = [
             *(*self._program, "serve", self._model, "--served-model-name", self._model),
             *("--host", HOST, "--port", str(self._port)),
@@ -246,12 +255,25 @@ def _program() -> Sequence[str]:
     )
 
 
-def _has_scale_out() -> bool:
+def _installed(program: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
+    """vLLM's version, and what to name in VLLM_PLUGINS so that ours is loaded, with all that is loaded without it."""
+    python = program[0]
     try:
-        numbers = version("vllm").split(".")[:2]
-        return tuple(map(int, numbers)) >= SCALE_OUT_SINCE
-    except (PackageNotFoundError, ValueError):
-        return False
+        if len(program) == 1:
+            with open(python, "rb") as file:
+                python = file.readline().removeprefix(b"#!").strip().decode(errors="replace")
+        if "python" not in Path(python).name:
+            # A command of another kind.
+            return (), []
+        asked = subprocess.run([python, "-c", ABOUT], capture_output=True, timeout=ABOUT_S)
+        number, groups = json.loads(asked.stdout)
+        version = tuple(map(int, number.split(".")[:2]))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return (), []
+    # Routes are loaded only where they are named, all others where nothing is.
+    others = [name for group, names in groups.items() if group != ROUTES for name in names]
+    is_ours = OUR_PLUGIN in groups.get(ROUTES, ())
+    return version, [OUR_PLUGIN, *sorted(set(others))] if is_ours else []
 
 
 def _flag(words: Sequence[str], name: str) -> str | None:
