@@ -24,7 +24,7 @@ from segue.errors import (
 )
 from segue.ids import given_id
 from segue.seams.history import Owner, Turn
-from segue.seams.store import Conversation, ConversationItem, Conversations, Turns
+from segue.seams.store import ConversationItem, Conversations, Turns
 from segue.turn.plan import Joined
 from segue.turn.resolve import is_continuable
 from segue.wire.requests import Create
@@ -95,14 +95,15 @@ async def _lock(joined: Joined, turn_id: str, conversations: Conversations) -> J
     return structs.replace(joined, conversation=structs.replace(locked, version=locked.version + 1))
 
 
-async def _unlock(named: Conversation, turn_id: str, conversations: Conversations) -> None:
+async def unlock(owner: Owner, name: str, turn_id: str, conversations: Conversations) -> None:
+    """Unlock the conversation, if this turn has locked it."""
     for _ in range(ATTEMPTS_MAX):
-        conversation = await conversations.find(named.owner, named.id)
+        conversation = await conversations.find(owner, name)
         if conversation is None or conversation.speaker != turn_id:
             return
         if await conversations.save(structs.replace(conversation, speaker=None)):
             return
-    raise too_many_writers(named.id)
+    raise too_many_writers(name)
 
 
 def too_many_writers(conversation_id: str) -> Conflict:
@@ -165,7 +166,8 @@ class LockedConversation:
     async def release(self, turn_id: str) -> None:
         """The turn is over, or has never begun: another one may lock the conversation."""
         if not self._is_released:
-            await _unlock(self.joined.conversation, turn_id, self._conversations)
+            locked = self.joined.conversation
+            await unlock(locked.owner, locked.id, turn_id, self._conversations)
             self._is_released = True
 
     def _added(self, turn: Turn) -> list[ConversationItem]:

@@ -19,8 +19,8 @@ or cancelled by its client, releases its key; so does a worker that is known to 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from hashlib import blake2b
 
 from msgspec import UNSET, structs
@@ -37,8 +37,6 @@ from segue.turn.running import Running, Subscriber
 from segue.wire.codec import encode
 from segue.wire.requests import Create
 from segue.wire.response import ENDED
-
-log = logging.getLogger(__name__)
 
 # How often a request may find its key held by another request that is then refused.
 CLAIMS_MAX = 5
@@ -61,12 +59,14 @@ class Repeats:
         log: EventLog,
         registry: TurnRegistry,
         tasks: set[asyncio.Task[None]],
+        retry: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
-        """`tasks`: what a stop of the process waits for."""
+        """`tasks`: what a stop of the process waits for; `retry` tries until the store can be reached."""
         self._keys = keys
         self._log = log
         self._registry = registry
         self._tasks = tasks
+        self._retry = retry
         # Requests with a key that are not turns yet; set when that is settled.
         self._preparing: dict[str, asyncio.Event] = {}
 
@@ -89,7 +89,7 @@ class Repeats:
             try:
                 return await start(claim.turn_id)
             except BaseException:
-                await asyncio.shield(self._keys.release(claim))
+                await asyncio.shield(self._release(claim))
                 raise
         finally:
             if self._preparing.get(claim.turn_id) is is_settled:
@@ -105,10 +105,14 @@ class Repeats:
         if not is_drained and (running.is_background or not has_left):
             self._registry.keep_ended(running)
             return
+        await self._release(Claim(plan.owner, plan.key, plan.id, b"", plan.is_stored))
+
+    async def _release(self, claim: Claim) -> None:
+        """Free the key; where the store cannot be reached now, soon."""
         try:
-            await self._keys.release(Claim(plan.owner, plan.key, plan.id, b"", plan.is_stored))
+            await self._keys.release(claim)
         except ApiError:
-            log.warning("could not release the idempotency key of turn %s", plan.id)
+            self._retry(partial(self._keys.release, claim))
 
     # --- claiming ---
 
@@ -134,13 +138,19 @@ class Repeats:
             is_settled = self._preparing[claim.turn_id] = asyncio.Event()
             spawn(self._unclaim(claiming, claim, is_settled), self._tasks)
             raise
+        except ApiError:
+            # The claim may have been written, though the answer was lost; nothing begins under its id.
+            self._retry(partial(self._keys.release, claim))
+            raise
 
     async def _unclaim(
         self, claiming: asyncio.Task[Claim], claim: Claim, is_settled: asyncio.Event
     ) -> None:
         try:
             if (await claiming).turn_id == claim.turn_id:
-                await self._keys.release(claim)
+                await self._release(claim)
+        except ApiError:
+            self._retry(partial(self._keys.release, claim))
         finally:
             del self._preparing[claim.turn_id]
             is_settled.set()

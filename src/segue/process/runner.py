@@ -20,12 +20,20 @@ from typing import NamedTuple
 from msgspec import structs
 
 from segue.aio import cancel_all, in_background, spawn
-from segue.errors import ApiError, CallerError, Fenced, TooMany, TryLater, Unavailable
+from segue.errors import (
+    ApiError,
+    CallerError,
+    Fenced,
+    ServerFault,
+    TooMany,
+    TryLater,
+    Unavailable,
+)
 from segue.ids import item_ids
 from segue.memory.budget import Memory, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
-from segue.process.conversations import LockedConversation, acquire, join
+from segue.process.conversations import LockedConversation, acquire, join, unlock
 from segue.process.event_writer import EventWriter
 from segue.process.idempotency import Repeats
 from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLimit
@@ -59,6 +67,7 @@ END_S_MAX = 2.0
 BACKGROUND_MAX = 1_000
 # How long to wait before a failed write to the store is retried; doubled up to a minute.
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
+RETRIES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,9 @@ class Runner:
         self._retries: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
         self.registry = TurnRegistry(records.log)
-        self._repeats = Repeats(records.idempotency_keys, records.log, self.registry, self._tasks)
+        self._repeats = Repeats(
+            records.idempotency_keys, records.log, self.registry, self._tasks, self._retry_a_few
+        )
 
     def connect_workers(self, others: OtherWorkers) -> None:
         """There are other workers: their turns can be followed here."""
@@ -189,7 +200,7 @@ class Runner:
         """Prepare a turn and let it run under this id."""
         conversation: LockedConversation | None = None
         if arrival.create.conversation is not None:
-            conversation = await self._acquire(arrival, turn_id)
+            conversation = await self._acquire(arrival, turn_id, is_new=taken_over is None)
             caller = replace(arrival.caller, joined=conversation.joined)
             arrival = structs.replace(arrival, caller=caller)
         try:
@@ -430,25 +441,45 @@ class Runner:
         """A client waits for this to be written, and the store still says otherwise."""
         spawn(_until_written(write), self._retries)
 
+    def _retry_a_few(self, write: Callable[[], Awaitable[None]]) -> None:
+        """The same where there is most likely nothing to write: a store that is away for long gets no more of these."""
+        if len(self._retries) < RETRIES_MAX:
+            self._retry(write)
+
     # --- conversations ---
 
-    async def _acquire(self, arrival: Arrival, turn_id: str) -> LockedConversation:
-        """The conversation, locked for this turn. A client that leaves meanwhile must not keep it locked."""
+    async def _acquire(self, arrival: Arrival, turn_id: str, *, is_new: bool) -> LockedConversation:
+        """The conversation, locked for this turn. A client that leaves meanwhile must not keep it locked, and neither
+        must a write whose answer was lost; but a turn that is not new comes again under the same id."""
         create = arrival.create
         caller = arrival.caller
+        conversations = self.records.conversations
         acquiring = asyncio.create_task(
-            acquire(create, caller.owner, caller.turns, self.records.conversations, turn_id)
+            acquire(create, caller.owner, caller.turns, conversations, turn_id)
         )
+        free = partial(unlock, caller.owner, create.conversation_id or "", turn_id, conversations)
         try:
             return await asyncio.shield(acquiring)
         except asyncio.CancelledError:
-            spawn(self._give_back(acquiring, turn_id), self._tasks)
+            spawn(self._give_back(acquiring, turn_id, free), self._tasks)
+            raise
+        except (TryLater, ServerFault):
+            if is_new:
+                self._retry_a_few(free)
             raise
 
-    async def _give_back(self, acquiring: asyncio.Task[LockedConversation], turn_id: str) -> None:
+    async def _give_back(
+        self,
+        acquiring: asyncio.Task[LockedConversation],
+        turn_id: str,
+        free: Callable[[], Awaitable[None]],
+    ) -> None:
         try:
             conversation = await acquiring
+        except CallerError:
+            return
         except ApiError:
+            self._retry_a_few(free)
             return
         await self._release(conversation, turn_id)
 
