@@ -186,8 +186,10 @@ async def test_answer_that_we_cannot_use_is_taken_back_at_the_engine() -> None:
         ({"protocol": "x"}, ""),
         ({"package": "another"}, ""),
         ({"path": "https://elsewhere"}, ""),
+        ({"path": "/v1/\u20ac"}, ""),
+        ({"path": "/v1 HTTP/1.1\r\nx: y\r\n"}, ""),
     ],
-    ids=["newer", "unreadable", "another package", "elsewhere"],
+    ids=["newer", "unreadable", "another package", "elsewhere", "no path", "a header"],
 )
 async def test_plugin_that_we_do_not_know_gets_no_connection_and_turns_go_on(
     about: dict[str, object], words: str, caplog: pytest.LogCaptureFixture

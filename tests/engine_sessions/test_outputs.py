@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from segue_vllm.outputs import Outputs
 
@@ -69,6 +71,27 @@ class Engine:
         self.output_processor.process_outputs(outputs, 0.0, None)
 
 
+class PublicEngine:
+    """As vLLM's client of any version: a generator for each request."""
+
+    def __init__(self, *said: Any) -> None:
+        self._said = said
+        self.left = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def generate(self, prompt: Any, params: Any, id: str, **_: Any) -> AsyncIterator[Any]:
+        try:
+            for one in self._said:
+                if isinstance(one, Exception):
+                    raise one
+                ids, finish = one
+                made = SimpleNamespace(token_ids=ids, finish_reason=finish, stop_reason=2)
+                yield SimpleNamespace(outputs=[made], num_cached_tokens=3)
+            await self.goes_on.wait()
+        finally:
+            self.left.set()
+
+
 class Ear:
     """Who hears one request, and may break at some token."""
 
@@ -118,3 +141,42 @@ async def test_fault_of_ours_at_a_token_ends_its_answer_and_neither_another_nor_
         assert other.heard == [([7], 3)] + 4 * [([7], None)]
         assert engine.aborted == ["a"]
         assert set(outputs._requests) == {"b"}
+
+
+class EngineDeadError(Exception):
+    """Of vLLM, by its name."""
+
+
+@pytest.mark.parametrize(
+    "last, heard",
+    [
+        (([9], "stop"), [([9], None), "stop"]),
+        (EngineDeadError(), [503]),
+        (ValueError("bad"), [400]),
+        (OSError(), [500]),
+    ],
+    ids=["stop", "killed", "wrongly asked", "fault"],
+)
+async def test_vllm_that_was_not_tried_is_asked_by_public_ways(last: Any, heard: list[Any]) -> None:
+    engine, ear = PublicEngine(([7], None), ([8, 8], None), last), Ear()
+    outputs = Outputs(engine)
+    flushed = asyncio.Event()
+    outputs.flush = flushed.set
+    request = await outputs.start("a", None, None, ear)
+    await asyncio.wait_for(flushed.wait(), 5)
+    engine.goes_on.set()
+    assert request.task is not None
+    await asyncio.wait_for(request.task, 5)
+    assert ear.heard == [([7], 3), ([8, 8], None), *heard]
+
+
+async def test_request_that_nobody_waits_for_leaves_a_vllm_that_was_not_tried() -> None:
+    engine, ear = PublicEngine(([7], None)), Ear()
+    outputs = Outputs(engine)
+    flushed = asyncio.Event()
+    outputs.flush = flushed.set
+    request = await outputs.start("a", None, None, ear)
+    await asyncio.wait_for(flushed.wait(), 5)
+    await outputs.abort(request)
+    await asyncio.wait_for(engine.left.wait(), 5)
+    assert ear.heard == [([7], 3)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -42,6 +43,8 @@ from segue.seams.prompt import Tokens
 log = logging.getLogger(__name__)
 
 ABOUT = "/segue/session"
+# As the plugin's, and nothing that ends a line of a request.
+PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
 # How long it is not asked again whether it has the plugin, or answers: twice as long each time.
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 OPEN_S_MAX = 5.0
@@ -76,7 +79,7 @@ async def session_offer(upstream: Upstream) -> SessionOffer | None:
         offer = _offer.decode(body)
     except msgspec.MsgspecError:
         return None
-    is_ours = offer.package == "segue-vllm" and offer.path.startswith("/")
+    is_ours = offer.package == "segue-vllm" and PATH.fullmatch(offer.path)
     return offer if is_ours else None
 
 
