@@ -22,9 +22,14 @@ from segue.vocabularies.load import vocabulary_from_file
 from tests.models import assets
 from tests.models.cells import ROOT_AT, Model
 from tests.models.families import (
+    ARGS,
     BY_NAME,
+    DEEPSEEK,
     LLAMA3_1,
+    NEMO,
     QWEN3,
+    THINK,
+    THINKING,
     ModelFamily,
     _write_folder,
     model_folder,
@@ -37,9 +42,14 @@ BETWEEN = re.compile(r"(<!-- derived -->\n).*?(<!-- end of derived -->)", re.DOT
 FURTHER_BETWEEN = re.compile(r"(<!-- further -->\n).*?(<!-- end of further -->)", re.DOTALL)
 VLLM = "vllm-project+vllm-examples_tool_chat_template_"
 LLAMA_CPP = "ggml-org+llama.cpp-models_templates_"
+TRL = "huggingface+trl-trl_chat_templates_"
+MODEL_SERVER = "openvinotoolkit+model_server-"
 GEMMA3 = "gemma3"
+GLM = ("[gMASK]", "<sop>")
+GLM_ENDS = ("<|user|>", "<|observation|>")
 # Templates of public repositories: `vllm-project/vllm` (examples) at a014e35f, `ggml-org/llama.cpp` (models/templates)
-# at b21e4de7.
+# at b21e4de7, `ikawrakow/ik_llama.cpp` at 8337e4cd, `huggingface/trl` at f2cd5771, `openvinotoolkit/model_server` at
+# 7e4df0c7, `RkFeeder/LG-AI-Research` at 022e5336.
 FURTHER = (
     ModelFamily("FunctionGemma", f"{VLLM}functiongemma", GEMMA3, end="<end_of_turn>",
                 texts=("<start_function_call>", "<end_function_call>", "<escape>")),
@@ -65,6 +75,36 @@ FURTHER = (
     ModelFamily("Apriel 1.5", f"{LLAMA_CPP}unsloth-Apriel-1.5", QWEN3, end="<|end|>"),
     ModelFamily("MiniCPM-V 4.5", "vllm-project+vllm-vllm_transformers_utils_chat_templates_template_minicpmv45",
                 QWEN3, end="<|im_end|>", texts=("<think>", "</think>")),
+    # Taken later than those above, when what these had shown was mended.
+    ModelFamily("GLM-5.2", "ikawrakow+ik_llama.cpp-models_templates_GLM-5.2", QWEN3, end="<|endoftext|>",
+                ends=GLM_ENDS, specials=GLM, texts=ARGS),
+    ModelFamily("EXAONE 4", "RkFeeder+LG-AI-Research-exaone_baseline_chat_template", QWEN3, end="[|endofturn|]",
+                specials=("[|user|]", "[|assistant|]", "[|system|]", "[|tool|]"), texts=THINK),
+    ModelFamily("Qwen3.6", f"{MODEL_SERVER}extras_chat_template_examples_chat_template_qwen36", QWEN3,
+                end="<|im_end|>"),
+    ModelFamily("Qwen3-VL", f"{MODEL_SERVER}src_test_llm_chat_templates_chat_template_qwen3vl", QWEN3,
+                end="<|im_end|>"),
+    ModelFamily("Qwen3 2507", f"{TRL}qwen3_instruct_2507", QWEN3, end="<|im_end|>"),
+    ModelFamily("Mistral 7B v0.3", f"{MODEL_SERVER}src_test_llm_chat_templates_chat_template_mistral7b_v03", NEMO),
+    ModelFamily("Mistral 3", f"{VLLM}mistral3", NEMO),
+    ModelFamily("GigaChat 3", f"{LLAMA_CPP}GigaChat3-10B-A1.8B", QWEN3, begin="<s>", end="</s>"),
+    ModelFamily("DeepSeek V3", f"{TRL}deepseekv3", DEEPSEEK, texts=THINK),
+    ModelFamily("DeepSeek R1", f"{VLLM}deepseekr1", DEEPSEEK, texts=THINK),
+    ModelFamily("DeepSeek V4 Flash", f"{LLAMA_CPP}deepseek-ai-DeepSeek-V4-Flash-0731", DEEPSEEK,
+                texts=(*THINK, "｜DSML｜"), values=THINKING),
+    ModelFamily("GLM-4.5", f"{TRL}glm4moe", QWEN3, end="<|endoftext|>", ends=GLM_ENDS, specials=GLM, texts=ARGS),
+    ModelFamily("Nemotron 3 Super", f"{TRL}nemotron_3_super", QWEN3, end="<|im_end|>"),
+    ModelFamily("Nemotron 3 Ultra", f"{TRL}nemotron_3_ultra", QWEN3, end="<|im_end|>"),
+    ModelFamily("Tiny Aya", "huggingface+trl-examples_scripts_tiny_aya_chat_template", NEMO,
+                end="<|END_OF_TURN_TOKEN|>"),
+    ModelFamily("Laguna XS 2.1", f"{LLAMA_CPP}poolside-Laguna-XS-2.1", QWEN3, begin="〈|EOS|〉", end="</assistant>",
+                specials=("<system>", "</system>", "<user>", "</user>", "<assistant>"), texts=ARGS),
+    ModelFamily("Diffusion Gemma", f"{TRL}diffusion_gemma", GEMMA3, end="<turn|>", ends=("<|tool_response>",)),
+    ModelFamily("Onyx", f"{MODEL_SERVER}extras_chat_template_examples_chat_template_onyx", QWEN3,
+                begin="<|begin_of_text|>", end="<|eot|>", ends=("<|eom|>",)),
+    ModelFamily("Hermes", f"{VLLM}hermes", LLAMA3_1, end="<|im_end|>", texts=("<tool_call>", "</tool_call>")),
+    ModelFamily("Llama 3.2, JSON", f"{VLLM}llama3.2_json", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("Apriel 1.6", f"{LLAMA_CPP}Apriel-1.6-15b-Thinker-fixed", QWEN3, end="<|end|>"),
 )  # fmt: skip
 
 
