@@ -294,7 +294,7 @@ async def test_words_of_a_deleted_response_leave_the_reports_of_others(tmp_path:
         async with asyncio.timeout(20):
             while (left := await _report(here, second))["before"] is not None:
                 pass
-        summary = f"earlier input changed: {quoting['lost_tokens']:,} tokens were read again"
+        summary = f"earlier input changed: {quoting['lost_tokens']:,} tokens were computed again"
         gone = {"place": None, "before": None, "now": None, "summary": summary}
         assert left == {**quoting, **gone}
         assert await metric(here, 'segue_memory_bytes{part="prompts"}') < before - 10_000

@@ -64,7 +64,7 @@ def summary(reason: LossReason, lost: int, parting: Parting | None) -> str:
     words = WORDS[reason]
     if parting is not None:
         words += _where(parting.place)
-    return f"{words}: {lost:,} tokens were read again"
+    return f"{words}: {lost:,} tokens were computed again"
 
 
 def _where(place: Place) -> str:

@@ -11,7 +11,7 @@ from segue.printable import say
 from segue.wire.cache import CacheAdvice
 from segue_cli.client.talk import server_of
 
-CALM = "Nothing that could have been reused was read again."
+CALM = "Nothing that could have been reused was computed again."
 
 
 def print_traffic(options: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def told(advice: CacheAdvice) -> Iterator[str]:
     """The advice as lines of text."""
     share = advice.lost_tokens / max(1, advice.input_tokens)
     yield (
-        f"last hour: {advice.turns:,} turns, {advice.input_tokens:,} tokens of prompts; read again although "
+        f"last hour: {advice.turns:,} turns, {advice.input_tokens:,} tokens of prompts; computed again although "
         f"they could have been reused: {advice.lost_tokens:,} ({share:.0%})"
     )
     if not advice.costs:
