@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -68,7 +69,10 @@ ETC = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 # Of the host's own where its `/usr` is used: what programs need and what says nothing of the host.
-HOST_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "mime.types")
+HOST_ETC = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl/certs", "mime.types"),
+    *("os-release", "fonts", "magic", "java-*-openjdk"),
+)
 LINKED = ("bin", "sbin", "lib", "lib64", "lib32")
 # Of an image these are not taken: they are made.
 MADE = ("proc", "dev", "sys", "tmp", "mnt", "run", "home", "etc")
@@ -135,23 +139,45 @@ def lay_out(folder: Path, root: str, more: Mapping[str, bytes] = NO_FILES) -> st
     alike = folder / "alike"
     etc, own = alike / "etc", Path(f"{alike}{OWN}")
     own.mkdir(parents=True)
-    for name in HOST_ETC:
-        source, copied = Path(f"{root}/etc/{name}"), etc / name
-        copied.parent.mkdir(exist_ok=True)
-        # Whatever cannot be read is left out, and what a link of the image names outside of it.
-        with suppress(OSError, RuntimeError):
-            if not source.resolve().is_relative_to(Path(root or "/").resolve()):
-                continue
-            if source.is_dir():
-                shutil.copytree(source, copied, symlinks=True)
-            else:
-                shutil.copyfile(source, copied)
+    _copy_image(Path(root, "etc"), etc) if root else _copy_host(Path("/etc"), etc)
     for name, text in ETC.items():
         (etc / name).write_text(text)
     supervisor = Path(__file__).with_name("supervisor.py").read_bytes()
     for name, data in {"supervisor.py": supervisor, **more}.items():
         (own / name).write_bytes(data)
     return str(alike)
+
+
+def _copy_host(source: Path, etc: Path) -> None:
+    for found in (each for name in HOST_ETC for each in source.glob(name)):
+        copied = etc / found.relative_to(source)
+        copied.parent.mkdir(exist_ok=True)
+        # Whatever cannot be read is left out.
+        with suppress(OSError):
+            if found.is_dir():
+                shutil.copytree(found, copied, symlinks=True)
+            else:
+                shutil.copyfile(found, copied)
+
+
+def _copy_image(source: Path, etc: Path) -> None:
+    """All that every user of the image may read, but what is made. Links stay links: where they lead is seen inside."""
+
+    def left_out(place: str, names: list[str]) -> list[str]:
+        made = {*ETC, Path(OWN).name} if Path(place) == source else set()
+        return [name for name in names if name in made or not _is_public(Path(place, name))]
+
+    with suppress(OSError):
+        if not source.is_symlink():
+            shutil.copytree(source, etc, symlinks=True, ignore=left_out, dirs_exist_ok=True)
+
+
+def _is_public(path: Path) -> bool:
+    """Whether everybody may read it, and it is no device."""
+    mode = path.lstat().st_mode
+    readable = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    return stat.S_ISLNK(mode) or (is_plain and mode & readable == readable)
 
 
 def find_program(folder: Path) -> str:
