@@ -51,7 +51,8 @@ def print_families(settings: Settings) -> int:
 
 
 def _print_family(model: ModelSettings) -> bool:
-    say(f"# model {model.name}")
+    if model.name:
+        say(f"# model {model.name}")
     if model.engine == "chat":
         say("# its engine writes and reads: Segue sends messages and runs no template.")
         return True
