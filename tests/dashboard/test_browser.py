@@ -48,6 +48,7 @@ BROKEN_LABELS = """[...document.querySelectorAll("button, nav a")].filter((one) 
   range.selectNodeContents(one);
   return new Set([...range.getClientRects()].map(({top}) => Math.round(top / 8))).size > 1;
 }).map((one) => one.innerText)"""
+LONG_LINK = f"https://example.com/{'x' * 200}"
 # Turns and history that the race has chosen, and the histories that it offers.
 SIZES = """(() => { const {turns, context} = document.querySelector("#race-form").elements;
   return [Number(turns.value), Number(context.value), [...context.options].map((one) => Number(one.value))]; })()"""
@@ -348,7 +349,7 @@ async def test_newcomer_is_told_what_to_send_until_there_was_a_turn(browser: Bro
 
 async def test_person_finds_a_stored_conversation_and_reads_it(browser: Browser) -> None:
     async with serving() as served:
-        for text in ("Name a fruit.", "Name a tree."):
+        for text in (f"Name a fruit. {LONG_LINK}", "Name a tree."):
             body = {"model": MODEL, "input": text, "instructions": "Be brief."}
             assert (await fetch(served, "POST", "/v1/responses", body)).status == 200
         page = await look(browser, served, "#stored")
@@ -359,6 +360,11 @@ async def test_person_finds_a_stored_conversation_and_reads_it(browser: Browser)
         await page.click("#stored-rows a")
         await page.until(
             "document.querySelector('#reader-items').innerText.includes('Name a fruit.')"
+        )
+        await page.until(count("#reader-items .markdown a", 1))
+        # The answer repeats the link: nothing of it is cut off.
+        assert await page.read(
+            "[...document.querySelectorAll('#reader-items .item')].every((one) => one.scrollWidth <= one.clientWidth)"
         )
         assert page.faults == []
 
