@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
+from segue.accounts.account import LOCAL
 from segue.errors import Unavailable
 from segue.process import runner
+from segue_dashboard.stored import HIGHEST
 from tests.support import MODEL, Answer, Served, fetch, serving, until
 
 KEY = {"idempotency-key": "k"}
@@ -66,6 +68,17 @@ async def test_key_is_free_again_after_a_claim_whose_answer_was_lost(
     assert (await post(served, idempotency_key="k", store=store)).status == 503
     await until(lambda: not served.app.runner._retries)
     assert (await post(served, idempotency_key="k", store=store)).status == 200
+
+
+async def test_background_response_that_its_client_was_refused_is_not_kept(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is queued for as long as the process lives, and then another one runs it."""
+    store = served.app.state.store
+    fail_once(monkeypatch, store.turns, "save", "after")
+    assert (await post(served, background=True)).status == 503
+    await until(lambda: not served.app.runner._retries)
+    assert not await store.listing.newest(LOCAL, HIGHEST, 9, is_tips=False)
 
 
 async def test_store_that_is_away_for_long_is_asked_for_a_few_keys_again(

@@ -209,7 +209,7 @@ class Runner:
                 response = structs.replace(plan.response, created_at=taken_over.created_at)
                 plan = replace(plan, response=response)
             if plan.response.background:
-                await self._queue(plan)
+                await self._queue(plan, is_new=taken_over is None)
             return self._start(plan, subscriber, conversation, taken_over)
         except BaseException:
             if conversation is not None:
@@ -266,9 +266,10 @@ class Runner:
             running.is_background for running in self.registry.running.values()
         )
 
-    async def _queue(self, plan: Plan) -> None:
+    async def _queue(self, plan: Plan, *, is_new: bool) -> None:
         """A background response is stored before the client hears that it is queued."""
         caller = plan.arrival.caller
+        turn = None
         try:
             if self.background_room <= 0:
                 raise TooMany(f"At most {BACKGROUND_MAX} responses run in the background.")
@@ -279,6 +280,9 @@ class Runner:
             await caller.turns.save(turn)
         except BaseException:
             self._give_up(plan)
+            if turn is not None and is_new:
+                # It may be written, though the answer was lost, and would be run by the next process.
+                self._retry_a_few(partial(caller.turns.delete, plan.owner, plan.id))
             raise
 
     async def resume(self, turn: Turn, create: Create, caller: Caller) -> None:
@@ -437,11 +441,11 @@ class Runner:
         self._leased.discard(plan.id)
         running.abandon()
 
-    def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
+    def _retry(self, write: Callable[[], Awaitable[object]]) -> None:
         """A client waits for this to be written, and the store still says otherwise."""
         spawn(_until_written(write), self._retries)
 
-    def _retry_a_few(self, write: Callable[[], Awaitable[None]]) -> None:
+    def _retry_a_few(self, write: Callable[[], Awaitable[object]]) -> None:
         """The same where there is most likely nothing to write: a store that is away for long gets no more of these."""
         if len(self._retries) < RETRIES_MAX:
             self._retry(write)
@@ -543,7 +547,7 @@ def _refuse_if(is_draining: bool) -> None:
         raise shutting_down()
 
 
-async def _until_written(write: Callable[[], Awaitable[None]]) -> None:
+async def _until_written(write: Callable[[], Awaitable[object]]) -> None:
     pause_s = RETRY_S
     is_owed = True
     while is_owed:
