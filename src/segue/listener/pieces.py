@@ -18,8 +18,8 @@ from websockets.streams import StreamReader
 PIECE_BYTES = 16 * 1024
 # The bit of a last fragment, and those of what a frame is.
 _FIN, _OPCODE = 0x80, 0x0F
-# The opcodes of data; all others are control frames, which are never large.
-_CONTINUED, _BINARY = 0, 2
+# The last opcode of data; after it come control frames, which are never large.
+_BINARY = 2
 # Masked, with a length of eight bytes, or of two.
 _LARGE, _MEDIUM = 0xFF, 0xFE
 _LARGE_HEAD = struct.Struct("!BBQ4s")
@@ -46,44 +46,35 @@ class PiecesReader(StreamReader):
         self._first = 0
         self._mask = b""
         self._left = 0
-        # Pieces that are not the last of their frame.
-        self._pieces = 0
-
-    def take_pieces(self) -> int:
-        """How many fragments were made since the last call, that are no frames of the peer."""
-        pieces, self._pieces = self._pieces, 0
-        return pieces
 
     def at_eof(self) -> Generator[None, None, bool]:
         """Whether there is no more; the parser asks it where a frame may begin."""
         if (yield from super().at_eof()):
             return True
-        buffer = self.buffer
         if not self._left:
-            while len(buffer) < 2 and not self.eof:
+            while not self.eof and self._is_cut():
                 yield
-            if len(buffer) > 1 and buffer[1] == _LARGE and buffer[0] & _OPCODE <= _BINARY:
-                while len(buffer) < _LARGE_HEAD.size and not self.eof:
-                    yield
-                self._begin(buffer)
+            self._begin()
         if self._left:
-            self._write_head(buffer)
+            size = min(self._left, PIECE_BYTES)
+            self._left -= size
+            first = self._first & ~_FIN if self._left else self._first
+            self.buffer[:0] = _PIECE_HEAD.pack(first, _MEDIUM, size, self._mask)
+            self._first &= ~_OPCODE
         return False
 
-    def _begin(self, buffer: bytearray) -> None:
+    def _is_cut(self) -> bool:
+        """Whether more of a head must come to know it."""
+        size = len(self.buffer)
+        return size < 2 or (self.buffer[1] == _LARGE and size < _LARGE_HEAD.size)
+
+    def _begin(self) -> None:
         """Take off the head of a large frame, unless it is to be refused."""
-        if len(buffer) < _LARGE_HEAD.size:
+        buffer, parser = self.buffer, self._parser
+        if len(buffer) < 2 or buffer[1] != _LARGE or buffer[0] & _OPCODE > _BINARY or self.eof:
             return
         first, _, size, mask = _LARGE_HEAD.unpack_from(buffer)
-        most, before = self._parser.max_message_size, self._parser.current_size or 0
-        if size > PIECE_BYTES and (most is None or before + size <= most):
+        most = parser.max_message_size
+        if size > PIECE_BYTES and (most is None or size <= most - (parser.current_size or 0)):
             self._first, self._left, self._mask = first, size, mask
             del buffer[: _LARGE_HEAD.size]
-
-    def _write_head(self, buffer: bytearray) -> None:
-        size = min(self._left, PIECE_BYTES)
-        self._left -= size
-        self._pieces += self._left > 0
-        first = self._first & ~_FIN if self._left else self._first
-        buffer[:0] = _PIECE_HEAD.pack(first, _MEDIUM, size, self._mask)
-        self._first &= ~_OPCODE

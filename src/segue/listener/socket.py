@@ -48,7 +48,7 @@ from segue.ids import new_id
 from segue.listener.auth import PROTOCOL
 from segue.listener.edge_limits import EdgeLimits
 from segue.listener.exchange import raw_refusal
-from segue.listener.pieces import PiecesParser
+from segue.listener.pieces import PIECE_BYTES, PiecesParser
 from segue.memory.budget import Unread
 from segue.memory.intake import Inflow
 
@@ -57,6 +57,8 @@ _log = logging.getLogger(__name__)
 # The parser logs payloads at DEBUG, and no payload may reach a log: its logger hangs on no other.
 _muted = logging.Logger("websockets", logging.CRITICAL)
 
+# No message in fragments; never written to.
+_NOTHING = BytesIO()
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _PROTOCOL = Subprotocol(PROTOCOL)
 _PING = b"\x89\x00"
@@ -155,7 +157,7 @@ class Socket(asyncio.Protocol):
     _frames_at: float = field(init=False)
     # A message in fragments: one growing buffer, because a list of one-byte parts would
     # take fifty times what they hold. At the end it is the message, without a copy.
-    _partial: BytesIO | None = None
+    _partial: BytesIO = _NOTHING
     _decoder: codecs.IncrementalDecoder | None = None
     # What came and is not parsed yet, while reading is paused.
     _late: bytearray | None = None
@@ -262,7 +264,7 @@ class Socket(asyncio.Protocol):
         if self._state is not _State.OPEN or self._parser.state is not ParserState.OPEN:
             return
         self._state = _State.CLOSING
-        self._partial = self._decoder = None
+        self._partial, self._decoder = _NOTHING, None
         self._parser.send_close(code, reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore"))
         self._queue += self._parser.data_to_send()
         self._flush()
@@ -437,8 +439,9 @@ class Socket(asyncio.Protocol):
         """Parse these bytes and deliver their frames; how many there were."""
         parser = self._parser
         parser.receive_data(data)
-        frames = parser.events_received()
-        count = len(frames) - parser.reader.take_pieces()
+        frames = cast("list[Frame]", parser.events_received())
+        # Pieces of a frame are none.
+        count = sum(frame.fin or len(frame.data) != PIECE_BYTES for frame in frames)
         per_s = self._limits.frames_per_s
         if per_s and self._is_flood(count):
             reason = f"more than {per_s:g} frames a second"
@@ -447,7 +450,6 @@ class Socket(asyncio.Protocol):
         # What is answered meanwhile leaves after the parser's own replies.
         self._flush_is_due = True
         for frame in frames:
-            assert isinstance(frame, Frame)
             self._on_frame(frame)
         self._conclude()
         self._flush()
@@ -471,7 +473,7 @@ class Socket(asyncio.Protocol):
     def _count_arriving(self) -> None:
         """Count the message that is not complete, and read no more of it while there is no room."""
         inflow = self._inflow
-        arriving = len(self._parser.reader.buffer) + self._partial_bytes + len(self._late or b"")
+        arriving = len(self._parser.reader.buffer) + self._partial.tell() + len(self._late or b"")
         if self._state is not _State.OPEN or not (arriving or inflow.arriving):
             return
         inflow.count(arriving, inflow.held)
@@ -499,7 +501,7 @@ class Socket(asyncio.Protocol):
             elif not (text := bytes(frame.data)).isascii():
                 text.decode()
         except UnicodeDecodeError:
-            size = len(frame.data) + self._partial_bytes
+            size = len(frame.data) + self._partial.tell()
             self._refuse("invalid", size, CloseCode.INVALID_DATA, "the text is not UTF-8")
             return
         if text is not None:
@@ -511,7 +513,7 @@ class Socket(asyncio.Protocol):
 
         Each fragment is checked as it comes: a bad byte must not wait for the last fragment.
         """
-        if self._decoder is None or self._partial is None:
+        if self._decoder is None:
             self._decoder = codecs.getincrementaldecoder("utf-8")()
             self._partial = BytesIO()
         self._decoder.decode(frame.data, frame.fin)
@@ -519,12 +521,8 @@ class Socket(asyncio.Protocol):
         if not frame.fin:
             return None
         whole = self._partial.getvalue()
-        self._partial = self._decoder = None
+        self._partial, self._decoder = _NOTHING, None
         return whole
-
-    @property
-    def _partial_bytes(self) -> int:
-        return 0 if self._partial is None else self._partial.tell()
 
     def _conclude(self) -> None:
         """Act on what the parser itself did with this chunk."""
@@ -602,7 +600,7 @@ class Socket(asyncio.Protocol):
             wait_s = min(wait_s, self._limits.pong_s_max - self._silent_s)
             # What we do not read is no silence of the peer.
             self._silent_s += 0.0 if self._waits_for_room else wait_s
-        is_on_its_way = self._partial is not None or bool(self._parser.reader.buffer)
+        is_on_its_way = self._decoder is not None or bool(self._parser.reader.buffer)
         self._unfinished_s = self._unfinished_s + wait_s if is_on_its_way else 0.0
         self._set_timer(wait_s, self._ping)
 
@@ -687,7 +685,7 @@ class Socket(asyncio.Protocol):
     def _end(self, how: SocketClosed) -> None:
         state, self._state = self._state, _State.ENDED
         self._queue, self._queued_bytes, self._pong = [], 0, None
-        self._partial = self._decoder = None
+        self._partial, self._decoder = _NOTHING, None
         self._is_paused = False  # uvloop raises on a transport that has ended
         if state in (_State.OPEN, _State.CLOSING):
             self._listener.closed(how)
