@@ -102,6 +102,22 @@ async def test_upload_that_the_store_does_not_take_leaves_no_bytes(tmp_path: Pat
     assert files_in(tmp_path) == []
 
 
+class LostRows(FileTable):
+    """A store that has written the row, and whose answer is lost."""
+
+    async def add(self, file: StoredFile, quota: FileQuota) -> bool:
+        await FileTable.add(self, file, quota)
+        raise Unavailable("The store is away.")
+
+
+async def test_row_whose_answer_was_lost_has_its_bytes(tmp_path: Path) -> None:
+    depot = Depot(LostRows(MemoryTables()), FolderObjects(tmp_path), LIMITS)
+    with pytest.raises(Unavailable):
+        await depot.receive("ada", TYPE, upload())
+    (kept,) = await depot.newest("ada", None)
+    assert (await depot.read_whole("ada", kept.id, 100))[1] == b"words"
+
+
 class SlowRows(FileTable):
     """A store that has written the row, and answers late."""
 

@@ -11,12 +11,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from secrets import token_hex
 
 from msgspec import Struct
 
-from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused, TooMany, too_large
+from segue.errors import (
+    ID_CHARS_MAX,
+    ApiError,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    TooMany,
+    too_large,
+)
 from segue.files.form import FileForm
 from segue.files.objects import PART_BYTES, Objects, ObjectUpload
 from segue.seams.files import FileQuota, FileRows, StoredFile
@@ -133,7 +141,10 @@ class Depot:
                 raise over_quota(self._limits.quota)
         except BaseException:
             await writer.abort()
-            await self._objects.delete(file.id)
+            # A row may be written, though the answer was lost; where that cannot be seen now, the sweep sees it.
+            with suppress(ApiError):
+                if not await self._rows.present([file.id]):
+                    await self._objects.delete(file.id)
             raise
         return file
 

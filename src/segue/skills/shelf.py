@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import groupby
 from secrets import token_hex
 from tempfile import TemporaryFile
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from segue.bundles.bundle import Bundle, stored_bundle
 from segue.bundles.zips import ZIP_BYTES_MAX
-from segue.errors import ID_CHARS_MAX, InvalidRequest, NotFound, Refused
+from segue.errors import ID_CHARS_MAX, ApiError, InvalidRequest, NotFound, Refused
 from segue.files.depot import ORPHANED_S, BufferedUpload, Uploads
 from segue.files.form import FileForm
 from segue.files.objects import PART_BYTES, Objects
@@ -120,7 +120,10 @@ class Shelf:
                 return await self._add(version, is_new=skill_id is None, is_default=is_default)
             except BaseException:
                 await upload.abort()
-                await self._objects.delete(version_id)
+                # A row may be written, though the answer was lost; where that cannot be seen now, the sweep sees it.
+                with suppress(ApiError):
+                    if not await self._rows.is_present(version_id):
+                        await self._objects.delete(version_id)
                 raise
 
     async def _add(self, version: SkillVersion, *, is_new: bool, is_default: bool) -> SkillVersion:
