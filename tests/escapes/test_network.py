@@ -125,7 +125,7 @@ async def world_in(outside: Path, adapter: str = ADAPTERS[1]) -> AsyncIterator[W
 async def test_hostile_programs_reach_only_what_is_allowed(adapter: str, outside: Path) -> None:
     async with world_in(outside, adapter) as world:
         shell = await world.shell()
-        said, _ = await shell.play(programs.PROXY)
+        said, _ = await shell.play(programs.PROXY, s_max=60.0)
         lines = said.splitlines()
         # What may be sent on is one request each: a chunked one without what was smuggled after it, one whose folded
         # header is one line now, and the redirect itself, whose target is not followed by the proxy.

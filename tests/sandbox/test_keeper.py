@@ -129,7 +129,7 @@ async def test_unstored_container_touches_no_disk(
     await client.write_file("me", name, "in/a", b"words")
     assert (await run(client, name, "cat in/a; echo more >> in/a"))[0] == "words"
     await run(client, name, "echo canary-in-memory > /mnt/data/x; df /mnt/data | grep tmpfs")
-    folder = Path("/tmp", f"segue-sandboxes-{os.geteuid()}")
+    folder = Path(tempfile.gettempdir(), f"segue-sandboxes-{os.geteuid()}")
     assert not _contains(folder, "canary-in-memory")
     data = [data async for data in client.read_file("me", name, "x")]
     assert b"".join(data) == b"canary-in-memory\n"
@@ -282,7 +282,7 @@ def _is_alive(pid: int) -> bool:
 async def test_what_dead_keepers_have_left_is_removed_beside_the_start(
     keeper: KeeperProcess,
 ) -> None:
-    folder = Path("/tmp", f"segue-sandboxes-{os.geteuid()}")
+    folder = Path(tempfile.gettempdir(), f"segue-sandboxes-{os.geteuid()}")
     left = folder / f"test-{new_id('x')}{OLD}"
     (left / "1/data").mkdir(parents=True)
     another = KeeperProcess("", 4)
