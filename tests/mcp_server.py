@@ -31,6 +31,7 @@ class Remote:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     # What every request is answered, instead of by the server.
     status: int = 0
+    body: bytes = b""
 
 
 def build(remote: Remote) -> Any:
@@ -101,8 +102,11 @@ async def remote(path: str = "/mcp", hosts: Sequence[str] = ()) -> AsyncIterator
         if scope["type"] == "http":
             found.headers.append({k.decode(): v.decode() for k, v in scope["headers"]})
             if found.status:
-                await send({"type": "http.response.start", "status": found.status, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
+                headers = [(b"content-type", b"application/json")] if found.body else []
+                await send(
+                    {"type": "http.response.start", "status": found.status, "headers": headers}
+                )
+                await send({"type": "http.response.body", "body": found.body})
                 return
         await app(scope, receive, send)
 

@@ -9,6 +9,7 @@ fuzzer and the simulator find without a fix is in `tests/growth/removals.py` and
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -107,6 +108,15 @@ def plainly_opened(_: Any) -> Callable[..., str | None]:
         return None if body is None else body.decode()
 
     return open_text
+
+
+def read_to_its_end(_: Any) -> Callable[..., Any]:
+    """A body of any size."""
+
+    async def whole(stream: Any) -> bytes:
+        return b"".join([chunk async for chunk in stream])
+
+    return whole
 
 
 class Nested(msgspec.Struct):
@@ -292,6 +302,36 @@ PROOFS: dict[str, Proof] = {
         "segue.errors:ApiError.kept",
         lambda _: lambda error: error,
         "tests/scenarios/test_memory.py -k refused_and_failed",
+    ),
+    "large-frames": Proof(
+        "a large frame is copied and unmasked in one step",
+        "segue.listener.pieces:_LARGE",
+        lambda _: 0,
+        "tests/listener/test_pieces.py -k while_it_comes",
+    ),
+    "charsets": Proof(
+        "a page is decoded by whatever decoder it names",
+        "segue.web.html:_CHARSETS",
+        lambda known: known | {"punycode", "utf-7"},
+        "tests/web/test_html.py -k charset_is_the_one",
+    ),
+    "answers-of-mcp": Proof(
+        "what an MCP server answers is read to its end",
+        "segue.mcp.bounded:_whole",
+        read_to_its_end,
+        "tests/mcp/test_bounded.py -k without_an_end",
+    ),
+    "values-of-mcp": Proof(
+        "what an MCP server answers may have any number of values",
+        "segue.mcp.bounded:within_limits",
+        same,
+        "tests/mcp/test_bounded.py",
+    ),
+    "bursts-of-a-script": Proof(
+        "each of hundreds of scripted answers writes in every round of the loop",
+        "segue.engines.scripted:ScriptedEngine._round",
+        lambda _: lambda _: asyncio.sleep(0),
+        "tests/engines/test_scripted.py -k one_round",
     ),
     "frames-without-rests": Proof(
         "a connection with frames that cost much to read has the loop for itself",

@@ -20,6 +20,7 @@ import pytest
 
 import segue.mcp.sessions
 from segue.accounts.account import LOCAL
+from segue.mcp.bounded import ANSWER_BYTES_MAX
 from segue.seams.prompt import Tokens
 from segue_cli.cli import main
 from tests.clients.outside import misfits, run_python
@@ -502,6 +503,23 @@ async def test_program_of_a_server_ends_with_us(tmp_path: Path) -> None:
         await ask({"input": "Go", "tools": [OWN]})
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
+
+
+async def test_server_that_answers_with_too_much_is_named_and_asked_again(tmp_path: Path) -> None:
+    async with (
+        hosting_own(tmp_path, echoing("a"), DONE) as (served, far),
+        asking(served, "json") as ask,
+    ):
+        far.status, far.body = 200, b"{" + b" " * ANSWER_BYTES_MAX
+        nothing = await ask({"input": "Go", "tools": [OWN]})
+        far.status = 0
+        first = await ask({"input": "Go", "tools": [OWN]})
+        far.status = 200
+        failed = response_of(await ask({"input": "Go", "tools": [OWN]}))["output"][1]
+    fault = "could not be read: it answered with more than 4,194,304 bytes."
+    assert fault in response_of(nothing)["output"][0]["error"]
+    assert types_of(first) == ["mcp_list_tools", "mcp_call", "message"]
+    assert failed["error"]["message"] == f"The MCP server 'own' {fault}"
 
 
 async def test_status_of_a_server_is_told_as_such(tmp_path: Path) -> None:

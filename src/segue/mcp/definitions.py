@@ -21,6 +21,9 @@ from segue.wire.effects import Effects
 from segue.wire.items import McpListTools, RemoteTool
 from segue.wire.tools import FunctionTool, McpTool, Offer, ToolDefinition, Tools
 
+# Of a server: more than any has that a model can still choose from.
+TOOLS_MAX = 512
+
 ErrorKind = Literal["mcp_protocol_error", "mcp_tool_execution_error", "http_error"]
 
 

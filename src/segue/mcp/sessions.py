@@ -28,6 +28,7 @@ from msgspec import Raw, Struct
 
 from segue.errors import Forbidden, InvalidRequest
 from segue.mcp.definitions import (
+    TOOLS_MAX,
     ErrorKind,
     McpToolWithSecrets,
     error_of,
@@ -60,8 +61,6 @@ DOUBT_S = 1.0
 PING_S_MAX = 3.0
 # How long a server may take to open a session.
 CONNECT_S_MAX = 20.0
-# More than any server has that a model can still choose from.
-TOOLS_MAX = 512
 LIST_PAGES_MAX = 16
 LISTS_MAX = 256
 # How long a server may be silent in the middle of an answer; the loop's own limit comes first.
@@ -278,8 +277,9 @@ class _McpConnection:
         # The server and its checked addresses, where a request has named it.
         self._route: tuple[Target, tuple[str, ...]] | None = None
         self._leaving = asyncio.Event()
-        # The statuses of the server's HTTP responses since the last call began.
+        # The statuses of the server's HTTP responses since the last call began, and what was wrong with one of them.
         self.statuses: list[int] = []
+        self.faults: list[str] = []
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # In a context of its own: it outlives the request that opened it, and its log lines are not that request's.
         self.task = asyncio.create_task(self._hold(), context=Context())
@@ -348,7 +348,14 @@ class _McpConnection:
         """A client that takes nothing from the environment, follows no redirect, and notes each status."""
         import httpx2
 
+        from segue.mcp.bounded import BoundedTransport
         from segue.web.pinned import PinnedTransport
+
+        inner = (
+            httpx2.AsyncHTTPTransport(trust_env=False)
+            if self._route is None
+            else PinnedTransport(*self._route)
+        )
 
         async def note(response: httpx2.Response) -> None:
             self.statuses.append(response.status_code)
@@ -357,7 +364,7 @@ class _McpConnection:
             headers=headers,
             timeout=timeout or httpx2.Timeout(CONNECT_S_MAX, read=READ_S_MAX),
             event_hooks={"response": [note]},
-            transport=PinnedTransport(*self._route) if self._route is not None else None,
+            transport=BoundedTransport(inner, self.faults.append),
             trust_env=False,
             follow_redirects=False,
         )
@@ -373,6 +380,10 @@ class _McpConnection:
         match error:
             case McpFailed():
                 return error
+            case _ if self.faults:
+                return McpFailed(
+                    f"{server} could not be read: {self.faults[-1]}.", CONNECTION_CLOSED
+                )
             case _ if status is not None:
                 return McpFailed(f"{server} answered {status}.", status, "http_error")
             case MCPError(code=code, message=message) if code != CONNECTION_CLOSED:
@@ -417,6 +428,7 @@ class McpSession:
             async with self._opening:
                 connection = await self._connect()
             connection.statuses.clear()
+            connection.faults.clear()
             yield connection.client.result()
         except Exception as error:
             if connection is None:
