@@ -44,6 +44,7 @@ NOT_MODELLED = {
 # Of commands, which no process of a server runs: an owner is erased, a database is moved.
 NOT_MODELLED |= {name for name in QUERIES if name.startswith(("delete_owner_", "move_out_"))}
 NOT_MODELLED |= {"count_owner", "mark_owner_erased", "owner_objects", "count_rows"}
+NOT_MODELLED |= {"stop_counting", "count_moved", "go_on_counting"}
 NOT_MODELLED |= {"keep_servers_out", "live_workers", "empty_all", "empty_ring", "newest_turns"}
 
 

@@ -28,7 +28,7 @@ COMMAND_S = 3_600.0
 NoteMoved = Callable[[str, int, int], None]
 
 # Each with the columns that are the same in both, in the order of the statements `move_out_…` and `move_in_…`. Not
-# moved: leases, levels of limits, sums of usage (a trigger makes them), names of what was erased.
+# moved: leases, levels of limits, sums of usage (they are made again), names of what was erased.
 TABLES = {
     "parts": "owner digest body",
     "turns": "owner id parent_id history response instructions tools worker saved_at",
@@ -58,6 +58,7 @@ async def into_postgres(
             await connection.execute(QUERIES["empty_ring"])
             rows = [(place, key.name, key.secret) for place, key in enumerate(reversed(ring), 1)]
             await _add(connection, "ring", "place name secret", rows)
+        await connection.execute(QUERIES["stop_counting"])
         with closing(sqlite3.connect(file)) as source:
             expected = source.execute(SQLITE["count_rows"]).fetchone()
             for (name, columns), total in zip(TABLES.items(), expected, strict=True):
@@ -66,6 +67,8 @@ async def into_postgres(
                     await _add(connection, name, columns, rows)
                     done += len(rows)
                     note(f"Moving {name}", done, total)
+        await connection.execute(QUERIES["count_moved"])
+        await connection.execute(QUERIES["go_on_counting"])
         _check(expected, await connection.fetchrow(QUERIES["count_rows"]))
 
 
