@@ -233,11 +233,8 @@ def shown_names(names: Collection[str]) -> str:
 def model_not_found(name: str, served: Collection[str]) -> NotFound:
     """`served` are the names that the caller may use."""
     message = f"The model '{cut_name(name)}' does not exist or you do not have access to it."
-    message += (
-        f" Served: {shown_names(served)}."
-        if served
-        else " Your API key may use none of the models here."
-    )
+    none = "Your API key may use none of the models here."
+    message += f" Served: {shown_names(served)}." if served else f" {none}"
     return NotFound(message, code="model_not_found", param="model")
 
 
