@@ -43,9 +43,7 @@ class PiecesReader(StreamReader):
         super().__init__()
         self._parser = parser
         # Of the frame that is read in pieces: its first byte, then that of a continuation; its mask; what is left.
-        self._first = 0
-        self._mask = b""
-        self._left = 0
+        self._first, self._mask, self._left = 0, b"", 0
 
     def at_eof(self) -> Generator[None, None, bool]:
         """Whether there is no more; the parser asks it where a frame may begin."""
