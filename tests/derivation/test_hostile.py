@@ -83,7 +83,8 @@ def texts(name: str) -> st.SearchStrategy[str]:
 def cuts_of(ids: list[int], sizes: list[int]) -> Iterator[list[list[int]]]:
     yield [ids]
     yield [[id] for id in ids]
-    pieces, at = [], 0
+    pieces: list[list[int]] = []
+    at = 0
     while at < len(ids):
         size = sizes[len(pieces) % len(sizes)]
         pieces.append(ids[at : at + size])

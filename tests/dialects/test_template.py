@@ -215,6 +215,19 @@ def test_thought_that_answers_lose_is_not_kept_before_a_call() -> None:
     assert "look" in text
 
 
+def test_template_that_wants_arguments_as_text_is_given_text() -> None:
+    """Of an object it would write Python."""
+    dialect = simple(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        '{{ \'{"name": "\' ~ c.function.name ~ \'", "arguments": \' ~ c.function.arguments ~ "}" }}{% endfor %}'
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    called = as_item(FunctionCall(call_id="c", name="look", arguments='{"q": "a"}'))
+    items = (message("user", "Hi"), called, output("1"))
+    prompt = flat(dialect.render(Scene(Head(tools=TOOLS), None, items)).prompt)
+    assert '"arguments": {"q": "a"}}' in shown(smollm2(), prompt, SPECIALS)
+
+
 @pytest.mark.parametrize("sign, short, long", [("!=", False, False), ("<", False, True)])
 def test_id_of_a_client_is_spelt_as_the_template_takes_it(
     sign: str, short: bool, long: bool

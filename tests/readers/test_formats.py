@@ -330,12 +330,33 @@ def test_white_space_that_belongs_to_the_marks_around_an_answer_is_no_text(given
         ("[TOOL_CALLS]a[CALL_ID]abcdefg01[ARGS]{}[TOOL_CALLS]b[CALL_ID]abcdefg02[ARGS]{}", ["abcdefg01", "abcdefg02"]),
         ("<|tool_call_begin|>functions.a:3<|tool_call_argument_begin|>{}<|tool_call_end|>", ["functions.a:3"]),
         ("<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>a<|tool_call:args|>{}", ["a1b2c3d4e5"]),
+        (
+            '<calls>[{"name": "a", "arguments": {"name": "no", "id": "no"}, "id": "x 1"}, {"id": "2"}]',
+            ["x 1", "2"],
+        ),
+        ('So: <tool_calls>[{"name": "a", "arguments": {}}]</tool_calls>', []),
         ('[TOOL_CALLS][{"name": "a", ', []),
         ("I look.", []),
     ],
 )  # fmt: skip
 def test_ids_that_a_model_gave_its_calls_are_found(text: str, found: list[str]) -> None:
     assert own_ids(text) == found
+
+
+def test_token_that_begins_the_words_ends_a_thought() -> None:
+    """As Command A's: an answer whose thought has not ended is no thought."""
+    marks = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
+    words = smollm2(*marks)
+    end = array("I", [words.special(END)])
+    bound = BoundFamily(words, "test", array("I"), frozenset(end), end)
+    given = TextReader(bound, OFFERING, BY_NAME["command-r"], is_thinking=True)
+    text = "Hm.<|START_RESPONSE|>So.<|END_RESPONSE|>"
+    ids = encoded_whole(words, text, marks)
+    parsed = [value for id in ids for value in given.feed(Ids([id]))]
+
+    found = called(heard(parsed + given.close(is_cut=False)))
+
+    assert found == [("reasoning", "Hm."), ("message", "So.")]
 
 
 @pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3", "solar"])

@@ -66,6 +66,8 @@ def answered(id: str) -> dict[str, object]:
 ONE = "callnum01"
 TWO = "callnum02"
 ARGUMENTS = {"q": "argument-47"}
+# What a template writes of an object that it wanted as text.
+PYTHON_OBJECT = "{'q'"
 TOOL = {
     "name": "look",
     "description": "Looks.",
@@ -100,7 +102,8 @@ class Probe:
         taken = replace(taken, has_outputs=has_outputs, thoughts=thoughts)
         if taken.thoughts is None:
             text = f"{THINK}\nthought-47\n{THOUGHT}\n\n"
-            taken = replace(taken, is_dropping=not self._shows_in_answers(text))
+            is_shown = self._shows("content", text, call) and self._shows_in_answers(text)
+            taken = replace(taken, is_dropping=not is_shown)
         if has_outputs:
             goes_on = [ASKED, call, answered(ONE), said("user", "another-47")]
             alternates = taken.rule.alternates or not self._takes(
@@ -129,16 +132,18 @@ class Probe:
         return RoleRule(system="anywhere" if is_anywhere else "first", alternates=is_alternating)
 
     def _with_calls(self, taken: Taken) -> Taken:
-        for is_text in (False, True):
-            arguments: object = json.dumps(ARGUMENTS) if is_text else ARGUMENTS
-            ways = {nothing: self._called_with(arguments, nothing) for nothing in ("", None)}
-            # Of two ways to say nothing beside a call, the one of which less is written.
-            written = [words for words in ("", None) if ways[words]]
-            if written:
-                nothing = min(written, key=lambda words: len(ways[words]))
-                break
-        else:
+        given: dict[bool, object] = {False: ARGUMENTS, True: json.dumps(ARGUMENTS)}
+        # Of two ways to say nothing beside a call, the one of which less is written.
+        ways = [
+            (PYTHON_OBJECT in text, is_text, len(text), nothing)
+            for is_text, arguments in given.items()
+            for nothing in ("", None)
+            if (text := self._called_with(arguments, nothing))
+        ]
+        if not ways:
             return taken
+        _, is_text, _, nothing = min(ways, key=lambda way: way[:3])
+        arguments = given[is_text]
         both = [ASKED, called(arguments, nothing, ONE, TWO), answered(ONE), answered(TWO)]
         names = (f"tool_{ONE}", f"tool_{TWO}", f"output {ONE}", f"output {TWO}")
         bare = [ASKED, called("argument-47", nothing, ONE), answered(ONE)]
@@ -184,6 +189,9 @@ class Probe:
     def _shows(self, field: str, text: str, call: dict[str, object]) -> bool:
         """Whether a thought is shown that stands in this field, of an answer or of a call."""
         answer = [ASKED, {**said("assistant", "answer-47"), field: text}]
+        if field == "content":
+            # The last answer of all is never written: a question follows it.
+            answer.append(said("user", "another-47"))
         calling = [ASKED, {**call, field: text}, answered(ONE)]
         return any(
             self._takes(chat, "thought-47", tools=tools, effort=effort)

@@ -409,11 +409,35 @@ OWN_ID = re.compile(
 LISTED_CALLS = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)
 
 
+# A call as an object of its own, and how many of them an answer may have.
+CALL_OBJECT = re.compile(r'\{\s*"(?:name|id|type|function)"\s*:')
+CALL_OBJECTS_MAX = 128
+
+
 def own_ids(text: str) -> list[str]:
     """The ids that the model itself gave its calls in this answer."""
     if listed := LISTED_CALLS.search(text):
         return _listed_ids(listed[1])
-    return [next(filter(None, found.groups())) for found in OWN_ID.finditer(text)]
+    marked = [next(filter(None, found.groups())) for found in OWN_ID.finditer(text)]
+    return marked or _ids_of_objects(text)
+
+
+def _ids_of_objects(text: str) -> list[str]:
+    """The ids of calls that are JSON objects, between any marks."""
+    ids: list[str] = []
+    at = 0
+    for _ in range(CALL_OBJECTS_MAX):
+        begin = CALL_OBJECT.search(text, at)
+        if begin is None:
+            break
+        try:
+            call, at = DECODER.raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            at = begin.end()
+            continue
+        if isinstance(call.get("id"), str):
+            ids.append(call["id"])
+    return ids
 
 
 def _listed_ids(text: str) -> list[str]:
@@ -423,6 +447,8 @@ def _listed_ids(text: str) -> list[str]:
         return []
     return [str(call["id"]) for call in calls if isinstance(call, dict) and "id" in call]
 
+
+DECODER = json.JSONDecoder()
 
 # What looks like the mark of a call.
 CALL_MARK = re.compile(

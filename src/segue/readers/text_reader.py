@@ -119,9 +119,8 @@ class TextReader:
         self._marks = (*self._begins, *self._format.dropped, *filter(None, (self._loose,)))
         # A mark that is a token ends a thought, too.
         # A family without thoughts has no marks for them.
-        self._thought_ends = tuple(
-            filter(None, (self._format.thought, *filter(is_special, self._begins)))
-        )
+        tokens = filter(is_special, (*self._begins, *self._format.dropped))
+        self._thought_ends = tuple(filter(None, (self._format.thought, *tokens)))
         self._decode = getincrementaldecoder("utf-8")("replace")
         self._items = ItemWriter(is_single=not head.parallel_tool_calls, hidden=spelt.hidden)
         # Whether the only call that is allowed is whole.
