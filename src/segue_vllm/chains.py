@@ -179,6 +179,11 @@ class Chains:
         if part is not None:
             self._release(part)
 
+    def forget_owner(self, owner: str) -> None:
+        """Nobody will go on from any turn of this owner."""
+        for handle in [one.handle for one in self._parts.values() if one.owner == owner]:
+            self.forget(handle)
+
     def _release(self, part: Part) -> None:
         node: Part | None = part
         while node is not None:

@@ -1,8 +1,8 @@
 """What do Segue and the plugin say to each other? MessagePack arrays in binary WebSocket messages. Pure.
 
-A message to the engine is one `Ask` or `Cancel`. A message back is a list: all that one step of the engine has for
-all streams of the connection, in order. Ids are four bytes each, little-endian, on the way in, and numbers on the way
-back.
+A message to the engine is one `Ask`, `Cancel` or `Forget`. A message back is a list: all that one step of the engine
+has for all streams of the connection, in order. Ids are four bytes each, little-endian, on the way in, and numbers on
+the way back.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Nobody waits for the answer any longer."""
 
     stream: int
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """All of this owner was erased; its answers that run go on."""
+
+    owner: str
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -96,7 +102,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=6):
     words: str
 
 
-Asked = Ask | Cancel
+Asked = Ask | Cancel | Forget
 Said = Hello | Taken | Tokens | End | Refused | Failed
 
 _asked = msgspec.msgpack.Decoder(Asked)

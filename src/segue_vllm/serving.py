@@ -23,6 +23,7 @@ from segue_vllm.frames import (
     Ask,
     End,
     Failed,
+    Forget,
     Hello,
     Refused,
     Said,
@@ -164,6 +165,8 @@ class Connection:
                     break
                 if isinstance(asked, Ask):
                     await self._begin(asked, ids)
+                elif isinstance(asked, Forget):
+                    self.chains.forget_owner(asked.owner)
                 elif (answer := self.answers.get(asked.stream)) is not None:
                     await self._cancel(answer)
         finally:

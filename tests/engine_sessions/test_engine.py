@@ -12,7 +12,7 @@ import pytest
 
 from segue.engine_sessions import link
 from segue.engine_sessions.engine import SessionEngine
-from segue.engines.queued import QueuedEngine
+from segue.engines.queued import QueuedEngine, forget
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import EngineLost
 from segue.engines.vllm import VLLM
@@ -25,6 +25,7 @@ from segue_vllm.chains import Chains, Unknown, new_digest
 from segue_vllm.frames import Refused, bytes_of
 from tests.engine_sessions.replica import MODEL, FakeCore, FakeRequest, Replica, answer_to
 from tests.engines.asking import finish_of, heard, ids_of, job, tokens
+from tests.support import until
 
 PROMPT = tokens(range(10, 60))
 
@@ -376,6 +377,25 @@ async def test_silence_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineFailed, match="sent nothing"):
         await heard(engine, job(PROMPT, 3, sampling=Sampling()))
     replica.door.may_go.set()
+    await replica.close()
+
+
+async def test_owner_of_whom_everything_was_erased_is_forgotten_on_both_sides() -> None:
+    replica = Replica("one")
+    engine = replica.engine()
+    answer = await turn(engine, PROMPT)
+    other = job(PROMPT, 6, sampling=Sampling(), owner="bob")
+    await heard(engine, other)
+    chains = replica.server.chains
+    assert (len(chains), len(engine.known)) == (2, 2)
+    server = QueuedEngine("one", engine)
+    forget(lambda: {"m": server, "n": QueuedEngine("two", TokenEngine(VLLM, replica))})("bob")
+    await until(lambda: len(chains) == 1)
+    assert (len(engine.known), chains.turns) == (1, 1)
+    forget(lambda: {"m": server})(job(PROMPT, 1).owner)
+    await turn(engine, PROMPT.plus(id_array(answer)).plus(id_array([7])))
+    assert engine.session_counts == ({"whole": 3}, {})
+    assert (len(chains), chains.turns) == (1, 1)
     await replica.close()
 
 

@@ -25,6 +25,7 @@ from segue.engine_sessions.frames import (
     SessionAsk,
     SessionEnd,
     SessionFailed,
+    SessionForget,
     SessionRefused,
     SessionTaken,
     SessionTokens,
@@ -37,6 +38,7 @@ from segue.engines.token_engine import TokenAnswer, TokenCodec, TokenEngine, Tok
 from segue.engines.upstream import EngineLost, Upstream, error_for_status
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
 from segue.errors import ApiError, EngineFailed
+from segue.seams.history import Owner
 from segue.seams.model import Finish, Job, Piece
 from segue.seams.prompt import Tokens
 
@@ -206,6 +208,12 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
             async for piece in pieces:
                 yield piece
 
+    def forget_owner(self, owner: Owner) -> None:
+        """Everything of the owner was erased: neither side knows its prompts any longer."""
+        self.known.forget_owner(owner)
+        if self._link is not None:
+            self._link.send(SessionForget(_name_of(owner)))
+
     # --- a job -----------------------------------------------------------------------------------------
 
     async def _session(self, link: SessionLink, job: Job) -> AsyncGenerator[Piece, None]:
@@ -253,7 +261,7 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
                 length=begins.length,
                 digest=begins.state.digest() if begins.handle else b"",
                 ids=begins.data,
-                owner=blake2b(job.owner.encode(), digest_size=16).hexdigest(),
+                owner=_name_of(job.owner),
                 model=self._model,
                 salt=job.cache_salt,
                 priority=priority,
@@ -354,6 +362,11 @@ class _Asked(_Heard):
     """With its number on the connection."""
 
     stream = 0
+
+
+def _name_of(owner: Owner) -> str:
+    """What the engine hears in its place."""
+    return blake2b(owner.encode(), digest_size=16).hexdigest()
 
 
 def _may_go(job: Job) -> bool:

@@ -58,6 +58,12 @@ class SessionCancel(Struct, frozen=True, array_like=True, tag=2):
     stream: int
 
 
+class SessionForget(Struct, frozen=True, array_like=True, tag=3):
+    """All of this owner was erased; its answers that run go on."""
+
+    owner: str
+
+
 class SessionHello(Struct, frozen=True, array_like=True, tag=1):
     """The first message. Handles are worth nothing under another `instance`."""
 
@@ -151,7 +157,7 @@ def accepted(head: bytes, key: str) -> bool:
     return named.get(b"sec-websocket-accept") == wanted
 
 
-def binary_message(message: SessionAsk | SessionCancel) -> bytes:
+def binary_message(message: SessionAsk | SessionCancel | SessionForget) -> bytes:
     """A whole message in one frame, masked as a client must."""
     return _frame(_BINARY, _encode(message))
 

@@ -173,6 +173,11 @@ class KnownTurns:
             if self._nodes.get(id(node)) is turn:
                 del self._nodes[id(node)]
 
+    def forget_owner(self, owner: str) -> None:
+        """Everything of the owner was erased."""
+        for turn in [one for one in self._turns.values() if one.scope[0] == owner]:
+            self.forget(turn)
+
     def clear(self) -> None:
         """The engine is another one."""
         self._turns.clear()

@@ -25,6 +25,7 @@ from segue.engine_sessions.frames import (
     SessionCancel,
     SessionEnd,
     SessionFailed,
+    SessionForget,
     SessionHello,
     SessionRefused,
     SessionSaid,
@@ -97,8 +98,8 @@ class SessionLink(asyncio.Protocol):
             self._hearers[self._last] = hearer, copy_context()
         return self._last
 
-    def send(self, message: SessionAsk | SessionCancel) -> None:
-        """Ask, or take it back."""
+    def send(self, message: SessionAsk | SessionCancel | SessionForget) -> None:
+        """Ask, or take back."""
         if not self.is_lost:
             self._transport.write(binary_message(message))
 

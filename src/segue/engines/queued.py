@@ -409,6 +409,16 @@ def refusal(servers: Sequence[QueuedEngine], wait_s: float) -> Unavailable:
     return Unavailable("No engine answers. Please retry later.", wait_s=wait_s)
 
 
+def forget(engines: Callable[[], Mapping[str, Engine]]) -> Callable[[Owner], None]:
+    """What makes the servers of these engines forget an owner of whom everything was erased."""
+
+    def forget_owner(owner: Owner) -> None:
+        for server in [server for engine in engines().values() for server in servers_of(engine)]:
+            getattr(server.engine, "forget_owner", lambda owner: None)(owner)
+
+    return forget_owner
+
+
 def servers_of(engine: Engine) -> Sequence[QueuedEngine]:
     """The servers that an engine has: one, those of a router, or none, as one that runs in this process."""
     found: Sequence[QueuedEngine] = getattr(engine, "servers", ())

@@ -18,6 +18,7 @@ from segue.accounts.account import Account
 from segue.aio import GiveUp, in_background
 from segue.budgets.budget import BudgetSources
 from segue.engines.forwarded import forwarded
+from segue.engines.queued import forget
 from segue.files.api import files_api
 from segue.listener.api import Api
 from segue.listener.auth import origin_policy
@@ -153,7 +154,7 @@ async def _open_server(
         services = build_services(state, runner, observers, eraser, reports, hosted)
         upgrades = Upgrades(services, apis, off)
         eraser.caches += [upgrades.erase, state.reuse.forget, state.render_cache.forget]
-        eraser.owners += [upgrades.forget_owner, state.forget_owner]
+        eraser.owners += [upgrades.forget_owner, state.forget_owner, forget(lambda: served.engines)]
         if hosted.environment is not None:
             eraser.owners.append(hosted.environment.delete_all)
         watch_gauges(observers, served, state, hosted, runner, upgrades)
