@@ -136,6 +136,7 @@ async def test_key_sees_its_own_owner_and_needs_the_scope() -> None:
         ("start_time=1&group_by=colour", "group_by"),
         ("start_time=1&limit=-1", "limit"),
         ("start_time=1&page=next", "page"),
+        ("start_time=0&limit=0", "limit"),
     ],
 )
 async def test_odd_queries_are_refused(query: str, param: str) -> None:

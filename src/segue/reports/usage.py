@@ -112,6 +112,8 @@ class _Asked:
             raise _refused("bucket_width", f"must be one of: {', '.join(LIMITS)}.")
         usual, most = LIMITS[self.width]
         self.limit = min(most, _number(given, "limit", usual))
+        if not self.limit:
+            raise _refused("limit", f"must be 1 to {most}.")
         if "start_time" not in given:
             raise _refused("start_time", "is missing: seconds since 1970.")
         start = _number(given, "start_time", 0)
