@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.watch"]
 
-# Where a test does not say how many examples it needs. `make test-properties` has twenty times as many.
-settings.register_profile("quick", max_examples=50)
-settings.register_profile("long", max_examples=1_000)
+# Where a test does not say how many examples it needs. `make test-properties` has twenty times as many. No example has
+# a time limit: how long one takes says how busy the machine is.
+settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("long", max_examples=1_000, deadline=None)
 settings.load_profile("quick")
 
 # A segue.toml in the working folder is the developer's own: no test reads it.
