@@ -163,22 +163,29 @@ class KeyBudget:
         )
 
     async def _read(self) -> None:
+        ended, unread = {*self._unsettled}, self._unread
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S_MAX):
-                await self._settle()
+                await self._settle(ended)
         # What takes longer is not waited for again.
-        self._sources.unsettled.pop(self._owner, None)
-        self._unread = 0
+        self._unread -= unread
+        if left := self._unsettled - ended:
+            self._sources.unsettled[self._owner] = left
+        else:
+            self._sources.unsettled.pop(self._owner, None)
         asked_at, days = time.monotonic(), day_of(self._sources.clock())
         self._spent = await self._sources.spent(self._owner, self._key_id, *days)
         self._asked_at, self._days = asked_at, days
 
-    async def _settle(self) -> None:
-        """Wait for the usage of turns that have just ended here."""
-        unsettled = self._sources.unsettled
-        while unsettled.get(self._owner):
+    @property
+    def _unsettled(self) -> set[str]:
+        return self._sources.unsettled.get(self._owner, set())
+
+    async def _settle(self, ended: set[str]) -> None:
+        """Wait for the usage of these turns, which have just ended here; others end meanwhile."""
+        while not ended.isdisjoint(self._unsettled):
             await self._sources.settle()
-            if unsettled.get(self._owner):
+            if not ended.isdisjoint(self._unsettled):
                 # Its client has the end, and its usage is just being handed over.
                 await asyncio.sleep(SETTLE_S)
 
