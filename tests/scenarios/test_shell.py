@@ -282,6 +282,21 @@ async def test_container_that_dies_is_an_output_and_the_next_turn_has_another(
         assert (refused["status"], refused["error"]["code"]) == (404, "container_not_found")
 
 
+async def test_model_hears_once_that_files_of_earlier_commands_are_gone(tmp_path: Path) -> None:
+    async with scripted(tmp_path, run("echo a > a"), DONE, **FLAGS) as served:
+        parent, heard = None, []
+        for number in range(4):
+            body = {"model": MODEL, "input": "Go", "tools": [AUTO], "previous_response_id": parent}
+            parent = (await fetch(served, "POST", "/v1/responses", body)).json["id"]
+            if number == 1:
+                # The next turns run nothing, and have a new container each.
+                await keeper_of(served).delete_all(LOCAL)
+            own = await fetch(served, "GET", f"/v1/responses/{parent}/input_items?limit=100")
+            texts = [part["text"] for item in own.json["data"] for part in item.get("content", ())]
+            heard.append(sum("new container" in text for text in texts))
+    assert heard == [0, 0, 1, 0]
+
+
 @pytest.mark.parametrize(
     "environment, status, code",
     [

@@ -56,13 +56,15 @@ from segue.seams.tools import (
     TurnAhead,
 )
 from segue.wire.calls import shell_action
-from segue.wire.codec import as_item, encode
+from segue.wire.codec import as_item, encode, user_message
 from segue.wire.drafts import SHELL_COMMANDS, Draft, Streamed
 from segue.wire.effects import Effects
 from segue.wire.events import ShellOutputDelta, ShellOutputDone
 from segue.wire.items import (
     CodeInterpreterCall,
+    Item,
     ItemValue,
+    Message,
     ShellCall,
     ShellCallOutput,
     ShellExit,
@@ -89,6 +91,8 @@ ABOUT = (
 NO_NETWORK = "no network"
 # The same for all requests: which domains a container may reach must not change the head of a prompt.
 SOME_NETWORK = "network only for HTTP and HTTPS to allowed domains, by the proxy that is set"
+# Said once where a history has commands of another container.
+GONE = "Commands run in a new container from here on: files that earlier commands have made in /mnt/data are not in it."
 # More in one call than any model writes on purpose.
 COMMANDS_MAX = 64
 # Files of a container that an answer may link, and that a request may bring.
@@ -241,7 +245,8 @@ class Preparation:
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
         leave = partial(self._leave, ahead.owner, container_id) if is_new else None
-        return Prepared(Raw(encode(raws)), notes=note(skills, ahead), leave=leave)
+        notes = (*note(skills, ahead), *(_gone(ahead) if is_new else ()))
+        return Prepared(Raw(encode(raws)), notes=notes, leave=leave)
 
     async def _leave(self, owner: Owner, container_id: str) -> None:
         """End a container that its turn made and has not used: clients that keep no state would collect them."""
@@ -378,6 +383,16 @@ def _before(ahead: TurnAhead) -> Iterator[str]:
         if container_id := container_in(item.value):
             yield container_id
             return
+
+
+def _gone(ahead: TurnAhead) -> tuple[Item, ...]:
+    """What the model hears of a new container where it has used another one, unless it was told so since."""
+    for item in chain(reversed(ahead.given), ahead.earlier()):
+        if isinstance(item.value, Message) and GONE.encode() in item.raw:
+            break
+        if container_in(item.value):
+            return (user_message(GONE),)
+    return ()
 
 
 def container_of(shown: Raw) -> str | None:
