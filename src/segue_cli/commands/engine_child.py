@@ -53,6 +53,7 @@ RESTARTS_MAX, RESTARTS_S = 3, 600.0
 ASK_S, SHOW_S = 0.5, 10.0
 # vLLM ends its own processes; then it is killed with all of them.
 STOP_S = 30.0
+ENDING = (signal.SIGINT, signal.SIGTERM)
 TAIL_BYTES = 8_192
 ADVICE_OF_ROOM = (
     "The card is too small for this model as it is asked for: take a smaller or a quantized one, a shorter context"
@@ -90,18 +91,20 @@ def with_engine(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     child = EngineChild(settings)
-    # Until the server listens for it itself, which is minutes from here.
-    before = signal.signal(signal.SIGTERM, _leave)
+    # Until the server listens for them itself, which is minutes from here. Like the server, a start in the background of
+    # a script does not ignore Ctrl-C.
+    before = {number: signal.signal(number, _leave) for number in ENDING}
     try:
         child.start()
         yield child.settings()
     finally:
         child.stop()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave(number: int, _: object) -> None:
-    """End as by Ctrl-C: what was started is stopped."""
+    """End in order: what was started is stopped."""
     raise SystemExit(128 + number)
 
 
