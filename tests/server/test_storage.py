@@ -32,6 +32,38 @@ async def test_unknown_address_is_refused_with_the_choices(address: str) -> None
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("password", ["pass/word", "pass?word", "pass#word", "pa:ss/wo@rd"])
+async def test_password_that_is_no_part_of_an_address_is_explained_and_not_shown(
+    password: str,
+) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        async with open_store(Settings(store=f"postgresql://me:{password}@127.0.0.1:1/segue")):
+            pass
+    said = str(refused.value)
+    assert "In a password write %2F %3F %23 %40 for / ? # @, or set PGPASSWORD" in said
+    assert "postgresql://me:…@" in said
+    for part in ("pass", "word", "rd@", "ss/"):
+        assert part not in said.replace("password", "").replace("PGPASSWORD", "")
+
+
+@pytest.mark.parametrize("password", ["12/34", "12?34", "pa@x/34"])
+def test_password_that_is_no_part_of_an_address_is_not_shown(password: str) -> None:
+    shown = Settings(store=f"postgresql://me:{password}@db/segue").shown_store
+    assert shown == "postgresql://me:…@db/segue"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://me:…@db:5432,other:5433/segue?application_name=a@b",
+        "postgresql://me@/segue?host=/run/postgresql",
+        "postgresql://me:…@[::1]:5432/segue",
+    ],
+)
+def test_address_is_shown_without_its_password_alone(address: str) -> None:
+    assert Settings(store=address.replace("…", "p%2Fw")).shown_store == address
+
+
 async def test_folder_that_is_missing_is_named_and_not_the_file(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"there is no folder .*/no\. Create it: `mkdir -p "):
         async with open_store(Settings(store=f"sqlite:///{tmp_path}/no/turns.db")):

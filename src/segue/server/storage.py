@@ -69,6 +69,8 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
             why = f"there is no folder {folder}. Create it: `mkdir -p {folder}`"
         elif isinstance(cause, ConnectionRefusedError):
             why = "the connection was refused: no PostgreSQL listens there"
+        elif path is None and isinstance(cause, ValueError):
+            why = "it is no address. In a password write %2F %3F %23 %40 for / ? # @, or set PGPASSWORD"
         raise Misconfigured(f"store: {settings.shown_store} cannot be opened: {why}.") from error
     try:
         await store.maintenance.recover()
