@@ -56,10 +56,8 @@ def say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
 
 def without_password(url: str) -> str:
     """An address without its password."""
-    host, _, path = url.partition("//")[2].partition("?")[0].partition("/")
-    # One that is not encoded may end the host too early: then it goes on to the last @.
-    is_whole = "@" in host and "@" not in path
-    hidden = re.sub(r"(//[^/@:?]*):[^/?]*@" if is_whole else r"(//[^/@:?]*):.*@", r"\1:…@", url)
+    # One that is not encoded may have any marks of an address: then everything up to the last @ goes.
+    hidden = re.sub(r"(//[^/@:?]*):([^/?@]*@(?=[^@?]*(\?|$))|.*@)", r"\1:…@", url)
     return re.sub(r"(password=)[^&]*", r"\1…", hidden)
 
 

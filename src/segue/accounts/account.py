@@ -195,9 +195,8 @@ class Accounts:
 
     def refusal(self, account: Account) -> Unauthenticated:
         """What an account that has lost its key is answered."""
-        expired_at = account.expires_at or 0
-        has_expired = 0 < expired_at <= time.time()
-        return _refused("" if account.key_id else None, expired_at if has_expired else None)
+        end = account.expires_at
+        return _refused("" if account.key_id else None, end if end and end <= time.time() else None)
 
     async def _count_owners(self, owner: Owner) -> None:
         """Whether there are several owners is known before the first request of each; an owner who was alone then may

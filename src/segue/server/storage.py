@@ -64,8 +64,7 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
     except ApiError as error:
         path, cause = settings.store_path, error.__cause__ or error
         why = str(cause)
-        if path is not None and not path.absolute().parent.is_dir():
-            folder = path.absolute().parent
+        if path is not None and not (folder := path.absolute().parent).is_dir():
             why = f"there is no folder {folder}. Create it: `mkdir -p {folder}`"
         elif isinstance(cause, ConnectionRefusedError):
             why = "the connection was refused: no PostgreSQL listens there"
