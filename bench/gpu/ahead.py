@@ -1,6 +1,7 @@
 """How long until the first token after a tool's long output, if the engine reads it while the tool runs?
 
     python -m bench.gpu.ahead ENGINE [--folder FOLDER] [--history 50000] [--rounds 3] [--json FILE]
+    python -m bench.gpu.ahead two --dry     without a GPU and a model, where nothing is computed
 
 The gateway is `segue-tool`: a shell whose output appears over 5 s (`slow_tool.py`). Four outputs take turns after the
 same history: 500 tokens; 20,000 tokens, read while they appear; the same, read when all is there; and 20,000 tokens,
@@ -114,9 +115,27 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--history", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--dry", action="store_true", help="start a vLLM without a model for it")
     options = parser.parse_args(arguments)
-    port = Servers(options.folder).port(options.engine, "segue-tool")
-    url = options.url or f"http://127.0.0.1:{port}"
+    if not options.dry:
+        show(options, Servers(options.folder))
+        return
+    # Imported here: on a GPU machine there is no hollow vLLM.
+    from bench.gpu.dry import hollow_servers
+
+    with hollow_servers([]) as servers:
+        try:
+            servers.start([options.engine])
+            if servers.await_engines([options.engine]):
+                servers.start_gateways(options.engine, ["segue-tool"])
+                show(options, servers)
+        finally:
+            servers.stop([options.engine])
+
+
+def show(options: argparse.Namespace, servers: Servers) -> None:
+    """Measure in front of these, and print."""
+    url = options.url or f"http://127.0.0.1:{servers.port(options.engine, 'segue-tool')}"
     found: dict[str, list[float]] = {name: [] for name in orders(0)}
     # Kernels for these lengths are compiled with the first.
     measure(url, options.history, 99, "short")
