@@ -309,6 +309,12 @@ PROOFS: dict[str, Proof] = {
         lambda _: 0,
         "tests/listener/test_pieces.py -k while_it_comes",
     ),
+    "many-reads": Proof(
+        "a connection whose bytes come in many reads has the loop for itself",
+        "segue.listener.socket:Socket._spent_s",
+        lambda _: property(lambda _: 0.0, lambda *_: None),
+        "tests/listener/test_socket.py -k many_reads",
+    ),
     "charsets": Proof(
         "a page is decoded by whatever decoder it names",
         "segue.web.html:_CHARSETS",

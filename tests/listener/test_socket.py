@@ -406,6 +406,19 @@ async def test_peer_that_sends_many_frames_at_once_lets_others_go_first() -> Non
 
 
 @on_both_loops
+async def test_peer_that_sends_much_in_many_reads_lets_others_go_first() -> None:
+    """uvloop reads up to 32 times from one connection before it turns to another."""
+    heard, transport = Heard(), FakeTransport()
+    socket = fake_socket(heard, transport)
+    texts = [b"%d" % number for number in range(1_500)]
+    while len(heard.texts) < len(texts) and transport.read_on.is_set():
+        at = len(heard.texts)
+        socket.data_received(b"".join(frame(TEXT, text) for text in texts[at : at + 5]))
+    assert len(heard.texts) < len(texts) / 2
+    socket.connection_lost(None)
+
+
+@on_both_loops
 async def test_first_messages_of_a_tick_leave_at_once_and_the_others_in_one_write() -> None:
     heard, transport = Heard(), FakeTransport()
     socket = fake_socket(heard, transport)
@@ -923,6 +936,7 @@ async def test_flood_of_pings_from_a_peer_that_does_not_read_takes_no_memory() -
     socket.send([b"queued"])
     for number in range(1000):
         socket.data_received(frame(PING, b"%d" % number))
+        await asyncio.wait_for(transport.read_on.wait(), WAIT_S)
     assert len(transport.written) == 1  # the upgrade's answer
     socket.resume_writing()
     assert transport.written[1:] == [b"\x8a\x03999\x81\x06queued"]
