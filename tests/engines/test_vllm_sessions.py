@@ -17,7 +17,7 @@ from contextlib import aclosing
 import pytest
 
 from bench.hollow.server import HollowVllm, hollow_vllm
-from segue.engine_sessions.engine import SessionEngine, session_offer
+from segue.engine_sessions.engine import ABOUT, SessionEngine, session_offer
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import ContextRefused, EngineLost, Upstream
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
@@ -245,6 +245,20 @@ async def test_a_silent_connection_answers_when_it_is_asked(engine: SessionEngin
         assert link._pings == 1
         await until(lambda: link._has_come)
         link._check()
+
+
+async def test_an_erased_owner_has_no_handles(engine: SessionEngine, address: Upstream) -> None:
+    prompt = tokens(range(300, 400))
+    answer = await answered(engine, prompt)
+    engine.forget_owner(job(prompt, 1).owner)
+
+    async def is_forgotten() -> bool:
+        _, page = await address.call("GET", ABOUT)
+        return b'"handles":0,' in page
+
+    await until(is_forgotten)
+    assert await answered(engine, after(prompt, answer, [7, 8]))
+    assert engine.session_counts == ({"whole": 2}, {})
 
 
 async def test_leaving_frees_the_place(engine: SessionEngine, address: Upstream) -> None:
