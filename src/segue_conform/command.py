@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ examples:
   {name} --url http://127.0.0.1:8080 --upstream http://127.0.0.1:9999 --html report.html
   {name} list                        # every case with its level and its source
 """
+ADDRESS = re.compile("https?://[^/]")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +89,9 @@ def run(options: argparse.Namespace) -> int:
     if options.url is None or not cases:
         nothing = f"no case begins with {options.only}: see '{options.program} list'"
         say(options, "name a server by --url" if cases else nothing)
+        return 2
+    if odd := [url for url in (options.url, options.upstream) if url and not ADDRESS.match(url)]:
+        say(options, f"'{odd[0]}' is no address such as http://127.0.0.1:8080")
         return 2
     try:
         report = asyncio.run(report_on(options, cases))

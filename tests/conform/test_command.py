@@ -116,6 +116,13 @@ def test_reader_of_a_pipe_that_leaves_gets_no_traceback() -> None:
         assert process.wait(timeout=WAIT_S) == 1
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://localhost", "http://"])
+def test_address_without_its_scheme_is_said(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--url", url], ["--url", "http://localhost:1", "--upstream", url]):
+        assert main(words) == 2
+        assert f"'{url}' is no address such as http://127.0.0.1:8080" in capsys.readouterr().err
+
+
 async def _never(target: Target) -> None:
     raise AssertionError
 
