@@ -172,6 +172,39 @@ def _core_limits(pid: int) -> tuple[str, ...]:
     return next(tuple(line.split()[4:6]) for line in lines if line.startswith("Max core file size"))
 
 
+# A server and a process of the same user that it has started; where nobody is root, that is what a keeper is to it.
+SAME_USER = """
+import ctypes, os
+from segue.sandbox.client import close_to_same_user
+if os.geteuid() == 0:
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+def look():
+    if os.fork() == 0:
+        for name in ("environ", "mem", "fd"):
+            try:
+                place = f"/proc/{os.getppid()}/{name}"
+                os.listdir(place) if name == "fd" else os.open(place, os.O_RDONLY)
+                print(name, "seen", flush=True)
+            except PermissionError:
+                print(name, "closed", flush=True)
+        os._exit(0)
+    os.wait()
+look()
+close_to_same_user()
+look()
+print(len(os.listdir("/proc/self/fd")) > 2)
+"""
+
+
+def test_server_with_sandboxes_is_closed_to_its_own_user() -> None:
+    done = subprocess.run([sys.executable, "-c", SAME_USER], capture_output=True, text=True)
+    names = ("environ", "mem", "fd")
+    expected = [*(f"{name} seen" for name in names), *(f"{name} closed" for name in names), "True"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
 SERVER = """
 import asyncio, sys
 from segue.sandbox.client import KeeperClient, KeeperProcess

@@ -7,6 +7,7 @@ started again; the containers that it held are gone then. Workers of one parent 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import shutil
@@ -61,6 +62,8 @@ from segue.sandbox.messages import (
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
+# An attribute of a process (prctl(2)).
+DUMPABLE = 4
 # What the keeper may take to end in order.
 CLOSE_S_MAX = 3.0
 PIECE_BYTES = 1024 * 1024
@@ -71,6 +74,12 @@ _ready: msgspec.json.Decoder[KeeperReady] = msgspec.json.Decoder(KeeperReady)
 # Writes some bytes of a file.
 WritePiece = Callable[[bytes], Awaitable[None]]
 NoteCommand = Callable[[str, str, int | None, int, float], None]
+
+
+def close_to_same_user() -> None:
+    """No other process of this user, the keeper among them, may look into this one from here on: not into its memory,
+    its environment or its open files. Root still may."""
+    ctypes.CDLL(None).prctl(DUMPABLE, 0, 0, 0, 0)
 
 
 class KeeperProcess:

@@ -29,8 +29,9 @@ async def open_environment(
             raise Misconfigured("environment_domains: no containers; set environment too.")
         yield None
         return
-    from segue.sandbox.client import KeeperClient
+    from segue.sandbox.client import KeeperClient, close_to_same_user
 
+    close_to_same_user()
     domains = allowed_domains(settings)
     if socket:
         yield KeeperClient(socket, domains)
