@@ -371,6 +371,19 @@ def test_keeper_may_open_what_its_containers_need() -> None:
     assert (done.stdout.count("here"), done.returncode) == (16, 0), done.stderr
 
 
+# As container runtimes and units of systemd have it: something lies over a part of /proc.
+COVERED = ("unshare", "--user", "--map-root-user", "--mount")
+COVERS = ("sh", "-c", 'mount --bind /proc/sys /proc/sys; exec "$@"', "sh")
+
+
+def test_keeper_says_what_to_do_where_a_part_of_proc_is_covered() -> None:
+    words = [*COVERED, *COVERS, sys.executable, "-c", SERVER, "bwrap", ""]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode
+    assert "mount proc" in done.stderr
+    assert "systempaths=unconfined" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_nothing_weaker_is_taken_where_namespaces_are_forbidden(
     command: str, tmp_path: Path

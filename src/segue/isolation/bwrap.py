@@ -85,12 +85,15 @@ PROBE = (
 )
 
 NO_NAMESPACES = (
-    "The system does not allow unprivileged user namespaces. In a container: run it with "
-    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined, or give it a runtime that allows them. On "
-    "Ubuntu 24.04: install the AppArmor profile bwrap-userns-restrict (package apparmor-profiles), or set "
+    "The system does not allow unprivileged user namespaces, or a new /proc in them. In a container: run it with "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or "
+    "give it a runtime that allows them. In a unit of systemd: RestrictNamespaces=no, and nothing that covers parts of "
+    "/proc. On Ubuntu 24.04: install the AppArmor profile bwrap-userns-restrict (package apparmor-profiles), or set "
     "kernel.apparmor_restrict_unprivileged_userns=0. On Debian: kernel.unprivileged_userns_clone=1. "
     "user.max_user_namespaces must be above 0."
 )
+# What bubblewrap says then.
+FORBIDDEN = ("namespace", "uid map", "RTM_NEWADDR", "NETLINK_ROUTE", "mount proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +431,7 @@ async def _end(
         process.kill()
     said = (await process.stderr.read(4096)).decode(errors="replace").strip()
     await process.wait()
-    if "namespace" in said or "uid map" in said or "RTM_NEWADDR" in said:
+    if any(words in said for words in FORBIDDEN):
         return f"{said}. {NO_NAMESPACES}"
     if isinstance(error, TimeoutError):
         return f"the sandbox was not ready within {START_S_MAX:g} s. {said}".strip()
