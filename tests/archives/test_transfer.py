@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from segue.archives import transfer
+from segue.stores.postgres_database import PostgresDatabase
+from segue.stores.sqlite import SqliteStore
 from segue_cli import cli
 from tests.postgres import PostgresServer
 from tests.scenarios.test_files_api import upload
@@ -122,6 +125,41 @@ async def test_store_moves_to_postgresql_and_back(
     }
     async with serving(store=again) as served:
         await check(served, headers, ids)
+
+
+# What a store means for the processes that use it now, what is made again from the rest, and names of what is gone.
+# Of PostgreSQL the numbers of rows, who wrote a row last, and that a dead process may know its usage better.
+LEFT_OUT = {"turns": {"seq", "saved_by"}, "usage": {"is_provisional"}}
+NOT_MOVED = {"places", "meters", "needs", "spending", "erased"}
+
+
+async def test_every_table_is_moved_whole_or_left_for_a_reason(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """A table or a column that is new would be lost on the way, and nobody would see it."""
+    await (await SqliteStore.open(tmp_path / "a.db")).close()
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+        found = {
+            table: {column for _, column, *_ in connection.execute(f"PRAGMA table_info({table})")}
+            for (table,) in connection.execute(names)
+        }
+    assert found.keys() == transfer.TABLES.keys() | NOT_MOVED
+    for table, columns in transfer.TABLES.items():
+        # Numbers of rows are given again.
+        assert found[table] - set(columns.split()) <= {"seq", "id"}, table
+    url = await postgres.make_database()
+    await (await PostgresDatabase.open(url)).close()
+    rows = await postgres.ask(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'",
+        url,
+    )
+    # Seal keys are a file beside SQLite; who uses the file is told by its lease.
+    beside = {"ring", "workers", "migrations"}
+    assert {name for name, _ in rows} == transfer.TABLES.keys() | NOT_MOVED | beside
+    for table, columns in transfer.TABLES.items():
+        there = {column for name, column in rows if name == table}
+        assert there - set(columns.split()) <= LEFT_OUT.get(table, set()), table
 
 
 async def test_transfer_that_fails_changes_nothing(
