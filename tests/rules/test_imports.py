@@ -240,7 +240,17 @@ BESIDE: dict[str, set[str]] = {
     "segue_dashboard": INNER
     | {"turn", "process", "accounts", "budgets", "listener", "observe", "cluster", "server"},
     "segue_cli": INNER
-    | {"accounts", "cluster", "engines", "files", "observe", "replicas", "server", "settings"}
+    | {
+        "accounts",
+        "cluster",
+        "dialects",
+        "engines",
+        "files",
+        "observe",
+        "replicas",
+        "server",
+        "settings",
+    }
     | {"archives", "seals", "stores", "vocabularies", "workers"}
     | {"segue_embedded", "engine_sessions"},
 }

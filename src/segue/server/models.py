@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from segue.dialects.choose import derived_dialect, dialect_for
+from segue.dialects.descriptions import read_family
 from segue.dialects.family import TokenDialect
 from segue.dialects.messages import MessageForm, MessagesDialect
 from segue.engines.chat import ChatEngine
@@ -38,7 +39,6 @@ from segue.seams.history import Owner, Turn
 from segue.seams.model import Dialect, Engine, Sampling, Scene
 from segue.seams.store import Turns
 from segue.server.aliases import NamedModels, alias_problems
-from segue.server.families import read_family
 from segue.server.guards import GuardSet, OpenGate, gate_for
 from segue.server.served import served_models
 from segue.settings.values import EngineName, ModelSettings, Settings

@@ -91,8 +91,8 @@ def with_engine(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     child = EngineChild(settings)
-    # Until the server listens for them itself, which is minutes from here. Like the server, a start in the background of
-    # a script does not ignore Ctrl-C.
+    # Until the server listens for them itself, which is minutes from here. Ctrl-C counts as it does there: also where a
+    # script has started this in the background.
     before = {number: signal.signal(number, _leave) for number in ENDING}
     try:
         child.start()

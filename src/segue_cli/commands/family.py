@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from segue.dialects.descriptions import show_family
 from segue.errors import Misconfigured
 from segue.printable import say
-from segue.server.families import show_family
 from segue.server.models import SCRIPTED_VOCABULARY
 from segue.settings.values import ModelSettings, Settings
 from segue_embedded.weights import find_weights
