@@ -229,9 +229,10 @@ def test_end_of_a_call_on_a_line_of_a_value_is_part_of_it(name: str) -> None:
     """A file that an agent writes may have such a line."""
     begin, end, _ = FORGETFUL[name]
     for line in (end, begin.format("colour"), begin.format("city"), f"{end} and more", end[:-1]):
-        call = ("get_weather", {"city": f"a\n{line}\nb", "days": 2})
+        for city in (f"a\n{line}\nb", f"\n\n{line}"):
+            call = ("get_weather", {"city": city, "days": 2})
 
-        assert called(read(name, WRITTEN[name].calls(call), is_special=False)) == [call]
+            assert called(read(name, WRITTEN[name].calls(call), is_special=False)) == [call]
 
 
 @pytest.mark.parametrize("name", FORGETFUL)
@@ -261,6 +262,14 @@ def test_quote_inside_a_word_ends_no_string(text: str, city: str) -> None:
     said = f"<|tool_call_start|>[get_weather({text}, days=2)]<|tool_call_end|>"
 
     assert called(read("lfm2", said)) == [("get_weather", {"city": city, "days": 2})]
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_quote_that_is_a_mark_escapes_nothing(is_special: bool) -> None:
+    """As Gemma 4 writes strings, inside objects too."""
+    call = ("get_weather", {"city": "C:\\new", "tags": ["it's \\n", {"a": "\\"}]})
+
+    assert called(read("gemma4", WRITTEN["gemma4"].calls(call), is_special=is_special)) == [call]
 
 
 def test_lists_and_objects_in_tags_are_read() -> None:

@@ -36,7 +36,8 @@ PYTHON_ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL
 )
 PYTHON_ESCAPE_CHARS_MAX = 10
-# After a string of one quote.
+# Quotes that words have, too; and what stands after a string in them.
+PLAIN_QUOTES = ("'", '"')
 AFTER_STRING = ",:=)]}"
 ESCAPES = {
     "n": "\n",
@@ -213,7 +214,7 @@ class TaggedArguments:
             if opening is None and self._opening.may_begin(
                 text[at + 1 : at + 2 + HEADER_CHARS_MAX]
             ):
-                return at, ""
+                return len(text[:at].rstrip("\n")), ""
             if opening is not None and self._is_missing(opening["key"].strip()):
                 return at, end_mark[0]
         return len(text) - held_back(text, self._ends), ""
@@ -392,7 +393,7 @@ class NotedArguments:
         """How much of an open string was used."""
         quote = self._quote
         # Lists and objects inside are written as JSON or Python has them, which escape.
-        is_inner = len(quote) == 1 and len(self._open) > 1
+        is_inner = quote in PLAIN_QUOTES and len(self._open) > 1
         has_escapes = self._notation.has_escapes or is_inner
         mark = any_of((quote, "\\") if has_escapes else (quote,)).search(text)
         if mark is None:
@@ -416,9 +417,9 @@ class NotedArguments:
         """A quote ends a string where something may stand after it; in `it's` it is a letter."""
         quote = self._quote
         following = text[len(quote) :].lstrip()
-        if len(quote) == 1 and not following:
+        if quote in PLAIN_QUOTES and not following:
             return 0
-        if len(quote) == 1 and following[0] not in AFTER_STRING and not is_special(following):
+        if quote in PLAIN_QUOTES and following[0] not in AFTER_STRING and not is_special(following):
             parsed.append(_quoted(quote)[1:-1])
         else:
             self._quote = ""

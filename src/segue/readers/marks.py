@@ -128,15 +128,21 @@ def _nested(atoms: list[str], last: str) -> str:
 
 # Most marks are constants, so that there are few.
 @lru_cache(maxsize=256)
-def _starts(marks: tuple[str, ...]) -> tuple[str, ...]:
-    """All parts with which these marks begin, the longest first."""
-    starts = {mark[:n] for mark in marks for n in range(1, len(mark))}
-    return tuple(sorted(starts, key=len, reverse=True))
+def _starts(marks: tuple[str, ...]) -> tuple[int, frozenset[str], frozenset[str]]:
+    """All parts with which these marks begin: the length of the longest, their first letters, and they themselves."""
+    starts = frozenset(mark[:n] for mark in marks for n in range(1, len(mark)))
+    longest = max(map(len, starts), default=0)
+    return longest, frozenset(start[0] for start in starts), starts
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
     """How many characters at the end may still be newlines before a mark, and a part of it."""
-    begun = next((len(start) for start in _starts(marks) if text.endswith(start)), 0)
+    longest, letters, starts = _starts(marks)
+    begun = 0
+    for at in range(max(0, len(text) - longest), len(text)):
+        if text[at] in letters and text[at:] in starts:
+            begun = len(text) - at
+            break
     return len(text) - len(text[: len(text) - begun].rstrip("\n"))
 
 
