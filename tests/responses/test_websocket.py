@@ -264,6 +264,17 @@ async def test_lost_connections_cache_is_found_by_the_next_one() -> None:
     assert first.lost.find("eve", "resp_1") is None
 
 
+async def test_cache_of_an_owner_that_is_erased_is_not_kept_for_the_next_connection() -> None:
+    stage = Stage()
+    first = Connection(stage, reconnect_s=60)
+    await first.create()
+    first.session.dismiss(is_erased=True)
+    first.begun[0].end()
+    first.session.closed(LOSS)
+    assert stage.near.is_closed
+    assert first.lost.find(LOCAL, "resp_1") is None
+
+
 async def test_client_that_does_not_read_gets_nothing_more_to_read(peer: Connection) -> None:
     peer.socket.is_full = True
     await peer.create()

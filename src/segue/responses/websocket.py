@@ -553,7 +553,8 @@ class SocketSession:
                 self._services.runner.log_events(running)
         self.subscribers.clear()
         self._ended.clear()
-        if not (how.is_lost and self._lost.add(self.account.owner, self._near)):
+        may_keep = how.is_lost and not self._is_erased
+        if not (may_keep and self._lost.add(self.account.owner, self._near)):
             self._near.close()
         # The reason in a client's close frame is the client's own text.
         reason, status = how.reason if how.is_lost else "", how.code or LOST
