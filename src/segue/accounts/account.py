@@ -303,9 +303,7 @@ def _refused(secret: str | None, expired_at: int | None = None) -> Unauthenticat
     key has expired."""
     if expired_at is not None:
         at = time.strftime("%Y-%m-%d %H:%M", time.gmtime(expired_at))
-        message = (
-            f"This API key expired on {at} UTC. Ask the operator of this server for a new one."
-        )
+        message = f"This API key expired on {at} UTC. Ask this server's operator for a new one."
         return Unauthenticated(message, code="api_key_expired", is_wrong=True)
     if secret is None:
         return Unauthenticated(
