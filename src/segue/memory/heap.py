@@ -66,26 +66,27 @@ def tune_heap() -> None:
         library.mallopt(ARENA_MAX, ARENAS)
 
 
-def free_bytes() -> int:
-    """What the C library has of freed blocks, whether their pages have gone back or not."""
-    library = _glibc()
-    return 0 if library is None else int(library.mallinfo2().fordblks)
+def unused_bytes(library: ctypes.CDLL) -> int:
+    """What the process has besides the blocks of the C library that are in use. What is free alone says nothing: pages
+    that have gone back count as free too."""
+    info = library.mallinfo2()
+    return resident_bytes() - int(info.uordblks) - int(info.hblkhd)
 
 
 async def trim_heap(kept_bytes: int) -> int:
-    """Give memory back, if much is free and the process has that much more than after the last time. Returns what it
-    has now. What is free alone says nothing: pages that have gone back count as free too."""
+    """Give memory back, if that much more is unused than after the last time. Returns what is unused now."""
     library = _glibc()
-    has_more = resident_bytes() - kept_bytes >= FREED_BYTES_MIN
-    if library is not None and has_more and free_bytes() >= FREED_BYTES_MIN:
+    if library is None:
+        return kept_bytes
+    if unused_bytes(library) - kept_bytes >= FREED_BYTES_MIN:
         await asyncio.to_thread(library.malloc_trim, 0)
-        return resident_bytes()
-    return min(kept_bytes, resident_bytes())
+        return unused_bytes(library)
+    return min(kept_bytes, unused_bytes(library))
 
 
 async def keep_trimmed() -> None:
     """Give memory back whenever much of it was freed."""
     kept_bytes = resident_bytes()
     while True:
-        await asyncio.sleep(LOOK_S)
         kept_bytes = await trim_heap(kept_bytes)
+        await asyncio.sleep(LOOK_S)
