@@ -29,7 +29,10 @@ DEAREST = 40
 # What belongs together in several folders: how the paths of its files begin.
 SUBJECTS = {
     "sandboxes, files and skills": (
-        *(f"tests/{room}/" for room in ("sandbox", "isolation", "escapes", "egress", "files", "bundles")),
+        *(
+            f"tests/{room}/"
+            for room in ("sandbox", "isolation", "escapes", "egress", "files", "bundles")
+        ),
         *(f"tests/scenarios/test_{name}" for name in ("shell", "code_interpreter", "containers")),
         *(f"tests/scenarios/test_{name}" for name in ("files", "skills")),
         *(

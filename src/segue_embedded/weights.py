@@ -85,8 +85,8 @@ KNOWN = {
         Weights(
             name="qwen2.5-coder-1.5b",
             about=(
-                "Qwen2.5-Coder-1.5B-Instruct Q4_K_M, one request at a time: better answers and short code; with aider it "
-                "edits files"
+                "Qwen2.5-Coder-1.5B-Instruct Q4_K_M, one request at a time: better answers and short code; with aider "
+                "it edits files"
             ),
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             bytes=1_117_320_768,

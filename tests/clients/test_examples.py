@@ -27,7 +27,12 @@ SAYS: dict[str, tuple[str, ...]] = {
         "found: https://harbour.example/ferry.txt",
     ),
     "mcp_tools.py": ("tools: now", "called: now -> 20"),
-    "forks.py": ("root: ", "fork: ", "You said: How does it taste?", "tokens cached by the engine)"),
+    "forks.py": (
+        "root: ",
+        "fork: ",
+        "You said: How does it taste?",
+        "tokens cached by the engine)",
+    ),
     "lanes.py": ("fruit: ", "vegetable: ", "tree: ", "You said: Name a tree."),
 }
 # Their own tests run them, or they are no programs.
