@@ -16,7 +16,7 @@ from segue.isolation.limits import MIB, Limits
 from segue.sandbox.client import KeeperClient
 from segue.sandbox.containers import Containers
 from segue.sandbox.keeper import Keeper
-from segue.sandbox.messages import RunCommand
+from segue.sandbox.messages import FileEntry, RunCommand
 from tests.escapes.conftest import outside, sandboxes_can_be_made
 from tests.escapes.places import ADAPTERS, SMALL, Shell, containers_with
 from tests.support import until
@@ -34,8 +34,11 @@ class OpenContainer(NamedTuple):
     async def write(self, path: str, size: int) -> None:
         await self.client.write_file("me", self.id, path, bytes(size))
 
+    async def entries(self) -> list[FileEntry]:
+        return await self.client.list_files("me", self.id)
+
     async def paths(self) -> list[str]:
-        return [entry.path for entry in await self.client.list_files("me", self.id)]
+        return [entry.path for entry in await self.entries()]
 
 
 @asynccontextmanager
@@ -62,6 +65,16 @@ async def test_uploads_together_are_not_larger_than_the_disk_of_a_container(outs
         run = RunCommand("me", place.id, "cat b | wc -c", 10.0, 100)
         said = [piece.stdout async for piece in place.client.run(run)]
         assert "".join(said) == f"{16 * MIB}\n"
+
+
+async def test_upload_that_is_refused_leaves_the_file_of_its_name_as_it_was(outside: Path) -> None:
+    async with opened(outside) as place:
+        await place.write("a", 5)
+        with pytest.raises(ApiError, match="full"):
+            await place.write("a", 64 * MIB)
+        assert [(entry.path, entry.size) for entry in await place.entries()] == [("a", 5)]
+        await place.write("a", 7)
+        assert [(entry.path, entry.size) for entry in await place.entries()] == [("a", 7)]
 
 
 async def test_uploads_beside_each_other_share_what_is_free(outside: Path) -> None:

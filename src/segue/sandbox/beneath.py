@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -74,41 +75,48 @@ def plain_file(folder: int, path: str) -> Iterator[int]:
 
 @contextmanager
 def new_file(folder: int, path: str, owner: int | None) -> Iterator[int]:
-    """A new file of this user at this path, in folders that are made; what was there before is replaced. It is removed
-    if it was not written to its end."""
-    with _as_user(owner):
-        fd = _create(folder, path)
+    """A new file of this user at this path, in folders that are made. It takes the place of what was there once it is
+    written to its end; if it is not, nothing of it stays, and what was there does."""
+    _encoded(path)
+    *folders, name = path.split("/")
+    beside = f".{secrets.token_hex(8)}.new"
+    with _as_user(owner), _made_folder(folder, folders) as at:
+        fd = open_beneath(at, beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        at = os.dup(at)
     try:
         yield fd
+        if not os.path.samestat(os.lstat(beside, dir_fd=at), os.fstat(fd)):
+            raise FileNotFoundError(path)
+        with _as_user(owner):
+            os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
         with suppress(OSError):
-            remove_file(folder, path, only=os.fstat(fd))
+            os.unlink(beside, dir_fd=at)
         raise
     finally:
+        os.close(at)
         os.close(fd)
 
 
-def _create(folder: int, path: str) -> int:
-    _encoded(path)
-    *folders, name = path.split("/")
+@contextmanager
+def _made_folder(folder: int, names: Sequence[str]) -> Iterator[int]:
+    """A folder below this one, which is made where it is missing."""
     at = os.dup(folder)
     try:
-        for each in folders:
+        for name in names:
             with suppress(FileExistsError):
-                os.mkdir(each, 0o755, dir_fd=at)
-            inner = open_beneath(at, each, os.O_RDONLY | os.O_DIRECTORY)
+                os.mkdir(name, 0o755, dir_fd=at)
+            inner = open_beneath(at, name, os.O_RDONLY | os.O_DIRECTORY)
             os.close(at)
             at = inner
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=at)
-        return open_beneath(at, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        yield at
     finally:
         os.close(at)
 
 
 @contextmanager
 def _as_user(uid: int | None) -> Iterator[None]:
-    """Files are made as this user, in this thread; a folder in memory of a sandbox knows no other user."""
+    """Files are made and named as this user, in this thread; a folder in memory of a sandbox knows no other user."""
     if uid is None:
         yield
         return
@@ -121,13 +129,12 @@ def _as_user(uid: int | None) -> Iterator[None]:
         _libc.setfsgid(os.getegid())
 
 
-def remove_file(folder: int, path: str, only: os.stat_result | None = None) -> None:
-    """Remove a file, not what a link points to; or this file only, if it is still there."""
+def remove_file(folder: int, path: str) -> None:
+    """Remove a file, not what a link points to."""
     above, _, name = path.rpartition("/")
     at = open_beneath(folder, above or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if only is None or os.path.samestat(os.lstat(name, dir_fd=at), only):
-            os.unlink(name, dir_fd=at)
+        os.unlink(name, dir_fd=at)
     finally:
         os.close(at)
 
