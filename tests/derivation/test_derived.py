@@ -153,6 +153,12 @@ WRAPPED = """{{ '<zz:run name="' + c.function.name + '">' }}{% for k, v in c.fun
 {{- v if v is string else v | tojson }}{% endif %}{{ '</zz:arg>' }}{% endfor %}{{ '</zz:run>' }}"""
 COMMA_TAGS = """{{ '<zz:run>' + c.function.name + '{' }}{% for k, v in c.function.arguments.items() %}
 {{- k + ':<zz:t>' ~ v ~ '<zz:t>' }}{% if not loop.last %}{{ ',' }}{% endif %}{% endfor %}{{ '}</zz:run>' }}"""
+# Objects between marks of their own, in a section, with commas between.
+SECTION = (
+    "{% if loop.first %}{{ '<zz:calls>' }}{% endif %}{{ '<zz:run>' }}"
+    + OBJECT
+    + ("{{ '</zz:run>' }}{% if loop.last %}{{ '</zz:calls>' }}{% else %}{{ ', ' }}{% endif %}")
+)
 # A value ends on a line of its own and begins on none.
 LATE = """{{ '<zz:run>' + c.function.name + '>\\n' }}{% for k, v in c.function.arguments.items() %}
 {{- '<zz:arg=' + k + '>' + (v if v is string else v | tojson) + '\\n</zz:arg>\\n' }}{% endfor %}{{ '</zz:run>' }}"""
@@ -250,6 +256,16 @@ def test_values_in_tags_with_commas_between_are_read() -> None:
     assert dialect.derived.calls is not None, dialect.derived.refused
     said = "<zz:run>save{text:<zz:t>a, b<zz:t>,count:<zz:t>3<zz:t>}</zz:run>"
     assert items_of(dialect, said) == [("function", "save", '{"text": "a, b", "count": 3}')]
+
+
+def test_objects_with_marks_of_their_own_in_a_section_are_read() -> None:
+    dialect = dialect_of(SECTION)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    one = f"<zz:run>{SAVE}</zz:run>"
+    said = f"Yes.<zz:calls>{one}, {one}</zz:calls>"
+    assert items_of(dialect, said) == [("message", "", "Yes."), CALLED, CALLED]
+    assert items_of(dialect, f"<zz:calls>{one}</zz:calls>So.") == [CALLED, ("message", "", "So.")]
 
 
 def test_newline_before_the_end_of_a_value_is_no_part_of_it() -> None:

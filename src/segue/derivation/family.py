@@ -149,8 +149,9 @@ class _Split:
         closing, end = self._closing(calls, opened, section_end)
         if self.is_listed and closing.endswith("]"):
             closing = closing[:-1].rstrip()
-        # Objects without a mark, with commas between.
-        self.is_listed |= not begin and calls.separator.strip() == ","
+        # Objects without a mark, with commas between, or calls in a section that have a mark each.
+        separated = (",", ";") if section else () if begin else (",",)
+        self.is_listed |= calls.separator.strip() in separated
         self.begins = (begin,) if begin else ()
         self.ends = (end,) if end else ()
         if begin and not lexer.begins_with_mark(begin):
@@ -196,9 +197,7 @@ class _Split:
                 raise Misconfigured(f"the object of a call is not closed by {text!r}.")
             closing, text = "}" * depth, text[at:].strip()
         if section_end or calls.section_begin.strip():
-            if depth and text:
-                raise Misconfigured(f"after the object of a call stands {text!r}.")
-            return closing or text, section_end
+            return closing + text, section_end
         if depth:
             return closing, text
         *inner, last = text.split() or [""]

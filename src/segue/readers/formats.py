@@ -59,7 +59,7 @@ class CallShape:
     ahead: tuple[str, ...] = ()
     # How arguments are written; None: as JSON.
     arguments: Tags | Notation | None = None
-    # Closes the call after its arguments; `}` with other keys before it.
+    # Closes the call after its arguments; `}` with other keys before it, and a mark after it.
     closing: str = ""
     # A pattern of what in a name is not part of it.
     noise: str = ""

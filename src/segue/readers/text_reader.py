@@ -384,8 +384,9 @@ class TextReader:
             assert self._call.shape is not None
             closing = self._call.shape.closing
             # An object may stand in another.
-            is_object = closing[:1] == "}"
-            self._call.braces = Braces(depth=len(closing))
+            depth = len(closing) - len(closing.lstrip("}"))
+            is_object = depth > 0
+            self._call.braces = Braces(depth=depth)
             self._state = self._trailing if is_object else self._ending
         return rest
 
