@@ -344,3 +344,12 @@ def test_what_no_model_reads_is_no_reason_to_block() -> None:
         is_told = is_url or any(is_read(family, hidden, bird) for family in ("chat", *MAKERS))
         assert is_told, hidden.raw
     assert unread > 100
+
+
+@pytest.mark.parametrize("unread", ["1e999", "9" * 400, "[" * 900 + "]" * 900])
+def test_tools_of_a_remote_server_are_read_whatever_their_unread_fields_hold(unread: str) -> None:
+    raw = (
+        '{"type":"mcp_list_tools","id":"mcpl_1","server_label":"s","tools":[{"name":"find",'
+        f'"input_schema":{{"title":"kestrel"}},"annotations":{{"x":{unread}}}}}]}}'
+    )
+    assert any(BIRD in text for text in texts_of([decode_item(raw.encode(), "input")]))

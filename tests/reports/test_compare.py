@@ -307,3 +307,15 @@ def test_very_long_item_is_shown_as_it_came() -> None:
     # The same words in another form are the same all the same.
     raw = one.raw.replace(b'{"', b'{"id":"msg_1","', 1)
     assert is_same(one, item(raw.decode()))
+
+
+@pytest.mark.parametrize("unread", ["1e999", "9" * 400, "[" * 900 + "]" * 900])
+def test_items_with_unread_fields_of_any_kind_are_compared(unread: str) -> None:
+    one, other = (
+        item(
+            f'{{"role":"user","content":[{{"type":"input_image","file_id":"{name}"}}],"x":{unread}}}'
+        )
+        for name in ("file_a", "file_b")
+    )
+    assert is_same(one, one)
+    assert not is_same(one, other)

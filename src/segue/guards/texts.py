@@ -74,7 +74,7 @@ def _texts(item: Item) -> Iterator[str]:
     value = item.value
     if shown_as(value) == "nothing":
         # The model knows it from elsewhere: the tools of a remote server, a call that was approved.
-        yield from _meant(dumps(msgspec.json.decode(encode(value))))
+        yield from _meant(_as_json(encode(value)))
         return
     part = part_of(item)
     yield part.name
@@ -88,6 +88,14 @@ def _texts(item: Item) -> Iterator[str]:
             url = getattr(inner, name, None)
             if isinstance(url, str) and not url.startswith("data:"):
                 yield url
+
+
+def _as_json(raw: bytes) -> str:
+    """JSON as the model would see it; as it came where fields that nobody reads hold numbers that we do not take."""
+    try:
+        return dumps(msgspec.json.decode(raw))
+    except (msgspec.MsgspecError, RecursionError):
+        return raw.decode()
 
 
 def _content(value: object) -> Sequence[object]:

@@ -21,10 +21,17 @@ PIECE = 64 * 1024
 
 
 def said(item: Item) -> str:
-    """An item as a person reads it, without what the model does not see."""
+    """An item as a person reads it, without what the model does not see; as it came where fields that nobody reads hold
+    numbers or depths that we do not take."""
     if len(item.raw) > SAID_BYTES_MAX:
         return item.raw.decode()
-    body = msgspec.json.decode(item.raw)
+    try:
+        return _said(msgspec.json.decode(item.raw))
+    except (msgspec.MsgspecError, RecursionError):
+        return item.raw.decode()
+
+
+def _said(body: object) -> str:
     match body:
         case {"content": str() as text}:
             return text
