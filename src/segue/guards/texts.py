@@ -91,7 +91,7 @@ def _texts(item: Item) -> Iterator[str]:
 
 
 def _as_json(raw: bytes) -> str:
-    """JSON as the model would see it; as it came where fields that nobody reads hold numbers that we do not take."""
+    """JSON as the model would see it; as it came where unread fields hold numbers that we do not take."""
     try:
         return dumps(msgspec.json.decode(raw))
     except (msgspec.MsgspecError, RecursionError):

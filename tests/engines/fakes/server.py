@@ -76,6 +76,11 @@ class Fake:
     async def stop(self) -> None:
         """Go away: connections are refused from now on."""
         if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            # The server closes the connections that it knows, which are those accepted some passes of the loop before.
+            for _ in range(5):
+                await asyncio.sleep(0)
             await self._runner.cleanup()
             self._runner = None
             # A connection that was closed ends with the next pass of the loop, which may be the last one of a test.
