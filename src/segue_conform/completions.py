@@ -154,6 +154,7 @@ async def _bad(target: Target) -> None:
 
 
 async def _model(target: Target) -> None:
+    await sent(target)
     answer = await target.post(PATH, body(target) | {"model": "no-such-model-here"})
     check_error(answer.body, answer.status, (400, 404))
 

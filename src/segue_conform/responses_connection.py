@@ -65,8 +65,7 @@ async def _large(target: Target) -> None:
 
 async def _model(target: Target) -> None:
     async with target.socket() as socket:
-        await socket.create(model="no-such-model-here")
-        error = error_of(await socket.event())
+        error = await socket.refused(model="no-such-model-here")
         expect(error.get("message"), "the error has no message")
         await socket.turn()
 
@@ -158,7 +157,7 @@ async def _error_beside(target: Target) -> None:
         await started(socket, script(SLOW), stream_id="left")
         await socket.create(previous_response_id=NOWHERE, stream_id="right")
         kinds = [event["type"] for event in await ends(socket, 2) if is_end(event)]
-    equal(kinds, ["error", "response.completed"], "the ends of both lanes")
+    equal(sorted(kinds), ["error", "response.completed"], "the ends of both lanes")
 
 
 # --- warm-up ------------------------------------------------------------------------------------------------
@@ -329,7 +328,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.cache.evict-stored",
         "a stored parent is found again after a continuation that failed",
-        "must",
+        "should",
         MODE,
         _evict_stored,
     ),
@@ -351,8 +350,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.cache.bad-frame",
         "a frame that cannot be used evicts nothing",
-        "should",
-        MODE,
+        "ours",
+        f"{SEGUE} 6.4",
         _keep_on_bad_frame,
     ),
     Case(
@@ -397,8 +396,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "responses.warm.usage",
         "a warm-up has no output tokens",
-        "should",
-        f"{MODE}; openai/codex: prewarm",
+        "ours",
+        f"{SEGUE} 6.7",
         _warm_usage,
     ),
     Case(

@@ -123,8 +123,12 @@ async def _text_format(target: Target) -> None:
     equal(answer.ok()["text"]["format"].get("name"), "answer", "text.format.name")
 
 
+async def _client_metadata(target: Target) -> None:
+    await created(target, client_metadata={"session": "1"})
+
+
 async def _unknown_keys(target: Target) -> None:
-    await created(target, client_metadata={"session": "1"}, some_key_of_next_year=True)
+    await created(target, some_key_of_next_year=True)
 
 
 async def _roles(target: Target) -> None:
@@ -177,6 +181,7 @@ async def _bad_number(target: Target) -> None:
 
 
 async def _no_model(target: Target) -> None:
+    await created(target)
     await refused(target, target.create() | {"model": "no-such-model-here"}, 400, 404)
 
 
@@ -260,6 +265,7 @@ async def _retrieve(target: Target) -> None:
 
 
 async def _retrieve_unknown(target: Target) -> None:
+    (await target.get(f"/responses/{(await created(target))['id']}")).ok()
     answer = await target.get(f"/responses/{NOWHERE}")
     check_error(answer.body, answer.status, (404,))
 
@@ -508,10 +514,17 @@ CASES: tuple[Case, ...] = (
         _text_format,
     ),
     Case(
-        "responses.create.unknown-keys",
-        "keys that the server does not know are ignored",
+        "responses.create.client-metadata",
+        "client_metadata, which Codex sends, is accepted",
         "must",
         "openai/codex: client_metadata",
+        _client_metadata,
+    ),
+    Case(
+        "responses.create.unknown-keys",
+        "keys that the server does not know are ignored",
+        "ours",
+        "Segue: docs/fields.md",
         _unknown_keys,
     ),
     Case(

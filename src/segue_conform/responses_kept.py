@@ -35,6 +35,7 @@ async def _deleted_parent(target: Target) -> None:
 
 
 async def _delete_unknown(target: Target) -> None:
+    (await target.delete(f"/responses/{(await created(target))['id']}")).ok()
     answer = await target.delete(f"/responses/{NOWHERE}")
     check_error(answer.body, answer.status, (404,))
 

@@ -76,7 +76,7 @@ def check_response(response: Json) -> None:
             isinstance(value, int | float) and not isinstance(value, bool),
             f"{key} is {shown(value)}, not a number",
         )
-    expect(str(response["id"]).startswith("resp"), f"the id is {shown(response['id'])}")
+    expect(isinstance(response["id"], str) and response["id"], f"the id is {shown(response['id'])}")
 
 
 def check_usage(response: Json) -> None:
