@@ -29,7 +29,9 @@ class Near:
 
 
 @asynccontextmanager
-async def near_in(folder: Path, idle_s: float = 30, head_s: float = 30) -> AsyncIterator[Near]:
+async def near_in(
+    folder: Path, idle_s: float = 30, head_s: float = 30, **more: int
+) -> AsyncIterator[Near]:
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         near.open_outside += 1
         try:
@@ -56,7 +58,7 @@ async def near_in(folder: Path, idle_s: float = 30, head_s: float = 30) -> Async
             return await proxy_module.dial("127.0.0.1", port)
 
         fetcher = Fetcher(Policy("public"), resolve)
-        proxy = EgressProxy((HOST,), fetcher, dial=dial, idle_s=idle_s, head_s=head_s)
+        proxy = EgressProxy((HOST,), fetcher, dial=dial, idle_s=idle_s, head_s=head_s, **more)
         near = Near(proxy, str(folder / "door"))
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(near.path)
@@ -110,6 +112,26 @@ async def test_more_connections_than_a_door_may_have_are_closed(tmp_path: Path) 
         for _, each in (*held, (reader, writer)):
             each.close()
         await until(lambda: not near.proxy.doors[1].connections)
+
+
+async def test_doors_that_take_all_they_get_leave_some_for_the_next_one(tmp_path: Path) -> None:
+    async with near_in(tmp_path, connections_max=64) as near:
+        held = []
+        for number in range(2, 14):
+            listener = socket.socket(socket.AF_UNIX)
+            near.path = str(tmp_path / f"door-{number}")
+            listener.bind(near.path)
+            await near.proxy.open(number, "cntr_b", (HOST,), listener)
+            first, *more = [await near.connect() for _ in range(16)]
+            first[1].write(b"GET")
+            # Those that are too many are closed, the first one is not.
+            assert await more[-1][0].read() == b""
+            assert near.proxy.doors[number].connections
+            held += [first, *more]
+        for _, writer in held:
+            writer.close()
+        for number in range(2, 14):
+            await near.proxy.close(number)
 
 
 async def test_operators_list_holds_whatever_a_door_says(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -195,7 +196,7 @@ class Shell:
 # What a kernel that is not the host's lets its programs do to itself.
 HARMLESS = {
     "kernel-shared": (),
-    "user-kernel": ("WROTE /proc/sysrq-trigger 1", "NICE -5"),
+    "user-kernel": ("WROTE /proc/sysrq-trigger 1", "WROTE /proc/sys/.*", "NICE -5"),
 }
 
 
@@ -213,6 +214,8 @@ def seen_outside(first: int, secret: str, isolation: str) -> set[str]:
         filtered += status["Seccomp"].strip() == "2"
         if os.getpriority(os.PRIO_PROCESS, pid) < min(own + 1, NICE_MAX):
             found.add("priority")
+        if (folder / "oom_score_adj").read_text().strip() != "1000":
+            found.add("not the first to end")
     # The kernel of gVisor and what serves its files: both are under filters of their own.
     if isolation == "user-kernel" and filtered < 2:
         found.add("no filter around gVisor")
@@ -249,9 +252,11 @@ async def findings(containers: Containers, canaries: Canaries) -> set[str]:
     if "FDS [0, 1, 2]" not in said["PROC"]:
         found.add("descriptors")
     for harmless in HARMLESS[containers.isolation]:
-        said["FILES"] = said["FILES"].replace(harmless, "")
+        said["FILES"] = re.sub(harmless, "", said["FILES"])
     if any(word in said["FILES"] for word in ("WROTE", "MKNOD", "SETUID", "CHOWN", "NICE", "READ")):
         found.add("files: " + said["FILES"][:400])
+    if containers.isolation == "kernel-shared" and "LAST-TO-END 0" in said["FILES"]:
+        found.add("not the first to end")
     if list(canaries.folder.rglob("escaped")):
         found.add("host folder written")
     return found

@@ -89,6 +89,7 @@ calls = dict(
     fsopen=(430, 430), open_tree=(428, 428), move_mount=(429, 429), pidfd_getfd=(438, 438),
     chroot=(161, 51), swapon=(167, 224), reboot=(169, 142), sethostname=(170, 161),
     clone3=(435, 435), personality=(135, 92), memfd_create=(319, 279), msgget=(68, 186), semget=(64, 190),
+    io_setup=(206, 0), fallocate=(285, 47), open_tree_attr=(467, 467),
 )
 for name, numbers in calls.items():
     number = numbers[0] if x86 else numbers[1]
@@ -96,13 +97,27 @@ for name, numbers in calls.items():
     ctypes.set_errno(0)
     result = libc.syscall(number, first, 0, 0, 0, 0)
     error = ctypes.get_errno()
-    if result != -1 or error not in (1, 38):
+    if result != -1 or error not in (1, 38, 95):
         print("CALL", name, result, error)
-import fcntl
-try:
-    print("CALL typed", fcntl.ioctl(0, 0x5412, b"x"))
-except OSError:
-    pass
+import fcntl, socket
+# Typing; an allocation of a mebibyte by three older names, and how much a file takes at once.
+with open("/mnt/data/calls", "wb") as file:
+    own = file.fileno()
+    space = bytes(16) + (1 << 20).to_bytes(8, "little") + bytes(24)
+    for fd, number in ((0, 0x5412), (own, 0x40305828), (own, 0x4030582A), (own, 0x40305839), (own, 0x401C5820)):
+        try:
+            print("CALL", hex(number), fcntl.ioctl(fd, number, space))
+        except OSError:
+            pass
+for family in (socket.AF_INET, socket.AF_INET6):
+    for kind in (1, 2, 5, 6):
+        for protocol in range(1, 300):
+            try:
+                socket.socket(family, kind, protocol).close()
+                if protocol not in (1, 6, 17):
+                    print("CALL socket", family, kind, protocol)
+            except OSError:
+                pass
 for name in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "CapInh", "CapAmb"):
     for line in open("/proc/self/status"):
         if line.startswith(name + ":"):
@@ -149,6 +164,12 @@ attempt("MKNOD", lambda: os.mknod("/mnt/data/disk", 0o60600, os.makedev(8, 0)))
 attempt("SETUID", lambda: os.setuid(0))
 attempt("CHOWN", lambda: os.chown("/mnt/data", 0, 0))
 attempt("NICE", lambda: os.nice(-5))
+# What a kernel lets its programs set, for namespaces of their own too. Nothing is set.
+for folder, _, names in os.walk("/proc/sys"):
+    for name in names:
+        attempt("WROTE " + folder + "/" + name, lambda: os.close(os.open(os.path.join(folder, name), os.O_WRONLY)))
+attempt("", lambda: open("/proc/self/oom_score_adj", "w").write("0"))
+print("LAST-TO-END", open("/proc/self/oom_score_adj").read().strip())
 # Every mount, and every folder of the first levels: what can be written, is.
 places = {line.split()[4] for line in open("/proc/self/mountinfo")}
 for level in range(3):
@@ -335,6 +356,49 @@ except OSError as error:
     print(error)
 print("HELD", size >> 20)
 """
+# What sockets keep, of some processes and as much as each may have; at most 240 MiB.
+SOCKETS = r"""
+import os, socket, time
+ready, done = os.pipe()
+for child in range(6):
+    if os.fork() == 0:
+        held, size = [], 0
+        while size < (40 << 20) and len(held) < 240:
+            pair = socket.socketpair()
+            held += pair
+            for one in pair:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+                one.setblocking(False)
+                try:
+                    while True:
+                        size += one.send(bytes(1 << 16))
+                except BlockingIOError:
+                    pass
+        os.write(done, size.to_bytes(8, "little"))
+        time.sleep(2)
+        os._exit(0)
+held = sum(int.from_bytes(os.read(ready, 8), "little") for child in range(6))
+time.sleep(0.5)
+print("HELD", held >> 27 << 7)
+"""
+# The same of TCP, at most 300 MiB: the kernel has one limit for all of the machine.
+TCP = r"""
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+held, size = [], 0
+while size < (300 << 20) and len(held) < 240:
+    near = socket.create_connection(server.getsockname())
+    held += [near, server.accept()[0]]
+    for one in held[-2:]:
+        one.setblocking(False)
+        try:
+            while True:
+                size += one.send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
+time.sleep(0.5)
+print("HELD", size >> 28 << 8)
+"""
 DISK = r"""
 import os, time
 written = 0
@@ -385,9 +449,13 @@ for number in range(1000):
         time.sleep(0.03)
 print("HELD 1000")
 """
-# Memory of System V that nobody has mapped, and its other stores.
+# Memory of System V that nobody has mapped, and its other stores; as many pieces as one may ask for.
 SYSTEM_V = r"""
 import ctypes
+try:
+    open("/proc/sys/kernel/shmmni", "w").write("32768")
+except OSError as error:
+    print(error)
 libc = ctypes.CDLL(None, use_errno=True)
 libc.shmat.restype = ctypes.c_void_p
 held = 0
@@ -421,6 +489,24 @@ for number in range(2000):
     os.chdir("d" * 200)
 open(b"\xff\xfe" + b"n" * 250, "w").close()
 print("made")
+"""
+
+# Below folders whose path has fewer letters than bytes.
+LONG_NAMES = "import os; os.chdir('/mnt/data')\nfor n in range(17): os.mkdir('é' * 127); os.chdir('é' * 127)\n"
+LONG_NAMES += DISK.replace("/mnt/data/", "")
+# Nobody waits for what works here.
+UNWAITED = r"""
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for child in range(8):
+    if os.fork() == 0:
+        while time.process_time() < 0.05:
+            pass
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
 """
 
 # Hears no signal that can be ignored; without quotes, for a command line.
@@ -470,6 +556,19 @@ for literal in ("93.184.216.34", "127.0.0.1", "[::1]", "2130706433", "0x7f000001
 for name in ("loopback", "private", "metadata", "mapped", "nowhere"):
     say("inside", get(f"http://{name}.example.com/"))
     say("inside-tls", connect(f"{name}.example.com:443"))
+for name in ("rebound", "rebound-later", "rebound-later"):
+    say(name, get("http://rebound.example.com/rebound"))
+for odd in (f"{allowed}%2eevil.org", f"{allowed}%00.evil.org", f"{allowed}:80@evil.org", f"evil.org:80#@{allowed}",
+            f"{allowed}\t", f"{allowed},evil.org", f"[{allowed}]", f"{allowed}:0x50", f"{allowed}:080",
+            f"{allowed}:+80", "allowed_example.com", "*.example.com", "\xe1llowed.example.com",
+            "xn--allowed.example.com", "[fe80::1%25lo]", "[::]", "0", "169.254.169.254.", "a" * 300 + ".com"):
+    say("odd-name", get(f"http://{odd}/", host=odd))
+    say("odd-name", connect(f"{odd}:443", host=odd))
+say("odd-name", connect(f"{allowed}:443")[:-2] + b"Content-Length: 40\r\n\r\n" + b"x" * 40)
+say("odd-name", f"GET http://{allowed}/ HTTP/1.1\nHost: evil.org\n\n".encode())
+say("odd-name", f"GET http://{allowed}/ HTTP/1.1\r\nHost : evil.org\r\n\r\n".encode())
+say("odd-name", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+say("odd-name", f"OPTIONS * HTTP/1.1\r\nHost: {allowed}\r\n\r\n".encode())
 for port in (22, 80, 25, 8443, 0, 65536, 99999999):
     say("port", connect(f"{allowed}:{port}"))
 say("port-plain", get(f"http://{allowed}:443/", host=f"{allowed}:443"))

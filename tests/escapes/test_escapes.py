@@ -216,10 +216,13 @@ BOMBS = {
     "CHILDREN_MEMORY": "no word",
     "SHARED_MEMORY": "HELD 600",
     "PIPES": "HELD 600",
+    "SOCKETS": "HELD 128",
+    "TCP": "HELD 256",
 }
 # What the kernel counts where there is a cgroup, or a process of the keeper's in every kind.
 COUNTED = {
     "DISK": "HELD 800",
+    "LONG_NAMES": "HELD 800",
     "INODES": "HELD 20000",
     "DEEP": "",
     "UNLINKED": "HELD 800",
@@ -255,6 +258,15 @@ async def test_bomb_harms_only_itself(bomb: str, adapter: str, outside: Path) ->
         assert any(word in said for word in ("next", "expired", "closed", "ended", "fork")), said
         await containers.delete("me", shell.id)
         assert not place.folder.exists()
+
+
+@pytest.mark.parametrize("adapter", [ADAPTERS[0], ADAPTERS[2]])
+async def test_work_that_nobody_waits_for_is_counted(adapter: str, outside: Path) -> None:
+    async with containers_with(outside / "own", adapter) as containers:
+        shell = Shell(containers)
+        _, place = await containers.place("me", shell.id)
+        await shell.play(programs.UNWAITED)
+        assert containers.held_by == "watcher" or place.cpu_seconds() > 0.4
 
 
 async def said_next(shell: Shell) -> str:

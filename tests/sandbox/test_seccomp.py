@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import struct
-from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EPERM
+from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 
 import pyseccomp
 import pytest
 
-from segue.isolation.seccomp import DENIED, FAMILIES, SHARED_BYTES_MAX, TIOCSTI, filter_path
+from segue.isolation.seccomp import (
+    DENIED,
+    FAMILIES,
+    NEWEST,
+    RESERVES,
+    SHARED_BYTES_MAX,
+    TIOCSTI,
+    filter_path,
+)
 from tests.sandbox.make_filters import NUMBERS, make_filter
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -53,6 +61,8 @@ CALLS = [
     (0, (1 << 32) + TIOCSTI),
     (0, 0x5401),
     *((0, size) for size in (65_536, 65_537, 1 << 32)),
+    *((0, request) for request in RESERVES),
+    *((2, 1, protocol) for protocol in (6, 17, 18, 132, (1 << 32) + 6)),
 ]
 
 
@@ -77,7 +87,13 @@ def test_filter_denies_what_it_names(name: str) -> None:
     for call in DENIED:
         if pyseccomp.resolve_syscall(NUMBERS[name], call) >= 0:
             assert of(call) == ERRNO | EPERM, call
-    assert of("clone3") == ERRNO | ENOSYS
+    assert of("clone3") == of("io_setup") == ERRNO | ENOSYS
+    assert verdict(kept, architecture, NEWEST) == ALLOW
+    assert {verdict(kept, architecture, NEWEST + more) for more in (1, 5, 1000)} == {ERRNO | ENOSYS}
+    assert of("fallocate") == ERRNO | EOPNOTSUPP
+    assert {of("ioctl", 0, request) for request in RESERVES} == {ERRNO | EPERM}
+    assert of("socket", 2, 1, 262) == of("socket", 2, 5, 132) == ERRNO | EPROTONOSUPPORT
+    assert of("socket", 2, 1, 6) == of("socket", 10, 2, 17) == ALLOW
     assert of("clone", 0x10000000) == ERRNO | EPERM
     assert of("clone", 0x1200011) == ALLOW
     assert of("ioctl", 0, TIOCSTI) == ERRNO | EPERM

@@ -26,6 +26,8 @@ from segue.web.fetch import Fetcher, Policy, Resolve
 
 REPORT_S = 0.2
 MESSAGE_BYTES_MAX = 64 * 1024
+# What it does is for sandboxes: it gives way to the server, and less than they do.
+NICE = 3
 # Beside two for each connection: doors, threads that look names up.
 OTHER_FDS = 512
 
@@ -88,6 +90,7 @@ class ProxyChild:
 
 def confine() -> int:
     """Give up what a proxy does not need; how many connections it may have then. Crashes are the keeper's matter."""
+    os.nice(NICE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * CONNECTIONS_MAX + OTHER_FDS
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -32,9 +32,10 @@ from segue.web.fetch import Fetcher
 
 log = logging.getLogger(__name__)
 
-# Of one door, and of all: the rest is closed unread.
+# Of one door, and of all: the rest is closed unread. A door has at most a part of what is free, so that some always is.
 DOOR_CONNECTIONS_MAX = 128
 CONNECTIONS_MAX = 2_048
+FREE_SHARE = 8
 # The request's head, and the client's first TLS message; a connection to the host.
 HEAD_S_MAX = 15.0
 CONNECT_S_MAX = 10.0
@@ -141,11 +142,9 @@ class EgressProxy:
 
         async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
-            is_full = (
-                len(door.connections) >= DOOR_CONNECTIONS_MAX
-                or self._connections >= self._connections_max
-            )
-            if task is None or is_full:
+            free = self._connections_max - self._connections
+            most = min(DOOR_CONNECTIONS_MAX, -(-free // FREE_SHARE))
+            if task is None or len(door.connections) >= most:
                 writer.transport.abort()
                 return
             door.connections.add(task)

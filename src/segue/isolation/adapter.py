@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from segue.isolation import channel
-from segue.isolation.limits import MIB, Group, Limits, MemoryOf, memory_of
+from segue.isolation.limits import MIB, Group, Limits, MemoryOf, cpu_seconds_of, memory_of
 
 DATA = "/mnt/data"
 # Folders in memory, and the share of the sandbox's memory that each may take; at least a little.
@@ -115,6 +115,11 @@ class Sandbox:
         return self.memory_of(
             self.pid, tuple(f"/proc/self/fd/{self.root}{name}" for name in folders)
         )
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all that has run in it; without a cgroup only of what was waited for."""
+        found = self.spec.group.cpu_s()
+        return cpu_seconds_of(self.pid) if found is None else found
 
     def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
         """Put a frame for the supervisor into the buffer."""

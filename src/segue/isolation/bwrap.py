@@ -237,7 +237,11 @@ def arguments(bwrap: Bwrap, spec: SandboxSpec, contents: HandedFiles) -> list[st
         words += ["--setenv", name, value]
     words += [*root_words(bwrap.root, bwrap.alike, ""), "--proc", "/proc", "--dev", "/dev"]
     words += folder_words(spec, "")
-    words += [*bwrap.binds, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", DATA]
+    words += bwrap.binds
+    # In `/proc` it could set how much memory of System V its namespace has, and that others end before it.
+    for folder in ("/proc", "/dev", "/"):
+        words += ["--remount-ro", folder]
+    words += ["--chdir", DATA]
     if bwrap.seccomp is not None:
         words += ["--seccomp", contents.add(bwrap.seccomp)]
     return words

@@ -23,12 +23,26 @@ CPU_QUOTA_US, CPU_PERIOD_US = 100_000, 100_000
 # A sandbox gives way to the server: of CPU time, where both want it, and of the disk. As the kernel counts priorities
 # of processes, and shares of groups (v2 of 100, v1 of 1024).
 NICE, NICE_MAX, WEIGHT, SHARES = 5, 19, 33, 335
-# What the kernel needs for a file that is in memory, besides its contents.
-INODE_BYTES = 1024
+# What the kernel needs for a file that is in memory, besides its contents; and what it may keep in a socket, as it is
+# usually set. TCP has more, and says how much: it is looked at where there are so many sockets.
+INODE_BYTES, SOCKET_BYTES, SOCKETS = 1024, 208 * 1024, 8
+# The part of its memory that a sandbox may have for TCP besides, where the kernel counts that by itself.
+TCP_SHARE = 8
+# Not every kernel has these.
+WITH_SWAP, SWAP, TCP = (
+    "memory.memsw.limit_in_bytes",
+    "memory.swap.max",
+    "memory.kmem.tcp.limit_in_bytes",
+)
 
-_RESIDENT = re.compile(rb"^Vm(?:RSS|PTE):\s*(\d+)", re.MULTILINE)
+_RESIDENT = re.compile(rb"^Vm(?:RSS|PTE|Swap):\s*(\d+)", re.MULTILINE)
 # A mapping of a file that has no name any more: its place, its device and its number.
 _UNLINKED = re.compile(rb"^(\w+)-(\w+) \S+ (\w+) (\w+):(\w+) (\d+) .* \(deleted\)$", re.MULTILINE)
+
+_USED_US = re.compile(r"^usage_usec (\d+)", re.MULTILINE)
+_SOCKETS = re.compile(rb"^sockets: used (\d+)")
+# Of a TCP connection what waits to be sent and to be read.
+_QUEUES = re.compile(rb" ([0-9A-F]{8}):([0-9A-F]{8}) \d\d:")
 
 HeldBy = Literal["cgroup", "watcher"]
 # Adds up what a sandbox has in memory: by its first process, and by its folders in memory as the keeper sees them.
@@ -59,6 +73,16 @@ class Group:
         for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
+    def cpu_s(self) -> float | None:
+        """CPU time of all that ran there; None where it is not counted."""
+        for folder in self.folders:
+            with suppress(OSError):
+                return int((folder / "cpuacct.usage").read_text()) / 1e9
+            with suppress(OSError):
+                if found := _USED_US.search((folder / "cpu.stat").read_text()):
+                    return int(found[1]) / 1e6
+        return None
+
     def close(self) -> None:
         """Remove it; its processes are gone."""
         for folder in self.folders:
@@ -84,7 +108,8 @@ class Cgroups:
             folder.mkdir()
             made.append(folder)
             for file, value in _values(controller, limits):
-                (folder / file).write_text(value)
+                if file not in (WITH_SWAP, SWAP, TCP) or (folder / file).exists():
+                    (folder / file).write_text(value)
         return Group(tuple(made))
 
     def close(self) -> None:
@@ -97,11 +122,14 @@ def _values(controller: str, limits: Limits) -> Iterator[tuple[str, str]]:
     if controller == "":
         yield "memory.max", str(limits.memory_bytes)
         yield "memory.oom.group", "1"
+        yield SWAP, "0"
         yield "pids.max", str(limits.processes)
         yield "cpu.max", f"{CPU_QUOTA_US} {CPU_PERIOD_US}"
         yield "cpu.weight", str(WEIGHT)
     elif controller == "memory":
         yield "memory.limit_in_bytes", str(limits.memory_bytes)
+        yield WITH_SWAP, str(limits.memory_bytes)
+        yield TCP, str(limits.memory_bytes // TCP_SHARE)
     elif controller == "pids":
         yield "pids.max", str(limits.processes)
     elif controller == "cpu":
@@ -130,7 +158,7 @@ def open_cgroups(name: str, own: str | None = None, mounts: str = "/sys/fs/cgrou
 def _places(name: str, lines: str, mounts: str) -> dict[str, Path]:
     """Where the groups of a keeper are, by controller; by an empty name where all controllers have one folder."""
     paths = dict(line.split(":", 2)[1:] for line in lines.splitlines() if line.count(":") >= 2)
-    wanted = ("memory", "pids", "cpu")
+    wanted = ("memory", "pids", "cpu", "cpuacct")
     found = {
         each: Path(f"{mounts}/{controllers}{path}") / name
         for controllers, path in paths.items()
@@ -163,6 +191,9 @@ def give_way(pid: int) -> None:
     """Let a process, with all that it starts, wait for what runs as this one does."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, pid, min(own + NICE, NICE_MAX))
+    # The first to go where memory ends. What root has set nobody inside sets back.
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 # --- the watcher ------------------------------------------------------------------------------------
@@ -195,12 +226,27 @@ def threads_of(first: int) -> int:
 
 
 def memory_of(first: int, folders: tuple[str, ...]) -> int:
-    """What the processes of a sandbox have resident, their page tables, and what its memory-backed folders hold."""
-    size = sum(status_bytes(pid, _RESIDENT) for pid in processes_of(first))
+    """What the processes of a sandbox have resident, their page tables, its sockets, and what its memory-backed folders
+    hold."""
+    size = sum(status_bytes(pid, _RESIDENT) for pid in processes_of(first)) + sockets_of(first)
     for folder in folders:
         with suppress(OSError):
             size += held_in(folder)
     return size
+
+
+def sockets_of(first: int) -> int:
+    """What may be in the sockets of a sandbox, its own network's: of TCP what there is."""
+    net = Path(f"/proc/{first}/net")
+    with suppress(OSError):
+        found = _SOCKETS.match((net / "sockstat").read_bytes())
+        count = int(found[1]) if found else 0
+        if count < SOCKETS:
+            return 0
+        waiting = [_QUEUES.findall((net / name).read_bytes()) for name in ("tcp", "tcp6")]
+        queued = sum(int(size, 16) for rows in waiting for row in rows for size in row)
+        return count * SOCKET_BYTES + queued
+    return 0
 
 
 def status_bytes(pid: int, wanted: re.Pattern[bytes]) -> int:

@@ -8,7 +8,7 @@ is allowed: the kernel's own checks hold for it. A call by another ABI (i386, x3
 from __future__ import annotations
 
 import platform
-from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EPERM
+from errno import EAFNOSUPPORT, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 from pathlib import Path
 
 from segue.errors import Misconfigured
@@ -30,18 +30,34 @@ DENIED = (
     # Stores of System V, in which the kernel keeps what no process has: messages, and semaphores without number.
     *("msgget", "semget"),
 )
-# As if the kernel did not have it: the C library then uses `clone`, whose flags a filter can see.
-ABSENT = ("clone3",)
+# As if the kernel did not have them: the C library then uses `clone`, whose flags a filter can see; and of the older
+# asynchronous input and output the whole machine has few.
+ABSENT = ("clone3", "io_setup")
+# Calls above this number are younger than these rules (Linux 6.10): they do not exist either.
+NEWEST = 462
+# As if the file system did not have it: a disk would be full before anybody counts. The C library writes zeros then.
+UNSUPPORTED = ("fallocate",)
 CLONE_NEWUSER = 0x10000000
 # Unix, IPv4 and IPv6; all others, netlink and packets among them, do not exist.
 FAMILIES = (1, 2, 10)
+# UDP; what comes after it would load modules of the kernel.
+PROTOCOL_MAX = 17
 # Typing into the terminal of somebody else.
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+# Older names of `fallocate`; and a size by which each file grows.
+RESERVES = (0x40305828, 0x4030582A, 0x40305839, 0x401C5820)
 
 # Shared memory of System V, in bytes: with 4,096 pieces of it, as many as the kernel gives, it is little.
 SHARED_BYTES_MAX = 65_536
 
-ERRORS = {"denied": EPERM, "absent": ENOSYS, "family": EAFNOSUPPORT, "large": EINVAL}
+ERRORS = {
+    "denied": EPERM,
+    "absent": ENOSYS,
+    "unsupported": EOPNOTSUPP,
+    "family": EAFNOSUPPORT,
+    "protocol": EPROTONOSUPPORT,
+    "large": EINVAL,
+}
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 

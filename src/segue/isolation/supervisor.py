@@ -353,7 +353,7 @@ def spawn(program: str, words: list[str] | list[bytes], places: list[tuple[int, 
 
 
 def confine(limits: list[int]) -> None:
-    """What no process of the sandbox may exceed, of files, processes and sizes; and it is the first to go."""
+    """What no process of the sandbox may exceed, of files, processes and sizes."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
     for kind, most in zip(kinds, limits, strict=True):
         if most:
@@ -363,8 +363,6 @@ def confine(limits: list[int]) -> None:
     # At 0 a program of the host that takes crashes would still be started, as root; at 1 the kernel starts none.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 if __name__ == "__main__":

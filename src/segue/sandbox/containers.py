@@ -29,7 +29,6 @@ from segue.isolation.limits import (
     WATCH_S,
     Cgroups,
     Limits,
-    cpu_seconds_of,
     threads_of,
     unlinked_bytes,
 )
@@ -210,13 +209,13 @@ class LiveSandbox:
     def cpu_seconds(self) -> float:
         """CPU time of all that has run in it."""
         if self._watching and not self.ended.is_set():
-            self.cpu_s = max(self.cpu_s, cpu_seconds_of(self.sandbox.pid))
+            self.cpu_s = max(self.cpu_s, self.sandbox.cpu_seconds())
         return self.cpu_s
 
     async def _close(self) -> None:
         if self.door is not None:
             self.door.close()
-        self.cpu_s = max(self.cpu_s, cpu_seconds_of(self.sandbox.pid))
+        self.cpu_s = max(self.cpu_s, self.sandbox.cpu_seconds())
         self.ended.set()
         for command in self.commands.values():
             command.changed.set()
@@ -274,7 +273,7 @@ class LiveSandbox:
         finally:
             self._watching = False
             if not self.ended.is_set():
-                self.cpu_s = cpu_seconds_of(self.sandbox.pid)
+                self.cpu_s = self.sandbox.cpu_seconds()
 
     async def _hold_disk(self) -> None:
         """While something runs inside, and once more: hold what is on the disk."""

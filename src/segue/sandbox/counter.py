@@ -19,7 +19,7 @@ from segue.sandbox.beneath import open_beneath
 # More than sandboxes have, less than others.
 NICE = 3
 # Shorter than what the kernel takes as a path.
-PATH_CHARS_MAX = 3_500
+PATH_BYTES_MAX = 3_500
 NEW_USERS, PARENT_DEATH = 0x10000000, 1
 
 
@@ -32,7 +32,7 @@ def disk_use(folder: str, files_max: int) -> tuple[int, int]:
     try:
         while todo and count <= files_max:
             place = todo.pop()
-            if len(place) > PATH_CHARS_MAX:
+            if len(os.fsencode(place)) > PATH_BYTES_MAX:
                 return size, files_max + 1
             try:
                 at = _opened(root, place)
