@@ -40,6 +40,8 @@ CHAIN_MAX = 6
 # Turns of each client between two changes.
 TURNS_EACH = 2
 POLL_S = 0.05
+# How a server that stops refuses; 529 is the word of Messages for it.
+STOPPING = (503, 529)
 # Of a client before each turn. Without it a few clients keep every core busy while a server starts.
 THINK_S = 0.02
 # A crowd on a busy machine.
@@ -90,7 +92,7 @@ class Service:
     async def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         """What any server answers to a client that wants nothing unusual."""
         answer = await fetch(await self.any_with(path), method, f"/v1/{path}", body)
-        if answer.status == 503 and b"shutting down" in answer.body:
+        if answer.status in STOPPING and b"shutting down" in answer.body:
             self.moved += 1
             return await self.ask(method, path, body)
         found: dict[str, Any] = answer.json

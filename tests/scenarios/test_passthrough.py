@@ -152,6 +152,8 @@ async def test_engine_that_lacks_it_says_so_and_still_takes_turns() -> None:
             answer = await fetch(served, "POST", "/v1/embeddings", {"model": "gpt", "input": "a"})
             assert (answer.status, answer.json["error"]["param"]) == (404, "model")
             assert "does not have /v1/embeddings" in answer.json["error"]["message"]
+        name = 'segue_turns_total{outcome="refused",transport="passthrough_http"}'
+        assert await metric(served, name) == 5
         assert (await fetch(served, "POST", "/v1/completions", ASKED)).status == 200
     async with serving() as served:
         answer = await fetch(served, "POST", "/v1/embeddings", {"model": MODEL, "input": "a"})

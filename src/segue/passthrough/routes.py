@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Protocol
 
 from segue.aio import off_loop
-from segue.errors import Forbidden, model_not_found
+from segue.errors import ApiError, CallerError, Forbidden, model_not_found
 from segue.limits import permitted
 from segue.listener.auth import client_name
 from segue.listener.exchange import Exchange, listening
@@ -123,11 +123,14 @@ async def _counted(
     quota = exchange.account.turn_quota
     if quota is not None:
         await quota.hold()
-    status = "failed"
+    status, error = "failed", None
     exchange.response_id = services.runner.registry.new_id()
     try:
         yield
         status = "completed"
+    except ApiError as refusal:
+        error = refusal
+        raise
     finally:
         size = exchange.body_bytes
         prompt, cached, completion = usage(size).counts(size)
@@ -152,6 +155,13 @@ async def _counted(
             received_at=exchange.received_at,
         )
         tally = Tally(bytes_received=exchange.body_bytes)
-        await services.runner.records.afterwards.put(
-            EndedTurn(entry, tally, receipt, sent_at=perf_counter())
+        ended = EndedTurn(
+            entry,
+            tally,
+            receipt,
+            sent_at=perf_counter(),
+            error=None if error is None else error.code,
+            error_status=0 if error is None else error.status,
+            is_callers_fault=isinstance(error, CallerError),
         )
+        await services.runner.records.afterwards.put(ended)
