@@ -1,9 +1,9 @@
 """Which conversations are stored, and in which of them was something said?
 
-One route, `/dashboard/stored`, for the caller's own responses: the newest first (those of one second in any order), a
-page at a time. Without words it lists the last response of each conversation; with words every response whose question,
-answer, model or id has them. Stores keep rows compressed, so they are read one by one: a request looks at a bounded
-number and says where to go on.
+One route, `/dashboard/stored`, for the caller's own responses: the newest first, a page at a time. Without
+words it lists the last response of each conversation; with words every response whose question, answer, model or id has
+them. Stores keep rows compressed, so they are read one by one: a request looks at a bounded number and says where to go
+on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ WORDS_CHARS_MAX = 200
 LONG_BYTES = 256 * 1024
 # What is shown of a question and of an answer.
 SHOWN_CHARS = 240
-# Above every id: they go on with hexadecimal digits.
-HIGHEST = "resp_g"
 
 
 class _Part(Struct):
@@ -90,7 +88,7 @@ class StoredRoutes:
 
     async def _list(self, exchange: Exchange) -> None:
         words = exchange.query.get("q", "").strip()[:WORDS_CHARS_MAX].casefold()
-        before = exchange.query.get("before") or HIGHEST
+        before = exchange.query.get("before") or None
         count = SEARCHED_MAX if words else PAGE_ROWS
         owner = exchange.owner
         ids = await self.listing.newest(owner, before, count + 1, is_tips=not words)

@@ -8,8 +8,6 @@ import pytest
 from tests.contracts.stores import KINDS, Stores, open_stores
 from tests.contracts.turns import OWNER, make_turn
 
-LAST = "resp_g"
-
 
 @pytest.fixture(params=KINDS)
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
@@ -18,22 +16,24 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 async def test_newest_turns_of_an_owner_come_first_in_pages(stores: Stores) -> None:
+    """By when they were saved first: ids begin with the tag of their worker, where there are several."""
     first = make_turn("resp_1")
     for turn in (first, make_turn("resp_3", first), make_turn("resp_2"), make_turn("resp_4")):
         await stores.turns.save(turn)
     await stores.turns.save(make_turn("resp_5", owner="another"))
     newest = stores.listing.newest
-    assert list(await newest(OWNER, LAST, 9, is_tips=False)) == [
+    assert list(await newest(OWNER, None, 9, is_tips=False)) == [
         "resp_4",
-        "resp_3",
         "resp_2",
+        "resp_3",
         "resp_1",
     ]
     # The first turn is continued by the third.
-    assert list(await newest(OWNER, LAST, 9, is_tips=True)) == ["resp_4", "resp_3", "resp_2"]
-    assert list(await newest(OWNER, LAST, 2, is_tips=True)) == ["resp_4", "resp_3"]
-    assert list(await newest(OWNER, "resp_3", 2, is_tips=True)) == ["resp_2"]
-    assert list(await newest("another", LAST, 9, is_tips=True)) == ["resp_5"]
+    assert list(await newest(OWNER, None, 9, is_tips=True)) == ["resp_4", "resp_2", "resp_3"]
+    assert list(await newest(OWNER, None, 2, is_tips=True)) == ["resp_4", "resp_2"]
+    assert list(await newest(OWNER, "resp_2", 2, is_tips=True)) == ["resp_3"]
+    assert list(await newest(OWNER, "resp_5", 2, is_tips=True)) == []
+    assert list(await newest("another", None, 9, is_tips=True)) == ["resp_5"]
     assert list(await newest("nobody\0", "\ud800", 9, is_tips=True)) == []
 
 
@@ -42,4 +42,4 @@ async def test_deleted_turns_are_not_listed(stores: Stores) -> None:
     await stores.turns.save(parent)
     await stores.turns.save(make_turn("resp_2", parent))
     await stores.turns.delete(OWNER, "resp_2")
-    assert list(await stores.listing.newest(OWNER, LAST, 9, is_tips=True)) == ["resp_1"]
+    assert list(await stores.listing.newest(OWNER, None, 9, is_tips=True)) == ["resp_1"]

@@ -27,11 +27,6 @@ async def listed(served: Served, query: str = "", key: str = "") -> tuple[list[s
     return [row["id"] for row in answer.json["data"]], answer.json["next"]
 
 
-def newest(*ids: str) -> list[str]:
-    """Ids begin with the second in which they were made."""
-    return sorted(ids, reverse=True)
-
-
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_conversations_are_listed_by_their_last_response(kind: str, tmp_path: Path) -> None:
     store = "memory" if kind == "memory" else f"sqlite:///{tmp_path / 'a.db'}"
@@ -42,7 +37,7 @@ async def test_conversations_are_listed_by_their_last_response(kind: str, tmp_pa
             served, [{"role": "user", "content": [{"type": "input_text", "text": "A TREE?"}]}], ""
         )
         await say(served, "Not kept.", "", store=False)
-        assert await listed(served) == (newest(second, third), None)
+        assert await listed(served) == ([third, second], None)
         # A search looks at every response, whatever the case of its letters.
         assert await listed(served, "?q=FRUIT") == ([first], None)
         assert await listed(served, "?q=a%20tree") == ([third], None)
@@ -74,7 +69,7 @@ async def test_pages_meet_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None
             while before is not None:
                 page, before = await listed(served, f"?{query}&before={before}")
                 found += page
-            assert found == newest(*wanted)
+            assert found == wanted[::-1]
 
 
 async def test_nobody_sees_the_conversations_of_others() -> None:

@@ -11,7 +11,6 @@ import pytest
 from segue.accounts.account import LOCAL
 from segue.errors import Unavailable
 from segue.process import runner
-from segue_dashboard.stored import HIGHEST
 from tests.support import MODEL, Answer, Served, fetch, serving, until
 
 KEY = {"idempotency-key": "k"}
@@ -78,7 +77,7 @@ async def test_background_response_that_its_client_was_refused_is_not_kept(
     fail_once(monkeypatch, store.turns, "save", "after")
     assert (await post(served, background=True)).status == 503
     await until(lambda: not served.app.runner._retries)
-    assert not await store.listing.newest(LOCAL, HIGHEST, 9, is_tips=False)
+    assert not await store.listing.newest(LOCAL, None, 9, is_tips=False)
 
 
 async def test_store_that_is_away_for_long_is_asked_for_a_few_keys_again(

@@ -93,12 +93,13 @@ class Turns(Protocol):
 
 
 class Listing(Protocol):
-    """Which turns of an owner are stored? Their ids rise with the time at which they were made."""
+    """Which turns of an owner are stored, in the order in which they were saved first?"""
 
     async def newest(
-        self, owner: Owner, before: str, count: int, *, is_tips: bool
+        self, owner: Owner, before: str | None, count: int, *, is_tips: bool
     ) -> Sequence[str]:
-        """So many ids below this one, the highest first; `is_tips`: without turns that a stored turn continues."""
+        """So many ids, the latest first, of those before this one or of all; none if it is not there any more.
+        `is_tips`: without turns that a stored turn continues."""
 
 
 class Ledger(Protocol):

@@ -28,7 +28,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heapreplace, nlargest
+from heapq import heapify, heappop, heapreplace
+from itertools import dropwhile, islice
 from math import inf
 from weakref import ref
 
@@ -124,15 +125,17 @@ class MemoryTurns:
                 yield self._slots[(owner, turn_id)].turn
 
     async def newest(
-        self, owner: Owner, before: str, count: int, *, is_tips: bool
+        self, owner: Owner, before: str | None, count: int, *, is_tips: bool
     ) -> Sequence[str]:
         """As `Listing` does, of what is held here."""
-        held = (
-            turn_id
-            for (its_owner, turn_id), slot in self._slots.items()
-            if its_owner == owner and slot.is_named and not (is_tips and slot.children)
-        )
-        return nlargest(count, (turn_id for turn_id in held if turn_id < before))
+        slots = reversed(self._slots.items())
+        held: Iterator[tuple[str, _Slot]]
+        held = ((id, slot) for (its_owner, id), slot in slots if its_owner == owner)
+        if before is not None:
+            held = dropwhile(lambda entry: entry[0] != before, held)
+            next(held, None)
+        wanted = (id for id, slot in held if slot.is_named and not (is_tips and slot.children))
+        return list(islice(wanted, count))
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         # With its parents: in memory they cost nothing.

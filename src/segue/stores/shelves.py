@@ -69,7 +69,7 @@ class TurnList:
     tables: Tables
 
     async def newest(
-        self, owner: Owner, before: str, count: int, *, is_tips: bool
+        self, owner: Owner, before: str | None, count: int, *, is_tips: bool
     ) -> Sequence[str]:
         return await self.tables.fetch("newest_turns", str, owner, before, count, int(is_tips))
 

@@ -305,6 +305,21 @@ WHERE worker = $1
 -- $1 seconds.
 SELECT owner, turn_id FROM erased WHERE erased_at >= seconds_now() - $1::bigint;
 
+-- name: newest_turns
+-- $1 owner, $2 an id or null, $3 how many at most, $4 whether only those that no other turn continues. Ids do not rise
+-- with time where there are several workers.
+SELECT id FROM turns AS tip
+WHERE owner = $1
+    AND seq < CASE
+        WHEN CAST($2 AS text) IS NULL THEN 9223372036854775807
+        ELSE (SELECT seq FROM turns WHERE owner = $1 AND id = $2)
+    END
+    AND (
+        CAST($4 AS integer) = 0
+        OR NOT EXISTS (SELECT 1 FROM turns WHERE owner = $1 AND parent_id = tip.id)
+    )
+ORDER BY seq DESC LIMIT CAST($3 AS bigint);
+
 -- name: sweep_turns
 -- $1 age, $2 and $3 below which. Deletes the newest 250 of the old ones, so that children come before their parents,
 -- but for those with a child that stays and for the ancestors of such. One process at a time. One row comes back: the last

@@ -10,15 +10,6 @@ SELECT
 FROM spending
 WHERE subject IN ('owner ' || CAST($1 AS text), 'key ' || CAST($2 AS text)) AND day >= CAST($4 AS bigint);
 
--- name: newest_turns
--- $1 owner, $2 id, $3 how many at most, $4 whether only those that no other turn continues. An id begins with its time.
-SELECT id FROM turns AS tip
-WHERE owner = $1 AND id < $2 AND (
-    CAST($4 AS integer) = 0
-    OR NOT EXISTS (SELECT 1 FROM turns WHERE owner = $1 AND parent_id = tip.id)
-)
-ORDER BY id DESC LIMIT CAST($3 AS bigint);
-
 -- name: add_file
 -- $1 id, $2 owner, $3 filename, $4 purpose, $5 bytes, $6 created, $7 expires; of the owner: $8 files, $9 bytes at most.
 INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at)

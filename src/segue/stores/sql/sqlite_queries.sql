@@ -148,6 +148,21 @@ WHERE worker = :worker
 -- name: erasures
 SELECT owner, turn_id FROM erased WHERE erased_at >= :since;
 
+-- name: newest_turns
+-- $1 owner, $2 an id or null, $3 how many at most, $4 whether only those that no other turn continues. Ids do not rise
+-- with time where there are several workers. The plus keeps SQLite from sorting all turns of the owner.
+SELECT id FROM turns AS tip
+WHERE +owner = $1
+    AND seq < CASE
+        WHEN CAST($2 AS text) IS NULL THEN 9223372036854775807
+        ELSE (SELECT seq FROM turns WHERE owner = $1 AND id = $2)
+    END
+    AND (
+        CAST($4 AS integer) = 0
+        OR NOT EXISTS (SELECT 1 FROM turns WHERE owner = $1 AND parent_id = tip.id)
+    )
+ORDER BY seq DESC LIMIT CAST($3 AS bigint);
+
 -- name: old_turns
 -- From the newest of the old ones on, so that children come before their parents.
 SELECT saved_at, seq, owner, id FROM turns
