@@ -18,6 +18,8 @@ from segue.isolation.seccomp import (
     PROTOCOL_MAX,
     RESERVES,
     SHARED_BYTES_MAX,
+    SOCKET_LEVEL,
+    SOCKET_SIZES,
     TIOCLINUX,
     TIOCSTI,
     UNSUPPORTED,
@@ -46,6 +48,12 @@ def make_filter(architecture: str) -> bytes:
         # The kernel reads the lower half alone.
         asked = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request)
         made.add_rule(pyseccomp.ERRNO(ERRORS["denied"]), "ioctl", asked)
+    for size in SOCKET_SIZES:
+        asked = [
+            pyseccomp.Arg(place, pyseccomp.MASKED_EQ, 0xFFFFFFFF, value)
+            for place, value in ((1, SOCKET_LEVEL), (2, size))
+        ]
+        made.add_rule(pyseccomp.ERRNO(ERRORS["done"]), "setsockopt", *asked)
     larger = pyseccomp.Arg(1, pyseccomp.GT, SHARED_BYTES_MAX)
     made.add_rule(pyseccomp.ERRNO(ERRORS["large"]), "shmget", larger)
     others = [family for family in range(max(FAMILIES)) if family not in FAMILIES]

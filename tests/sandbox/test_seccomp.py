@@ -62,6 +62,7 @@ CALLS = [
     (0, 0x5401),
     *((0, size) for size in (65_536, 65_537, 1 << 32)),
     *((0, request) for request in RESERVES),
+    *((3, level, option) for level in (1, 6) for option in (2, 7, 8)),
     *((2, 1, protocol) for protocol in (6, 17, 18, 132, (1 << 32) + 6)),
 ]
 
@@ -92,6 +93,8 @@ def test_filter_denies_what_it_names(name: str) -> None:
     assert {verdict(kept, architecture, NEWEST + more) for more in (1, 5, 1000)} == {ERRNO | ENOSYS}
     assert of("fallocate") == ERRNO | EOPNOTSUPP
     assert {of("ioctl", 0, request) for request in RESERVES} == {ERRNO | EPERM}
+    assert {of("setsockopt", 3, 1, option) for option in (7, 8, (1 << 32) + 7)} == {ERRNO}
+    assert of("setsockopt", 3, 1, 2) == of("setsockopt", 3, 6, 7) == ALLOW
     assert of("socket", 2, 1, 262) == of("socket", 2, 5, 132) == ERRNO | EPROTONOSUPPORT
     assert of("socket", 2, 1, 6) == of("socket", 10, 2, 17) == ALLOW
     assert of("clone", 0x10000000) == ERRNO | EPERM

@@ -23,8 +23,8 @@ CPU_QUOTA_US, CPU_PERIOD_US = 100_000, 100_000
 # A sandbox gives way to the server: of CPU time, where both want it, and of the disk. As the kernel counts priorities
 # of processes, and shares of groups (v2 of 100, v1 of 1024).
 NICE, NICE_MAX, WEIGHT, SHARES = 5, 19, 33, 335
-# What the kernel needs for a file that is in memory, besides its contents; and what it may keep in a socket, as it is
-# usually set. TCP has more, and says how much: it is looked at where there are so many sockets.
+# What the kernel needs for a file that is in memory, besides its contents; and what it may keep in a socket, whose size
+# the filter lets nobody set. TCP has more, and says how much: it is looked at where there are so many sockets.
 INODE_BYTES, SOCKET_BYTES, SOCKETS = 1024, 208 * 1024, 8
 # The part of its memory that a sandbox may have for TCP besides, where the kernel counts that by itself.
 TCP_SHARE = 8
@@ -191,7 +191,7 @@ def give_way(pid: int) -> None:
     """Let a process, with all that it starts, wait for what runs as this one does."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, pid, min(own + NICE, NICE_MAX))
-    # The first to go where memory ends. What root has set nobody inside sets back.
+    # The first to go where memory ends; nobody inside can change it.
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 

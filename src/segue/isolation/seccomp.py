@@ -44,6 +44,8 @@ FAMILIES = (1, 2, 10)
 PROTOCOL_MAX = 17
 # Typing into the terminal of somebody else.
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+# Done without being done: what is kept in a socket has the usual size (`SO_SNDBUF`, `SO_RCVBUF`).
+SOCKET_LEVEL, SOCKET_SIZES = 1, (7, 8)
 # Older names of `fallocate`; and a size by which each file grows.
 RESERVES = (0x40305828, 0x4030582A, 0x40305839, 0x401C5820)
 
@@ -57,6 +59,7 @@ ERRORS = {
     "family": EAFNOSUPPORT,
     "protocol": EPROTONOSUPPORT,
     "large": EINVAL,
+    "done": 0,
 }
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
