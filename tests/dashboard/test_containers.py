@@ -10,8 +10,9 @@ import pytest
 from tests.dashboard.browser import Browser, browsing
 from tests.dashboard.test_browser import count, look
 from tests.escapes.conftest import sandboxes_can_be_made
+from tests.keepers import OWN
 from tests.scenarios.test_code_interpreter import AUTO, python
-from tests.scenarios.test_shell import DONE, FLAGS, ONLINE, reaching, run
+from tests.scenarios.test_shell import DONE, ONLINE, reaching, run
 from tests.scenarios.test_tools import scripted
 from tests.support import serving, wire
 
@@ -53,7 +54,7 @@ async def test_person_sees_containers_their_files_and_the_commands_of_a_turn(
 
 async def test_person_sees_the_code_of_a_turn(browser: Browser, tmp_path: Path) -> None:
     code = "x = 6\nprint(x * 7)"
-    async with scripted(tmp_path, python(code), DONE, **FLAGS) as served, wire(served) as socket:
+    async with scripted(tmp_path, python(code), DONE, **OWN) as served, wire(served) as socket:
         page = await look(browser, served)
         await socket.turn(input="Go", tools=[AUTO])
         await page.until(count(".turn-row", 1))

@@ -19,8 +19,9 @@ from tests.bundles.bad import FRONT
 from tests.canaries import FALSE_KEY, WORD, find_traces, leave_traces, read_metrics
 from tests.engines.hostile import HEAD, event, raw_server, whole_response
 from tests.escapes.conftest import sandboxes_can_be_made
+from tests.keepers import OWN
 from tests.scenarios.test_files_api import upload
-from tests.scenarios.test_shell import FLAGS, inline, run, shell_with
+from tests.scenarios.test_shell import inline, run, shell_with
 from tests.scenarios.test_tools import scripted
 from tests.support import MODEL, fetch, metric, served_process, serving, wire
 
@@ -89,7 +90,7 @@ async def test_files_skills_and_containers_of_unstored_turns_leave_no_trace(
     kept = open_folder
     monkeypatch.setattr(tempfile, "tempdir", str(kept))
     writes = run(f"echo {WORD} | tee /mnt/data/{WORD}.txt", "cat /home/user/skills/*/SKILL.md")
-    flags = {"store": f"sqlite:///{kept}/s.db", "files_dir": str(kept / "files"), **FLAGS}
+    flags = {"store": f"sqlite:///{kept}/s.db", "files_dir": str(kept / "files"), **OWN}
     text = f"Read {WORD}."
     data = "data:text/plain;base64," + b64encode(text.encode()).decode()
     async with scripted(tmp_path, writes, SHORT, **flags) as served:

@@ -18,13 +18,21 @@ import pytest
 
 from segue.accounts.account import LOCAL
 from segue.isolation.limits import processes_of
-from tests.escapes.conftest import sandboxes_can_be_made
-from tests.scenarios.test_shell import FLAGS, inside, is_keeper, keeper_of, run
+from tests.keepers import (
+    FLAGS,
+    OWN,
+    containers_are_gone,
+    keeper_of,
+    keeper_of_the_file,
+    keeper_pid,
+    sandboxes_can_be_made,
+)
+from tests.scenarios.test_shell import inside, run
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, wire
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["containers_are_gone", "keeper_of_the_file", "sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 AUTO: Body = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -138,10 +146,10 @@ async def test_audit_log_has_a_line_without_the_text(tool: Body, wet: Body, tmp_
 
 @EITHER
 async def test_container_that_has_expired_is_refused(tool: Body, wet: Body, tmp_path: Path) -> None:
-    async with scripted(tmp_path, DONE, **FLAGS) as served:
+    async with scripted(tmp_path, DONE, **OWN) as served:
         made = (await fetch(served, "POST", "/v1/containers", {"name": "mine"})).json["id"]
         assert (await fetch(served, "GET", f"/v1/containers/{made}/files")).status == 200
-        (keeper,) = [pid for pid in processes_of(os.getpid()) if is_keeper(pid)]
+        keeper = keeper_pid(served)
         for pid in processes_of(keeper):
             # One that ends takes others with it.
             if pid != keeper:

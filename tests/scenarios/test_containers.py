@@ -10,12 +10,12 @@ import pytest
 
 from tests.clients.agents import NPM_AGENTS
 from tests.clients.outside import run_node, run_python
-from tests.escapes.conftest import sandboxes_can_be_made
-from tests.scenarios.test_shell import DONE, FLAGS, run
+from tests.keepers import FLAGS, containers_are_gone, keeper_of_the_file, sandboxes_can_be_made
+from tests.scenarios.test_shell import DONE, run
 from tests.scenarios.test_tools import calling, scripted
 from tests.support import fetch, served_process
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["containers_are_gone", "keeper_of_the_file", "sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.escapes.conftest import sandboxes_can_be_made
+from tests.keepers import FLAGS, containers_are_gone, keeper_of_the_file, sandboxes_can_be_made
 from tests.scenarios.test_code_interpreter import AUTO, DONE, SHELL, SHOWN, python
-from tests.scenarios.test_shell import FLAGS, run
+from tests.scenarios.test_shell import run
 from tests.scenarios.test_tools import asking, scripted
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["containers_are_gone", "keeper_of_the_file", "sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 TABLE: Body = json.loads(Path("tests/golden/hosted_events.json").read_text("utf-8"))

@@ -15,25 +15,29 @@ from typing import Any
 import pytest
 
 from segue.accounts.account import LOCAL
-from segue.isolation.limits import processes_of
-from segue.sandbox.client import KeeperClient
 from segue.sandbox.messages import RunCommand
-from segue.server.hosted import HostedTools
 from segue.settings.checks import load_settings
 from segue_cli.commands.usage import read_usage
 from tests.bundles.bad import packed
-from tests.escapes.conftest import sandboxes_can_be_made
 from tests.events import check_turn, told_alike
+from tests.keepers import (
+    FLAGS,
+    OWN,
+    containers_are_gone,
+    keeper_of,
+    keeper_of_the_file,
+    keeper_pid,
+    sandboxes_can_be_made,
+)
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import asking, calling, response_of, scripted
 from tests.support import MODEL, Served, fetch, kinds, until, wire
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["containers_are_gone", "keeper_of_the_file", "sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 AUTO = {"type": "shell", "environment": {"type": "container_auto"}}
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
-FLAGS: Body = {"environment": "bwrap", "check_rendering": True}
 DONE = {"text": "Done: [x](sandbox:/mnt/data/x.csv)."}
 
 
@@ -155,13 +159,6 @@ async def test_steer_waits_for_the_command_and_its_successor_has_the_container(
     assert after["previous_response_id"] == target["id"]
     assert after["tools"] == target["tools"]
     assert after["output"][1]["output"][0]["stdout"] == "second\n"
-
-
-def keeper_of(served: Served) -> KeeperClient:
-    hosted = served.app.runner.resources.hosted
-    assert isinstance(hosted, HostedTools)
-    assert hosted.environment is not None
-    return hosted.environment
 
 
 async def inside(served: Served, response: Body, command: str) -> str:
@@ -444,7 +441,7 @@ async def test_key_needs_the_scope(
 
 # --- the network ------------------------------------------------------------------------------------------
 
-ONLINE = {**FLAGS, "environment_domains": ("github.com", "*.example.com")}
+ONLINE = {**OWN, "environment_domains": ("github.com", "*.example.com")}
 
 
 def reaching(*domains: str) -> Body:
@@ -507,7 +504,7 @@ async def test_key_needs_the_scope_for_the_network(tmp_path: Path) -> None:
 async def test_use_of_containers_is_counted_once_and_in_the_ledger(tmp_path: Path) -> None:
     busy = run("python3 -c 'import time\nwhile time.process_time() < 0.3: pass'")
     store = f"sqlite:///{tmp_path}/turns.db"
-    async with scripted(tmp_path, busy, DONE, **FLAGS, store=store) as served:
+    async with scripted(tmp_path, busy, DONE, **OWN, store=store) as served:
         body = {"model": MODEL, "input": "Go", "tools": [AUTO]}
         made = (await fetch(served, "POST", "/v1/responses", body)).json
         name = made["tools"][0]["environment"]["container_id"]
@@ -531,13 +528,12 @@ async def test_use_of_containers_is_counted_once_and_in_the_ledger(tmp_path: Pat
 
 async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_path: Path) -> None:
     turns = [run("echo begun; sleep 62"), DONE, run("echo again"), DONE]
-    async with scripted(tmp_path, *turns, **FLAGS) as served, wire(served) as socket:
+    async with scripted(tmp_path, *turns, **OWN) as served, wire(served) as socket:
         await socket.create(input="Go", tools=[AUTO])
         events = [await socket.next()]
         while not events[-1]["type"].endswith("output_content.delta"):
             events.append(await socket.next())
-        (keeper,) = [pid for pid in processes_of(os.getpid()) if is_keeper(pid)]
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(keeper_pid(served), signal.SIGKILL)
         events += await socket.events()
         response = check_turn(events)
         # It ends once, and the model reads why.
@@ -553,13 +549,6 @@ async def test_keeper_that_is_killed_ends_the_command_and_is_started_again(tmp_p
                     break
                 assert event["error"]["code"] == "container_failed"
         assert event["response"]["output"][1]["output"][0]["stdout"] == "again\n"
-
-
-def is_keeper(pid: int) -> bool:
-    try:
-        return b"segue.sandbox.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("path, fields", [("/input_tokens", {}), ("", {"generate": False})])
@@ -578,7 +567,7 @@ async def test_container_in_which_nothing_ran_ends_with_its_turn(
     tools: list[Body], tmp_path: Path
 ) -> None:
     """A client that keeps no state makes one with every turn; its owner may have four."""
-    flags = {**FLAGS, "environments_max": 4}
+    flags = {**OWN, "environments_max": 4}
     data = f"data:text/csv;base64,{b64encode(b'a,b').decode()}"
     part = {"type": "input_file", "filename": "in.csv", "file_data": data}
     said = {"role": "user", "content": [part, {"type": "input_text", "text": "Go"}]}

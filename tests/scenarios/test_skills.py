@@ -17,13 +17,19 @@ from segue_cli import cli
 from segue_cli.commands.archive import read_backup
 from tests.bundles.bad import BAD, BAD_FRONT, FRONT, GOOD, MIB, manifest, packed
 from tests.clients.outside import run_python
-from tests.escapes.conftest import sandboxes_can_be_made
-from tests.scenarios.test_shell import DONE, FLAGS, keeper_of, run, shell_with
+from tests.keepers import (
+    FLAGS,
+    containers_are_gone,
+    keeper_of,
+    keeper_of_the_file,
+    sandboxes_can_be_made,
+)
+from tests.scenarios.test_shell import DONE, run, shell_with
 from tests.scenarios.test_tool_keys import key_for
 from tests.scenarios.test_tools import scripted
 from tests.support import MODEL, Answer, Served, fetch, served_process, wire
 
-__all__ = ["sandboxes_can_be_made"]
+__all__ = ["containers_are_gone", "keeper_of_the_file", "sandboxes_can_be_made"]
 
 Body = dict[str, Any]
 TYPE = {"Content-Type": "multipart/form-data; boundary=x"}
