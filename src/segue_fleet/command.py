@@ -166,6 +166,7 @@ def _record(fleet: Fleet) -> None:
 def _welcome(fleet: Fleet) -> str:
     url = fleet.url
     machines = [fleet.members[name].url for name in fleet.machines]
+    where = "" if fleet.folder == default_folder() else f" --folder {fleet.folder}"
     lines = [
         "",
         f"API            {url}/v1   (HAProxy, in turns to {len(machines)} machines)",
@@ -179,10 +180,10 @@ def _welcome(fleet: Fleet) -> str:
         f"  segue chat --url {url}",
         f"  curl {url}/v1/responses -H 'content-type: application/json' "
         '-d \'{"model": "counted", "input": "Hello"}\'',
-        "  segue fleet status            what the replicas found of their prompts",
+        f"  segue fleet status{where:12}what the replicas found of their prompts",
         "  kill -9 PID                   of a replica or machine (segue fleet status): it comes back in 5 s",
         "",
-        "The replicas have no model: they answer with random words. Ctrl-C, or `segue fleet down`, ends all.",
+        f"The replicas have no model: they answer with random words. Ctrl-C, or `segue fleet down{where}`, ends all.",
     ]
     return "\n".join(lines)
 

@@ -47,6 +47,7 @@ def test_fleet_comes_up_answers_brings_a_killed_replica_back_and_ends() -> None:
             assert line, lines
             lines.append(line)
         (url,) = re.findall(r"^API +(\S+)", "".join(lines), re.MULTILINE)
+        assert f"segue fleet down --folder {folder}" in lines[-1]
         assert asked(url)["status"] == "completed"
 
         shown = subprocess.run(

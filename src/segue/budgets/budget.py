@@ -77,7 +77,7 @@ class BudgetLine(Struct, frozen=True):
     def words(self) -> str:
         """What is used of it, for people."""
         who = "This key has" if self.of == "key" else "The keys of this owner have"
-        share = min(100, 100 * self.used // self.tokens_max)
+        share = 100 * self.used // self.tokens_max
         return f"{who} used {self.used:,} of {self.tokens_max:,} tokens of this {self.period} (UTC), {share} %."
 
 
