@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from segue.rests import SLICE_S, Rests
+from msgspec import Raw
+
+from segue.rests import PIECE, SLICE_S, Rests, copied, joined
 
 
 def work(times: int) -> tuple[float, float]:
@@ -31,3 +33,17 @@ async def test_event_loop_does_not_sleep() -> None:
     began = time.perf_counter()
     rests.take()
     assert time.perf_counter() - began < 50 * SLICE_S
+
+
+SIZES = (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE)
+
+
+def test_long_bytes_are_copied_as_they_are() -> None:
+    parts = [bytes(range(256)) * (size // 256) + bytes(size % 256) for size in SIZES]
+    given = [parts[0], bytearray(parts[1]), memoryview(parts[2]), Raw(parts[3]), *parts[4:]]
+    assert copied(given) == b"".join(parts)
+
+
+def test_long_texts_are_joined_as_they_are() -> None:
+    parts = [letter * size for letter, size in zip("aäa€😀a", SIZES, strict=True)]
+    assert joined(parts) == "".join(parts)

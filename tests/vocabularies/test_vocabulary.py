@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from segue.vocabularies.load import (
 )
 from segue.vocabularies.vocabulary import (
     CUT_CHARS,
+    PIECE,
     SLICE_CHARS,
     Vocabulary,
+    extend,
     pieces_of,
     slices_of,
 )
@@ -241,3 +244,12 @@ def test_pieces_of_ascii_text_that_are_looked_up_are_what_the_tokenizer_makes(
     looked_up = vocabulary.encode(text + "x").tolist()
     end = vocabulary.encode("\u20ac").tolist()
     assert looked_up + end == whole
+
+
+def test_long_rows_of_ids_are_put_behind_each_other() -> None:
+    ids = array("I", [1])
+    for size in (0, 1, PIECE, 3 * PIECE + 1):
+        more, expected = array("I", range(size)), ids[:]
+        expected.extend(more)
+        extend(ids, more)
+        assert ids == expected

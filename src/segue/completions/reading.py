@@ -18,7 +18,7 @@ from segue.completions.messages import translate
 from segue.completions.request import AnswerForm, ChatRequest, decode_chat, given, to_create
 from segue.completions.tools import offered_tools
 from segue.errors import ApiError
-from segue.resent.memo import Memo
+from segue.resent.memo import Memo, key_of
 from segue.seams.history import Owner
 from segue.wire.requests import Create, RawField
 
@@ -77,10 +77,10 @@ class ChatReading:
 
     def _items(self, messages: list[Raw]) -> list[Raw]:
         """The items of all messages."""
-        keys = (b"".join((MESSAGE, message)) for message in messages)
+        keys = [key_of(MESSAGE, message) for message in messages]
         known = self._memo.find_all(self._owner, keys)
         self._translated = found = [
-            self._translate(messages, index, MESSAGE) if items is None else items
+            self._translate(messages, index, keys[index]) if items is None else items
             for index, items in enumerate(known)
         ]
         items = [*chain.from_iterable(found)]
@@ -89,17 +89,19 @@ class ChatReading:
         if custom:
             for index, message in enumerate(messages):
                 if _read_answer(message).tool_call_id in custom:
-                    found[index] = self._translate(messages, index, CUSTOM_OUTPUT)
+                    key = key_of(CUSTOM_OUTPUT, message)
+                    found[index] = self._translate(messages, index, key, is_custom=True)
             items = [*chain.from_iterable(found)]
         return items
 
-    def _translate(self, messages: list[Raw], index: int, prefix: bytes) -> tuple[Raw, ...]:
+    def _translate(
+        self, messages: list[Raw], index: int, key: bytes, *, is_custom: bool = False
+    ) -> tuple[Raw, ...]:
         message, is_newest = messages[index], index == len(messages) - 1
-        key = b"".join((prefix, message))
         # The same message may have stood earlier in this request.
         found = self._memo.find(self._owner, key)
         if found is None:
-            path, is_custom = f"messages[{index}]", prefix is CUSTOM_OUTPUT
+            path = f"messages[{index}]"
             found, is_lasting = translate(message, path, is_newest=is_newest, is_custom=is_custom)
             if is_lasting:
                 self._memo.put(self._owner, key, found, sum(map(len, found)))
@@ -109,7 +111,7 @@ class ChatReading:
         """The tools as the turn has them: the very same bytes for a list that was sent before."""
         listed = given(request.tools) or given(request.functions)
         search = given(request.web_search_options)
-        key = (FUNCTIONS if request.is_old else TOOLS) + bytes(listed or b"")
+        key = key_of(FUNCTIONS if request.is_old else TOOLS, Raw(b"") if listed is None else listed)
         if search is None and (found := self._memo.find(self._owner, key)):
             return found[0]
         tools = offered_tools(listed, search, is_old=request.is_old)

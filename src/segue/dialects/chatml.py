@@ -25,7 +25,7 @@ from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
 from segue.seams.history import Round
 from segue.seams.prompt import NO_IDS, Head, IdArray
-from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
 from segue.wire.items import Item, Reasoning
 from segue.wire.tools import Offer
 
@@ -88,14 +88,15 @@ def _write_head(
     ids = array("I")
     if chunks:
         ids = vocabulary.ids(BLOCK, "system\n", *chunks, BLOCK_END)
-    return ids + _given(vocabulary, items, name_of)
+    extend(ids, _given(vocabulary, items, name_of))
+    return ids
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
     ids = array("I")
     for parts in blocks_of(items, JOINS, definitions_of):
         role = ROLES.get(parts[0].kind, parts[0].kind)
-        ids.extend(vocabulary.ids(BLOCK, f"{role}\n", *content_of(parts), BLOCK_END))
+        extend(ids, vocabulary.ids(BLOCK, f"{role}\n", *content_of(parts), BLOCK_END))
     return ids
 
 

@@ -65,7 +65,7 @@ from segue.schemas.json_schema import properties_of, required_of
 from segue.seams.history import Round
 from segue.seams.model import ItemOpened, Parsed, Scene, TokenLogprob, TurnClosed
 from segue.seams.prompt import Head, IdArray
-from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
 from segue.wire import items as wire
 from segue.wire.calls import PYTHON
 from segue.wire.kinds import is_model_written
@@ -140,7 +140,9 @@ def _write_head(
     chunks = _plain("system", system)
     if sections:
         chunks += _plain("developer", "\n\n".join(sections))
-    return vocabulary.ids(*chunks) + _given(vocabulary, items, name_of)
+    ids = vocabulary.ids(*chunks)
+    extend(ids, _given(vocabulary, items, name_of))
+    return ids
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[wire.Item], name_of: NameOf) -> IdArray[int]:

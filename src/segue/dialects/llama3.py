@@ -28,7 +28,7 @@ from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
 from segue.seams.prompt import Head, IdArray
-from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
@@ -86,10 +86,12 @@ def _write_head(
     if offers and is_from(items, "user"):
         first = TOOLS_IN_USER + _tools(offers) + message_text(items[0]).strip()
         ids += _block(vocabulary, "system", before + system) + _block(vocabulary, "user", first)
-        return ids + _given(vocabulary, items[1:], name_of)
+        extend(ids, _given(vocabulary, items[1:], name_of))
+        return ids
     tools = TOOLS_IN_SYSTEM + _tools(offers) if offers else ""
     ids += _block(vocabulary, "system", before + tools + system)
-    return ids + _given(vocabulary, items, name_of)
+    extend(ids, _given(vocabulary, items, name_of))
+    return ids
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:
@@ -97,7 +99,7 @@ def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> Id
     for parts in blocks_of(items, MODEL_TURN, lambda offers: TOOLS_IN_SYSTEM + _tools(offers)):
         role = ROLES.get(parts[0].kind, parts[0].kind)
         content = _content(vocabulary, "\n\n", parts)
-        ids.extend(vocabulary.ids(*_opening(role), *content, BLOCK_END))
+        extend(ids, vocabulary.ids(*_opening(role), *content, BLOCK_END))
     return ids
 
 

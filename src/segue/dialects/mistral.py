@@ -52,7 +52,7 @@ from segue.seams.model import (
 )
 from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.ranked import TEKKEN
-from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary
+from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
 from segue.wire.items import Item
 from segue.wire.tools import Offer
 
@@ -104,7 +104,8 @@ def _write_head(
     ids.extend(_given(vocabulary, items[:count], name_of))
     if head.tools.offers:
         ids.extend(vocabulary.ids(*_block("tools", _tools(head.tools.offers))))
-    return ids + _given(vocabulary, items[count:], name_of)
+    extend(ids, _given(vocabulary, items[count:], name_of))
+    return ids
 
 
 def _given(vocabulary: Vocabulary, items: Sequence[Item], name_of: NameOf) -> IdArray[int]:

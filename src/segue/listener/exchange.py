@@ -78,7 +78,7 @@ ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
 # A refused upload that takes longer than this is cut off.
 DISCARD_S_MAX = 10.0
 # How much of a body is checked before the event loop may do other work.
-CHECKED_BYTES = 4 * 1024 * 1024
+CHECKED_BYTES = 256 * 1024
 # How much of a path and of `X-Forwarded-For` is logged.
 LOGGED_CHARS_MAX = 256
 # The status of a client that left before its answer began, as proxies log it.
@@ -291,14 +291,14 @@ class Exchange:
 
 async def check_utf8(body: bytes | bytearray) -> bytes | bytearray:
     """The body, if it is UTF-8: parts of it are kept as bytes and never decoded. A long one is checked in slices."""
-    at = 0
+    at, view = 0, memoryview(body)
     try:
         while at < len(body):
             if at:
                 await asyncio.sleep(0)
             end = at + CHECKED_BYTES
             # A character that the end of a slice cuts in two belongs to the next one.
-            at += codecs.utf_8_decode(body[at:end], "strict", end >= len(body))[1]
+            at += codecs.utf_8_decode(view[at:end], "strict", end >= len(body))[1]
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"We could not parse the JSON of your request: it is not valid UTF-8 at byte {at + error.start}.",

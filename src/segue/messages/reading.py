@@ -23,7 +23,7 @@ from segue.messages.request import (
 )
 from segue.messages.served import Unseal
 from segue.messages.tools import NO_TOOLING, Tooling, translate_tools, with_servers
-from segue.resent.memo import Memo
+from segue.resent.memo import Memo, key_of
 from segue.seams.history import Owner
 from segue.wire.requests import Create
 
@@ -65,12 +65,12 @@ class MessageReading:
         return self.asked.create
 
     def _messages(self, raws: list[Raw]) -> list[TranslatedMessage]:
-        keys = [MESSAGE + bytes(raw) for raw in raws]
+        keys = [key_of(MESSAGE, raw) for raw in raws]
         found = self._memo.find_all(self._owner, keys)
         return [
             known
             if isinstance(known, TranslatedMessage)
-            else self._keep(keys[index], translate(raws[index], index, self._unseal))
+            else self._keep(keys[index], raws[index], translate(raws[index], index, self._unseal))
             for index, known in enumerate(found)
         ]
 
@@ -87,13 +87,13 @@ class MessageReading:
         return with_servers(tooling, servers) if servers or tooling.toolsets else tooling
 
     def _recall(self, prefix: bytes, raw: Raw, kind: type[T], translated: Callable[[Raw], T]) -> T:
-        key = prefix + bytes(raw)
+        key = key_of(prefix, raw)
         known = self._memo.find(self._owner, key)
         if isinstance(known, kind):
             return known
-        return self._keep(key, translated(raw))
+        return self._keep(key, raw, translated(raw))
 
-    def _keep(self, key: bytes, value: T) -> T:
+    def _keep(self, key: bytes, raw: Raw, value: T) -> T:
         # What became of the bytes is about as long, and there are some small objects.
-        self._memo.put(self._owner, key, value, 2 * len(key) + 1_000)
+        self._memo.put(self._owner, key, value, 2 * len(raw) + 1_000)
         return value

@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from hashlib import blake2b
 from threading import Lock
 from typing import Generic, TypeVar
+
+from msgspec import Raw
 
 from segue.seams.history import Owner
 
 V = TypeVar("V")
 # As they came.
 Sent = bytes
+# Longer ones are known by their digest: a copy would hold other threads up, and be kept.
+LONG_BYTES = 64 * 1024
 
 # What an entry costs beside its key and its value.
 MEMO_BYTES = 400
 # What is longer is read each time: it would push out too much else.
 MEMO_PART = 4
+
+
+def key_of(kind: bytes, raw: Raw) -> Sent:
+    """What these bytes are known by, among those of their kind."""
+    return kind + (bytes(raw) if len(raw) <= LONG_BYTES else blake2b(raw).digest())
 
 
 class Memo(Generic[V]):

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from segue.errors import ServerFault
-from segue.rests import Rests
+from segue.rests import PIECE, Rests, joined
 from segue.seams.prompt import IdArray
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ PIECES_MAX = 65_536
 PIECE_CHARS_MAX = 64
 # Longer texts are encoded while other threads run; for a word that would take longer than the word.
 BESIDE_CHARS_MIN = 1024
-# How much text is cut into pieces before other threads may go on: some milliseconds.
-CUT_CHARS = 64 * 1024
-# After so much of a text, which few prompts have, others go first.
+# How much text is looked at before other threads may go on, and how much is cut into pieces, which takes ten times as
+# long: a fraction of a millisecond.
+CUT_CHARS, PIECES_CHARS = 64 * 1024, 4 * 1024
+# Beside a longer text, which few prompts have, others go first.
 RESTED_CHARS = 1024 * 1024
 # A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
 BROKEN_PIECES = 4
@@ -192,7 +193,8 @@ class Vocabulary:
         spelt = self._spelt(text)
         if len(spelt) <= SLICE_CHARS or not self._joins_words:
             return self._encode_part(spelt)
-        ids, known = array("I"), self._slices
+        ids, known, rests = array("I"), self._slices, Rests()
+        is_rested = len(spelt) > RESTED_CHARS
         for part in slices_of(spelt, len(spelt) if self._looks_up(spelt) else CUT_CHARS):
             ids_of_part = known.get(part)
             if ids_of_part is None:
@@ -201,7 +203,9 @@ class Vocabulary:
                     if len(known) >= SLICES_MAX:
                         known.clear()
                     known[part] = ids_of_part
-            ids.extend(ids_of_part)
+            extend(ids, ids_of_part)
+            if is_rested:
+                rests.take()
         return ids
 
     def _looks_up(self, spelt: str) -> bool:
@@ -214,7 +218,7 @@ class Vocabulary:
         # Words repeat, in source code above all: each is encoded once and then looked up, five times as fast.
         known = self._pieces
         ids = array("I")
-        for piece in cut.findall(spelt) if len(spelt) <= CUT_CHARS else pieces_of(spelt, cut):
+        for piece in cut.findall(spelt) if len(spelt) <= SLICE_CHARS else pieces_of(spelt, cut):
             ids_of_piece = known.get(piece)
             if ids_of_piece is None:
                 ids_of_piece = array("I", self._tokenize(piece))
@@ -229,8 +233,12 @@ class Vocabulary:
         """The text without what cannot be spelt. In slices: one call for a long text would hold up every thread."""
         if self._spells_ascii and text.isascii():
             return text
-        slices = (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
-        return "".join(self._unspellable.sub(REPLACEMENT, text) for text in slices)
+        rests = Rests()
+        for at in range(0, len(text), CUT_CHARS):
+            if self._unspellable.search(text, at, at + CUT_CHARS):
+                return joined(self._unspellable.sub(REPLACEMENT, part) for part in _cut_up(text))
+            rests.take()
+        return text
 
     @cached_property
     def _joins_words(self) -> bool:
@@ -255,10 +263,11 @@ class Vocabulary:
         text = ""
         for part in self.parts(chunks):
             if isinstance(part, str):
-                text += part
+                is_long = text and len(part) > CUT_CHARS
+                text = joined(itertools.chain((text,), _cut_up(part))) if is_long else text + part
                 continue
             if text:
-                ids.extend(self.encode(text))
+                extend(ids, self.encode(text))
                 text = ""
             mark_ids = self._marks.get(part)
             if mark_ids is None:
@@ -268,7 +277,7 @@ class Vocabulary:
                 self._marks[part] = mark_ids
             ids.extend(mark_ids)
         if text:
-            ids.extend(self.encode(text))
+            extend(ids, self.encode(text))
         return ids
 
     def parts(self, chunks: Iterable[Chunk]) -> Iterator[Mark | str]:
@@ -328,23 +337,38 @@ class Vocabulary:
             return token.encode()
 
 
+def _cut_up(text: str) -> Iterator[str]:
+    return (text[at : at + CUT_CHARS] for at in range(0, len(text), CUT_CHARS))
+
+
+def extend(ids: IdArray[int], more: IdArray[int]) -> None:
+    """Put these after the others."""
+    if len(more) <= PIECE:
+        ids.extend(more)
+        return
+    rests = Rests()
+    for at in range(0, len(more), PIECE):
+        ids.extend(more[at : at + PIECE])
+        rests.take()
+
+
 def pieces_of(
     text: str,
     cut: re.Pattern[str],
-    slice_chars: int = CUT_CHARS,
+    slice_chars: int = PIECES_CHARS,
     word_chars_max: int = WORD_CHARS_MAX,
 ) -> Iterator[str]:
     """What `cut.findall` finds, slice by slice, longer words in parts: one call for a long text would hold up every
     other thread."""
     at, rests = 0, Rests()
-    width = slice_chars
+    is_rested, width = len(text) > RESTED_CHARS, slice_chars
     while at + width < len(text):
         # What stands at the end of a slice may look otherwise in the whole, and begins the next.
         found = cut.findall(text, at, at + width)
         whole = found[:-BROKEN_PIECES] or (found if width >= word_chars_max else [])
         yield from whole
         at += sum(map(len, whole))
-        if at > RESTED_CHARS:
+        if is_rested:
             rests.take()
         width = slice_chars if whole else 2 * width
     yield from cut.findall(text, at)

@@ -64,7 +64,7 @@ FEW_VALUES = 150_000
 VALUES_A_SLICE = 1_024
 COMMA, QUOTE = b',"'
 # The most that is searched at once.
-WINDOW_BYTES = 1024 * 1024
+WINDOW_BYTES = 128 * 1024
 # How deep an item or a tool may be. Schemas that people write have a dozen levels; walking down recursively, as
 # renderers and encoders do, ends at some hundreds.
 DEPTH_MAX = 256
@@ -140,7 +140,7 @@ def encode_kept(value: object) -> bytes:
 
 def encode_read(value: object, size: int) -> bytes:
     """Encode what was read of so many bytes of a client."""
-    return encode_kept(value) if size <= LARGE_BYTES else without_slack(long_texts.encode(value))
+    return encode_kept(value) if size <= LARGE_BYTES else long_texts.encode(value)
 
 
 # What clients may send: not what we write down for ourselves.
@@ -181,12 +181,12 @@ def decode_body(
 
 def check_shape(body: bytes | bytearray) -> None:
     """Refuse a large body with more values than may be decoded, before it is decoded. Slow work, for a thread."""
-    marks = (b",", b"[", b"{")
-    windows = range(0, len(body), WINDOW_BYTES)
-    count = sum(body.count(mark, at, at + WINDOW_BYTES) for at in windows for mark in marks)
+    rests, count = Rests(), 0
+    for at in range(0, len(body), WINDOW_BYTES):
+        count += sum(body.count(mark, at, at + WINDOW_BYTES) for mark in (b",", b"[", b"{"))
+        rests.take()
     if count <= FEW_VALUES:
         return
-    rests = Rests()
     depth = values = fields = elements = inner = 0
     elements_max = ELEMENTS_MAX
     for mark, at in marks_of(body):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from segue.rests import Rests
+from segue.rests import Copied, Rests, copied, joined
 
 T = TypeVar("T")
 # Long texts by what stands for them: as they are written, and what they say.
-Texts: TypeAlias = dict[str, tuple[bytes, str]]
-
+Texts: TypeAlias = dict[str, tuple[memoryview, str]]
 # Larger JSON than this is looked at for texts above the second size.
 LARGE_BYTES, LONG_BYTES = 1024 * 1024, 256 * 1024
 SLICE = 64 * 1024
@@ -28,6 +28,7 @@ HIGH_HALF = re.compile(rb"\\u[dD][89abAB]")
 ESCAPE_BYTES_MAX = 12
 # Stands for a long text meanwhile. Where a text may not be long, this is too long as well.
 MARK = b"a long text ".ljust(4_096, b".")
+NAME, NAMED = MARK.decode(), re.compile(rb'"(%b[0-9]+)"' % re.escape(MARK))
 BACKSLASH = b"\\"
 
 _encode = msgspec.json.Encoder().encode
@@ -55,15 +56,15 @@ def decode(decoded: Callable[[bytes | bytearray], T], body: Raw | bytes | bytear
     if len(body) <= LARGE_BYTES:
         return decoded(body)
     if isinstance(body, Raw):
-        body = bytes(body)
+        body = copied((body,))
     texts: Texts = {}
-    rest, at = bytearray(), 0
+    rest, at, view = bytearray(), 0, memoryview(body)
     try:
         for start, end in _long_strings(body):
-            name = f"{MARK.decode()}{len(texts)}"
-            rest += body[at:start] + _encode(name)
-            texts[name], at = (string := bytes(body[start:end]), _text(string)), end
-        rest += body[at:]
+            name = f"{NAME}{len(texts)}"
+            rest += b"".join((view[at:start], _encode(name)))
+            texts[name], at = (view[start:end], joined(_text(body, start + 1, end - 1))), end
+        rest += view[at:]
         if texts and rest.count(MARK) == len(texts):
             return cast("T", _changed(decoded(rest), partial(_put_back, texts)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -104,27 +105,30 @@ def _changed(value: object, change: Callable[[str | Raw], str | Raw]) -> object:
 def _put_back(texts: Texts, value: str | Raw) -> str | Raw:
     if isinstance(value, str):
         return texts[value][1] if value in texts else value
-    data = bytes(value)
-    if MARK not in data:
+    if MARK not in (data := bytes(value)):
         return value
-    for name, (string, _) in texts.items():
-        data = data.replace(_encode(name), string)
-    return Raw(data)
+    return Raw(copied(_spliced(data, lambda name: texts[name][:1])))
 
 
-def _text(string: bytes) -> str:
-    """What an encoded string says."""
-    parts: list[str] = []
-    at, last, rests = 1, len(string) - 1, Rests()
+def _spliced(data: bytes, parts_of: Callable[[str], Iterable[Copied]]) -> Iterator[Copied]:
+    """With long strings in place of what stands for them."""
+    at = 0
+    for found in NAMED.finditer(data):
+        yield data[at : found.start()]
+        yield from parts_of(found[1].decode())
+        at = found.end()
+    yield data[at:]
+
+
+def _text(body: bytes | bytearray, at: int, last: int) -> Iterator[str]:
+    """What the inside of an encoded string says, in slices."""
     while at < last:
-        end = _cut(string, at, at + SLICE) if at + SLICE < last else last
-        parts.append(_decode_text(b'"%b"' % string[at:end]))
-        rests.take()
+        end = _cut(body, at, at + SLICE) if at + SLICE < last else last
+        yield _decode_text(b'"' + body[at:end] + b'"')
         at = end
-    return "".join(parts)
 
 
-def _cut(string: bytes, start: int, end: int) -> int:
+def _cut(string: bytes | bytearray, start: int, end: int) -> int:
     """The last place before `end` that is inside of no character and no escape."""
     slash = string.rfind(BACKSLASH, end - ESCAPE_BYTES_MAX, end)
     if slash < 0:
@@ -139,16 +143,24 @@ def _cut(string: bytes, start: int, end: int) -> int:
 
 
 def encode(value: object) -> bytes:
-    """The same as the library makes of it."""
-    return _encode(_changed(value, _encoded))
+    """The same as the library makes of it; nothing is free after it."""
+    long: dict[str, str | Raw] = {}
+
+    def taken(value: str | Raw) -> str | Raw:
+        if len(value) <= SLICE:
+            return value
+        name = f"{NAME}{len(long)}"
+        long[name] = value
+        return name
+
+    rest = _encode(_changed(value, taken))
+    if rest.count(MARK) != len(long):
+        return copied((_encode(value),))
+    return copied(_spliced(rest, lambda name: _parts_of(long[name])))
 
 
-def _encoded(text: str | Raw) -> str | Raw:
-    if isinstance(text, Raw) or len(text) <= SLICE:
-        return text
-    parts, rests = bytearray(b'"'), Rests()
-    for at in range(0, len(text), SLICE):
-        parts += memoryview(_encode(text[at : at + SLICE]))[1:-1]
-        rests.take()
-    parts += b'"'
-    return Raw(bytes(parts))
+def _parts_of(value: str | Raw) -> Iterable[Copied]:
+    if isinstance(value, Raw):
+        return (value,)
+    slices = (value[at : at + SLICE] for at in range(0, len(value), SLICE))
+    return chain((b'"',), (memoryview(_encode(part))[1:-1] for part in slices), (b'"',))
