@@ -27,6 +27,7 @@ NAMES = (
     "families",
     "hosted",
     "hostile",
+    "holds",
     "compare",
     "reuse",
     "repeats",

@@ -316,12 +316,16 @@ async def fetch_hostile_page(_: Fetcher, url: str) -> Fetched:
 
 
 @contextmanager
-def server_for(shape: Shape) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
-    """A server, and what a healthy client asks it."""
+def server_for(
+    shape: Shape, module: str = "bench.hostile"
+) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
+    """A server, and what a healthy client asks it. The module fetches the hostile page."""
     if shape.is_before_liar:
         with (
             lying_engine() as url,
-            server(None, "--engine", "chat", "--engine-url", url, "--model", LIAR) as process,
+            server(
+                None, "--engine", "chat", "--engine-url", url, "--model", LIAR, module=module
+            ) as process,
         ):
             yield process, {"model": LIAR, "input": "deltas 20"}
         return
@@ -330,7 +334,7 @@ def server_for(shape: Shape) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
         ScriptedModel("hostile", json.dumps(shape.script).encode(), 0),
     ]
     with (
-        serve(ServerOptions(models, shape.flags, "bench.hostile")) as process,
+        serve(ServerOptions(models, shape.flags, module)) as process,
         apart(process),
     ):
         yield process, {"input": "Hello"}
