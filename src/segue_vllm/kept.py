@@ -18,6 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+# So begin the ids of the plugin's requests. vLLM puts words of its own before those that clients choose.
+REQUEST_IDS = "segue-"
 # How many of the last ids are compared, beside the lengths.
 TAIL_IDS = 4
 # Some 60 MB, beside their ids.

@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from segue_vllm import __version__
 from segue_vllm.frames import PROTOCOL, Ask
-from segue_vllm.kept import TAIL_IDS
+from segue_vllm.kept import REQUEST_IDS, TAIL_IDS
 from segue_vllm.outputs import Heard, Outputs, Request
 from segue_vllm.serving import Connection, SessionServer
 from segue_vllm.versions import is_tried
@@ -70,7 +70,7 @@ class VllmDoor:
         fields["extra_args"] = None if kept is None else {"segue": kept}
         fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
         return await self.outputs.start(
-            f"segue-{secrets.token_hex(8)}",
+            f"{REQUEST_IDS}{secrets.token_hex(8)}",
             tokens_input(ids, cache_salt=ask.salt),
             SamplingParams(**fields),
             heard,
@@ -222,6 +222,8 @@ async def _asked(outputs: Outputs, ids: list[int], segue: dict[str, Any]) -> _Co
         extra_args={"segue": segue},
     )
     collected = _Collected()
-    await outputs.start(f"segue-test-{secrets.token_hex(8)}", tokens_input(ids), params, collected)
+    await outputs.start(
+        f"{REQUEST_IDS}test-{secrets.token_hex(8)}", tokens_input(ids), params, collected
+    )
     await collected.over.wait()
     return collected

@@ -22,7 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from segue_vllm.kept import KeptTurns, Refusal
+from segue_vllm.kept import REQUEST_IDS, KeptTurns, Refusal
 from segue_vllm.versions import is_tried
 
 # A name of its own would not be shown by vLLM's configuration of logs.
@@ -121,6 +121,11 @@ class _Keeping(Scheduler):
         super().add_request(request)
 
     # --- requests are scheduled ----------------------------------------------------------------------
+
+    def _holds_kv_blocks(self, request: Any) -> bool:
+        """vLLM serves who holds blocks before all others. A claim is none of these: it waits in its turn."""
+        is_claim = self._keeps and request.request_id in self._kept.claims
+        return not is_claim and bool(super()._holds_kv_blocks(request))
 
     def _allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Room for a request, at the cost of what is held."""
@@ -262,6 +267,9 @@ class _Unhashed:
 
 
 def _asked(request: Any) -> dict[str, Any] | None:
+    """What the plugin asks. The field is open to all clients of vLLM, whose requests have ids of another form."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
-    return extra.get("segue") if extra else None
+    asked = extra.get("segue") if extra else None
+    is_ours = isinstance(asked, dict) and request.request_id.startswith(REQUEST_IDS)
+    return asked if is_ours else None

@@ -129,9 +129,16 @@ def test_version_that_was_not_tried_keeps_nothing_and_refuses_who_goes_on(
     asked = {"from": "a", "length": 1, "tail": [1]}
     requests = [
         SimpleNamespace(request_id=name, sampling_params=SimpleNamespace(extra_args=extra))
-        for name, extra in (("goes on", {"segue": asked}), ("another", None))
+        for name, extra in (
+            ("segue-goes on", {"segue": asked}),
+            ("segue-another", None),
+            # The field is open to all clients of vLLM.
+            ("cmpl-1", {"segue": "nonsense"}),
+            ("generate-tokens-segue-1", {"segue": asked}),
+            ("segue-of a client", {"segue": ["nonsense"]}),
+        )
     ]
     for request in requests:
         made.add_request(request)
     assert made.added == requests
-    assert made.grammar_compile_error_reqs == {"goes on"}
+    assert made.grammar_compile_error_reqs == {"segue-goes on"}

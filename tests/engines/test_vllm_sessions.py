@@ -7,13 +7,15 @@ which compare every hash in every step. There is room for 6,400 tokens and four 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
+import msgspec
 import pytest
 
 from bench.hollow.server import HollowVllm, hollow_vllm
@@ -79,6 +81,16 @@ def drawn(source: random.Random, count: int) -> list[int]:
 
 def after(prompt: Tokens, answer: list[int], new: list[int]) -> Tokens:
     return prompt.plus(id_array(answer)).plus(id_array(new))
+
+
+async def until_shown(address: Upstream, pattern: bytes) -> None:
+    """The page of metrics has this."""
+
+    async def is_shown() -> bool:
+        _, page = await address.call("GET", "/metrics")
+        return re.search(pattern, page) is not None
+
+    await until(is_shown)
 
 
 async def preemptions(address: Upstream) -> float:
@@ -183,6 +195,72 @@ async def test_chains_that_all_grow_do_not_block_each_other(engine: SessionEngin
         chains.append((prompt, await answered(engine, prompt)))
     grown = [after(prompt, answer, drawn(source, 300)) for prompt, answer in chains]
     assert all(await asyncio.gather(*(answered(engine, prompt) for prompt in grown)))
+
+
+async def test_who_goes_on_waits_behind_those_that_came_before(
+    engine: SessionEngine, plain: TokenEngine[VllmOffer, VllmEvent], address: Upstream
+) -> None:
+    """All places are taken; then another client comes, and then four chains go on. One place gets free."""
+    source = random.Random(6)
+    chains = []
+    for _ in range(4):
+        prompt = tokens(drawn(source, 40))
+        chains.append((prompt, await answered(engine, prompt)))
+    served: list[str] = []
+
+    async def asks(name: str, by: TokenEngine[VllmOffer, VllmEvent], prompt: Tokens) -> None:
+        assert ids_of(await heard(by, job(prompt, 8, sampling=Sampling(seed=1))))
+        served.append(name)
+
+    async def waiting(count: int) -> None:
+        await until_shown(address, rb"vllm:num_requests_waiting\{[^}]*\} %d\.0" % count)
+
+    async with AsyncExitStack() as stack:
+        endless = job(tokens([*range(100, 200), ENDLESS]), 5_000)
+        for _ in range(4):
+            pieces = await stack.enter_async_context(aclosing(plain.sample(endless)))
+            while not isinstance(await anext(pieces), Ids):
+                pass
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asks("another", plain, tokens(drawn(source, 40))))
+            await waiting(1)
+            for prompt, answer in chains:
+                next_turn = after(prompt, answer, drawn(source, 9))
+                group.create_task(asks("chain", engine, next_turn))
+            await waiting(5)
+            await pieces.aclose()
+    assert served == ["another", *["chain"] * 4]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+async def test_what_other_clients_write_for_the_scheduler_is_not_read(
+    engine: SessionEngine, address: Upstream, path: str
+) -> None:
+    """The field of ours is open to all clients of vLLM. One that names a chain of another's gets nothing of it, and
+    one that writes nonsense gets its answer."""
+    prompt = tokens(range(300, 340))
+    await answered(engine, prompt)
+    _, page = await address.call("GET", ABOUT)
+    about = json.loads(page)
+    of_another = {"from": f"{about['instance']}:1", "length": 4, "tail": [*range(300, 304)]}
+
+    async def asked(extra: object) -> bytes:
+        if path == "/v1/completions":
+            body = {"prompt": [7, 8, 9], "max_tokens": 8, "vllm_xargs": extra}
+        else:
+            sampling = {"max_tokens": 8, "seed": 1, "extra_args": extra}
+            body = {"token_ids": [7, 8, 9], "sampling_params": sampling}
+        body |= {"model": MODEL, "seed": 1, "return_token_ids": True}
+        status, page = await address.call("POST", path, json.dumps(body).encode())
+        assert status == 200, page
+        found: bytes = msgspec.json.encode(msgspec.json.decode(page)["choices"])
+        return found
+
+    wanted = await asked({"mine": 1})
+    for segue in ("x", ["from"], of_another, {"keep": ["x"]}, {"keep": 1, "from": [2]}):
+        if path == "/inference/v1/generate" or not isinstance(segue, dict):
+            assert await asked({"segue": segue}) == wanted
+    assert await answered(engine, prompt)
 
 
 async def test_three_children_of_one_turn_all_answer(engine: SessionEngine) -> None:
