@@ -26,6 +26,10 @@ TAIL_IDS = 4
 TURNS_MAX = 50_000
 
 
+# Salt, and name, path and number of the adapter.
+Scope = tuple[Any, Any]
+
+
 class Refusal(Exception):
     """The request cannot be made whole: its client must send all ids."""
 
@@ -52,16 +56,14 @@ class Kept:
         "key",
         "length",
         "line",
-        "lora",
-        "salt",
+        "scope",
     )
 
-    def __init__(self, key: str, line: Line, frontier: int, salt: Any, lora: Any) -> None:
-        self.key, self.line = key, line
+    def __init__(self, key: str, line: Line, frontier: int, scope: Scope) -> None:
+        self.key, self.line, self.scope = key, line, scope
         self.length = len(line.ids)
         # All before it has its KV; what a step in flight or a rejected draft has computed does not count.
         self.frontier = frontier
-        self.salt, self.lora = salt, lora
         self.blocks: list[Any] | None = None
         # How many of the blocks can be found by their hashes.
         self.cached_blocks = 0
@@ -103,7 +105,7 @@ class KeptTurns:
             raise Refusal(f"{kept.length} ids are kept, not {length}")
         if kept.line.ids[max(0, length - TAIL_IDS) : length] != asked["tail"]:
             raise Refusal("other ids are kept")
-        if kept.salt != request.cache_salt or kept.lora != request.lora_request:
+        if kept.scope != _scope(request):
             raise Refusal("another salt or adapter")
         self._turns.move_to_end(kept.key)
         new = request.prompt_token_ids
@@ -164,7 +166,7 @@ class KeptTurns:
             line = Line(request._all_token_ids, request.prompt_token_ids, request.block_hashes)
         if key in self._turns:
             self._forget(key)
-        kept = Kept(key, line, frontier, request.cache_salt, request.lora_request)
+        kept = Kept(key, line, frontier, _scope(request))
         line.refs += 1
         self.tokens += len(line.ids) - line.counted
         line.counted = len(line.ids)
@@ -225,3 +227,9 @@ class KeptTurns:
         """Every block is free."""
         for key in list(self.held):
             self.let_go(key)
+
+
+def _scope(request: Any) -> Scope:
+    """What must be the same. To vLLM adapters of one name are equal, also where another one was loaded under it."""
+    lora = request.lora_request
+    return request.cache_salt, lora and (lora.lora_name, lora.lora_path, lora.lora_int_id)

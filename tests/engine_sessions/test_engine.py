@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import cast
 
 import pytest
@@ -23,6 +23,7 @@ from segue.seams.prompt import Tokens, id_array
 from segue_vllm import serving
 from segue_vllm.chains import Chains, Unknown, new_digest
 from segue_vllm.frames import Refused, bytes_of
+from segue_vllm.kept import Refusal
 from tests.engine_sessions.replica import MODEL, FakeCore, FakeRequest, Replica, answer_to
 from tests.engines.asking import finish_of, heard, ids_of, job, tokens
 from tests.support import until
@@ -446,6 +447,35 @@ def test_refusal_says_why(
     assert Refused(1, why, str(refused.value)).words
     going_on = chains.begin("alice", SCOPE, 1, 2, digest_of(1, 2), array("I", [9]))
     assert going_on.flat().tolist() == [1, 2, 9]
+
+
+class Adapter:
+    """As vLLM's `LoRARequest`, which is equal to every one of its name."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self.lora_name, self.lora_path, self.lora_int_id = "a", path, number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Adapter)
+
+    def __hash__(self) -> int:
+        return hash(self.lora_name)
+
+
+@pytest.mark.parametrize(
+    "path, number, is_same", [("p", 1, True), ("q", 1, False), ("p", 2, False)]
+)
+def test_blocks_of_an_adapter_are_not_those_of_another_that_was_loaded_under_its_name(
+    path: str, number: int, is_same: bool
+) -> None:
+    core = FakeCore(blocks=40, tokens_max=1_000)
+    first = FakeRequest("1", [5, 6, 7], None, Adapter("p", 1))
+    sampled = core.run(first, {"keep": "k"}, 2)
+    child = FakeRequest("2", [8], None, Adapter(path, number))
+    whole = [5, 6, 7, *sampled]
+    with nullcontext() if is_same else pytest.raises(Refusal, match="adapter"):
+        core.arrive(child, {"from": "k", "length": len(whole), "tail": whole[-4:]})
+    assert bool(core.kept.claims) == is_same
 
 
 def test_ids_of_forgotten_turns_are_freed_when_nothing_stands_on_them() -> None:
