@@ -20,6 +20,11 @@ from typing import Any, Protocol
 log = logging.getLogger("vllm.segue")
 
 
+def is_asked_wrongly(error: BaseException) -> bool:
+    """Whether vLLM says so: by `ValueError`, and by kinds of its own since 0.32."""
+    return any(kind.__name__ in ("ValueError", "VLLMClientError") for kind in type(error).__mro__)
+
+
 class Heard(Protocol):
     """Who listens to one request."""
 
@@ -65,9 +70,9 @@ class Request:
         if self.is_over:
             return
         self.is_over = True
-        is_asked_wrongly = isinstance(error, ValueError)
-        status = 400 if is_asked_wrongly else 503 if "Dead" in type(error).__name__ else 500
-        words = str(error) if is_asked_wrongly else "The engine failed."
+        is_wrong = is_asked_wrongly(error)
+        status = 400 if is_wrong else 503 if "Dead" in type(error).__name__ else 500
+        words = str(error) if is_wrong else "The engine failed."
         if status == 500:
             log.warning("segue: a request failed: %s: %s", type(error).__name__, error)
         self.heard.failed(status, words)

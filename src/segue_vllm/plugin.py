@@ -36,6 +36,8 @@ ABOUT, STREAMS = "/segue/session", "/v1/segue/session"
 NOT_READY = 1013
 SELF_TEST_S, SELF_TEST_TOKENS = 60.0, 4
 
+_encode, _params = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(SamplingParams)
+
 
 class VllmDoor:
     """vLLM's engine."""
@@ -69,10 +71,13 @@ class VllmDoor:
         fields["logprobs"] = fields["prompt_logprobs"] = None
         fields["extra_args"] = None if kept is None else {"segue": kept}
         fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
+        params = SamplingParams(**fields)
+        # As the engine core does, which reads nothing more of anybody when it cannot read one.
+        _params.decode(_encode(params))
         return await self.outputs.start(
             f"{REQUEST_IDS}{secrets.token_hex(8)}",
             tokens_input(ids, cache_salt=ask.salt),
-            SamplingParams(**fields),
+            params,
             heard,
             lora_request=self.adapter(ask.model),
             priority=ask.priority,

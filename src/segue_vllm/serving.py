@@ -34,7 +34,7 @@ from segue_vllm.frames import (
     write_said,
 )
 from segue_vllm.kept import TAIL_IDS
-from segue_vllm.outputs import Heard, Request
+from segue_vllm.outputs import Heard, Request, is_asked_wrongly
 
 log = logging.getLogger("vllm.segue")
 
@@ -43,7 +43,7 @@ UNREAD_MAX, FRAME_MAX = 100_000, 1_000
 # So long it may take to say why the connection ends.
 CLOSE_S = 5.0
 # What is the request's fault; its words are said, as far as this.
-WRONGLY_ASKED = (ValueError, TypeError, LookupError, msgspec.MsgspecError)
+WRONGLY_ASKED = (TypeError, LookupError, msgspec.MsgspecError)
 WORDS_MAX = 1_000
 # The WebSocket's code for a message that cannot be read, and for one that reads too slowly.
 BAD_MESSAGE, TOO_SLOW = 1003, 1008
@@ -304,7 +304,7 @@ class Connection:
 
 def _failure(error: Exception) -> tuple[int, str]:
     """Status and words of a request that could not begin."""
-    if isinstance(error, WRONGLY_ASKED):
+    if isinstance(error, WRONGLY_ASKED) or is_asked_wrongly(error):
         return 400, str(error)[:WORDS_MAX]
     log.warning("segue: a request failed: %s: %s", type(error).__name__, error)
     return 500, "The engine failed."

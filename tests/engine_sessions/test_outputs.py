@@ -147,15 +147,24 @@ class EngineDeadError(Exception):
     """Of vLLM, by its name."""
 
 
+class VLLMClientError(Exception):
+    """Of vLLM since 0.32, by its name."""
+
+
+class VLLMValidationError(VLLMClientError):
+    """A kind of it."""
+
+
 @pytest.mark.parametrize(
     "last, heard",
     [
         (([9], "stop"), [([9], None), "stop"]),
         (EngineDeadError(), [503]),
         (ValueError("bad"), [400]),
+        (VLLMValidationError("bad"), [400]),
         (OSError(), [500]),
     ],
-    ids=["stop", "killed", "wrongly asked", "fault"],
+    ids=["stop", "killed", "wrongly asked", "wrongly asked 0.32", "fault"],
 )
 async def test_vllm_that_was_not_tried_is_asked_by_public_ways(last: Any, heard: list[Any]) -> None:
     engine, ear = PublicEngine(([7], None), ([8, 8], None), last), Ear()

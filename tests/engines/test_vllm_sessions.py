@@ -12,7 +12,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 import msgspec
@@ -20,6 +20,8 @@ import pytest
 
 from bench.hollow.server import HollowVllm, hollow_vllm
 from segue.engine_sessions.engine import ABOUT, SessionEngine, session_offer
+from segue.engine_sessions.frames import SessionAsk, SessionFailed, id_bytes, new_key
+from segue.engine_sessions.link import SessionAnswered, SessionLink
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import ContextRefused, EngineLost, Upstream
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
@@ -261,6 +263,39 @@ async def test_what_other_clients_write_for_the_scheduler_is_not_read(
         if path == "/inference/v1/generate" or not isinstance(segue, dict):
             assert await asked({"segue": segue}) == wanted
     assert await answered(engine, prompt)
+
+
+class Ear:
+    """Who hears one answer."""
+
+    def __init__(self) -> None:
+        self.said: list[SessionAnswered] = []
+
+    def hear(self, said: Sequence[SessionAnswered]) -> None:
+        self.said += said
+
+    def lost(self) -> None:
+        raise AssertionError("the connection was lost")
+
+
+async def test_sampling_that_the_core_cannot_read_ends_its_own_request_and_no_other(
+    engine: SessionEngine, address: Upstream
+) -> None:
+    offer = await session_offer(address)
+    assert offer is not None
+    key = new_key()
+    link = await address.upgrade(offer.path, key, lambda: SessionLink(key))
+    await link.hello
+    ears = {b'{"seed":"x"}': Ear(), b'{"logit_bias":{"5":1}}': Ear(), b'{"top_p":5}': Ear()}
+    for sampling, ear in ears.items():
+        ids = id_bytes(id_array([5, 6, 7]))
+        link.send(SessionAsk(link.begin(ear), 0, 0, b"", ids, "o", MODEL, None, 0, sampling))
+        await until(lambda ear=ear: len(ear.said) == 2)  # type: ignore[misc]
+        failed = ear.said[1]
+        assert isinstance(failed, SessionFailed)
+        assert failed.status == 400
+    link.close()
+    assert await answered(engine, tokens(range(300, 340)))
 
 
 async def test_three_children_of_one_turn_all_answer(engine: SessionEngine) -> None:
