@@ -400,6 +400,29 @@ async def test_owner_of_whom_everything_was_erased_is_forgotten_on_both_sides() 
     await replica.close()
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["lost", "none yet"])
+async def test_owner_who_is_erased_while_there_is_no_connection_is_forgotten_all_the_same(
+    is_new: bool,
+) -> None:
+    """A connection broke just then, or this server has begun after the turns of the one before it."""
+    replica = Replica("one")
+    engine = replica.engine()
+    await turn(engine, PROMPT)
+    await heard(engine, job(PROMPT, 6, sampling=Sampling(), owner="bob"))
+    replica.lose()
+    if is_new:
+        engine = replica.engine()
+    # While it is not tried again, either.
+    engine._retry_at = asyncio.get_running_loop().time() + 60
+    engine.forget_owner(job(PROMPT, 1).owner)
+    engine._retry_at = 0.0
+    engine.forget_owner("carol")
+    await until(lambda: len(replica.server.chains) == 1)
+    await heard(engine, job(PROMPT, 6, sampling=Sampling(), owner="bob"))
+    assert replica.server.counts["turns"] == 3
+    await replica.close()
+
+
 # --- what the plugin refuses ------------------------------------------------------------------------
 
 SCOPE = (MODEL, None, None)

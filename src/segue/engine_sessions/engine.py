@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
@@ -50,6 +50,8 @@ PATH = re.compile(r"(?:/[A-Za-z0-9_.-]+)+")
 # How long it is not asked again whether it has the plugin, or answers: twice as long each time.
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 OPEN_S_MAX = 5.0
+# An engine that cannot be reached while so many owners are erased has most likely forgotten everything.
+ERASED_MAX = 10_000
 # Of an answer whose engine has ended.
 UNAVAILABLE = 503
 # What of a refusal is counted by its own word.
@@ -192,6 +194,8 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
         self._failures = 0
         self._retry_at = 0.0
         self._logged = ""
+        # Owners who were erased, of whom the engine has not heard.
+        self._erased: deque[str] = deque(maxlen=ERASED_MAX)
 
     async def sample(self, job: Job) -> AsyncGenerator[Piece, None]:
         link = await self._open_link() if _may_go(job) else None
@@ -209,10 +213,18 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
                 yield piece
 
     def forget_owner(self, owner: Owner) -> None:
-        """Everything of the owner was erased: neither side knows its prompts any longer."""
+        """Everything of the owner was erased: neither side knows its prompts any longer; where there is no connection
+        just now, as soon as there is one."""
         self.known.forget_owner(owner)
-        if self._link is not None:
-            self._link.send(SessionForget(_name_of(owner)))
+        self._erased.append(_name_of(owner))
+        if self._link is not None and not self._link.is_lost:
+            self._send_erased(self._link)
+        else:
+            self._reconnect()
+
+    def _send_erased(self, link: SessionLink) -> None:
+        while self._erased:
+            link.send(SessionForget(self._erased.popleft()))
 
     # --- a job -----------------------------------------------------------------------------------------
 
@@ -306,16 +318,20 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
         link = self._link
         if link is not None and not link.is_lost:
             return link
-        loop = asyncio.get_running_loop()
+        opening = self._reconnect()
+        return None if opening is None else await asyncio.shield(opening)
+
+    def _reconnect(self) -> asyncio.Task[SessionLink | None] | None:
+        """The attempt to open a connection; None where the last one has failed just now."""
         if self._opening is None:
-            if link is not None:
+            if self._link is not None:
+                self._note("the connection to its plugin broke: %s", self._link.reason)
                 self._link = None
-                self._note("the connection to its plugin broke: %s", link.reason)
-            if loop.time() < self._retry_at:
-                return None
-            self._opening = loop.create_task(self._open())
-            self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening)
+            loop = asyncio.get_running_loop()
+            if loop.time() >= self._retry_at:
+                self._opening = loop.create_task(self._open())
+                self._opening.add_done_callback(self._opened)
+        return self._opening
 
     def _opened(self, task: asyncio.Task[SessionLink | None]) -> None:
         self._opening = None
@@ -348,6 +364,7 @@ class SessionEngine(TokenEngine[VllmOffer, VllmEvent]):
             self.known.clear()
             self._instance = hello.instance
         self._link = link
+        self._send_erased(link)
         self._note("keeps conversations (segue-vllm %s)", f"{offer.version}, step {hello.step}")
         return link
 
