@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -72,11 +73,23 @@ def test_segue_starts_vllm_serves_with_it_and_stops_it(
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def children(pid: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def is_alive(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
+
+
 async def test_vllm_that_ends_by_itself_is_started_again_three_times(
     program: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     child = EngineChild(asked(port))
     child.start()
+    assert child._process is not None
+    (core,) = children(child._process.pid)
     try:
         # What is said of an end comes from a log that may be gone.
         child.log_path.unlink()
@@ -89,8 +102,22 @@ async def test_vllm_that_ends_by_itself_is_started_again_three_times(
         child._process.send_signal(signal.SIGKILL)
         await until(lambda: not child._watcher.is_alive())
         assert "for the fourth time in ten minutes and is not started again" in caplog.text
+        # It would hold the card, and the next vLLM would find no room there.
+        assert not is_alive(core)
     finally:
         child.stop()
+
+
+def test_vllm_that_has_ended_is_not_started_again_behind_a_server_that_stops(
+    program: Path, port: int
+) -> None:
+    """It ends while the server does: whoever was to start it again is still about to."""
+    child = EngineChild(asked(port))
+    child.start()
+    last = child._process
+    child.stop()
+    child._spawn()
+    assert child._process is last
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -171,6 +198,12 @@ def test_plugin_is_named_beside_those_that_vllm_loads_by_itself(
     argv, said, *_ = (tmp_path / "state" / "segue" / f"vllm-{port}.log").read_text().splitlines()
     assert said == f"plugins: {plugins}"
     assert ("--enable-scale-out" in argv) == has_scale_out
+
+
+def test_port_that_is_no_number_is_refused(program: Path) -> None:
+    settings = structs.replace(asked(1), engine_arg=("--port=abc",))
+    with pytest.raises(Misconfigured, match="--port abc"):
+        EngineChild(settings)
 
 
 def test_port_that_is_taken_is_named(program: Path) -> None:

@@ -1,7 +1,8 @@
 """A small program that behaves as `vllm serve`: a real process on a real port, with a FAKE vLLM and no model in it.
 
 `serve MODEL --port N …`. The model `small-card` ends as vLLM does where the card has no room; `bad-flag` as for a flag
-that it does not know; `loading` is never ready. It prints its command line first, and which plugins it is to load.
+that it does not know; `loading` is never ready. It prints its command line first, and which plugins it is to load. As
+vLLM has its engine core, it has a process that goes on for ever if nobody ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 
 from tests.engines.fakes.vllm import FakeVllm
 
+CORE = "import signal; signal.pause()"
 ENDS = {
     "small-card": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
     "bad-flag": "vllm: error: unrecognized arguments: --nosuch",
@@ -27,10 +29,13 @@ async def serve(model: str, port: int) -> None:
         print(f"loading in process {os.getpid()}", flush=True)
         await is_over.wait()
         return
+    core = await asyncio.create_subprocess_exec(sys.executable, "-c", CORE)
     fake = FakeVllm(model=model)
     fake._port = port
     async with fake:
         await is_over.wait()
+    core.terminate()
+    await core.wait()
 
 
 def main() -> int:

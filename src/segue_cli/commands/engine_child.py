@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -51,7 +51,7 @@ ABOUT_S = 30.0
 OUR_PLUGIN, ROUTES = "segue", "vllm.endpoint_plugins"
 RESTARTS_MAX, RESTARTS_S = 3, 600.0
 ASK_S, SHOW_S = 0.5, 10.0
-# vLLM ends its own processes; then it is killed with all of them.
+# So long it may take to end its own processes; then what is left of them is killed.
 STOP_S = 30.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
 TAIL_BYTES = 8_192
@@ -117,10 +117,15 @@ class EngineChild:
         self._settings = settings
         self._model = settings.model[0]
         self._program = _program()
-        self._port = int(_flag(settings.engine_arg, "--port") or PORT)
+        port = _flag(settings.engine_arg, "--port") or str(PORT)
+        if not port.isdecimal():
+            raise Misconfigured(f"engine_arg: --port {port} is no number.")
+        self._port = int(port)
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         self.log_path = state / "segue" / f"vllm-{self._port}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        # Held while it is started, so that none is behind a server that stops.
+        self._starting = Lock()
         self._stopping = Event()
         self._watcher = Thread(target=self._watch, name="vllm", daemon=True)
         self._ended_at: deque[float] = deque(maxlen=RESTARTS_MAX)
@@ -157,15 +162,15 @@ class EngineChild:
     def stop(self) -> None:
         """End it, with all that it has started."""
         self._stopping.set()
-        process = self._process
+        with self._starting:
+            process = self._process
         if process is None or process.poll() is not None:
             return
         process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _kill_rest(process)
+        process.wait()
         log.info("vLLM is stopped")
 
     def _watch(self) -> None:
@@ -175,6 +180,7 @@ class EngineChild:
             status = self._process.wait()
             if self._stopping.is_set():
                 return
+            _kill_rest(self._process)
             now = time.monotonic()
             if len(self._ended_at) == RESTARTS_MAX and now - self._ended_at[0] < RESTARTS_S:
                 log.error(
@@ -185,8 +191,6 @@ class EngineChild:
             self._ended_at.append(now)
             log.warning("vLLM ended with status %d; it is started again. %s", status, self._why())
             self._spawn()
-            if self._stopping.is_set():
-                self.stop()
 
     def _spawn(self) -> None:
         vllm, plugins = _installed(self._program)
@@ -199,7 +203,9 @@ class EngineChild:
             *flags,
             *self._settings.engine_arg,
         ]
-        with self.log_path.open("ab") as out:
+        with self._starting, self.log_path.open("ab") as out:
+            if self._stopping.is_set():
+                return
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -244,6 +250,12 @@ class EngineChild:
         return " ".join(
             filter(None, (advice, last and f"It said: {last}", f"See {self.log_path}."))
         )
+
+
+def _kill_rest(process: subprocess.Popen[bytes]) -> None:
+    """What it has started and left: an engine core whose API server was killed keeps the card."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _program() -> Sequence[str]:
