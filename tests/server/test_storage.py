@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -9,6 +12,7 @@ from segue.errors import Misconfigured
 from segue.server.storage import OPENERS, open_store
 from segue.settings.values import STORE_KINDS, Settings, StoreKind
 from segue.stores.memory import CLAIM_BYTES
+from tests.listener.test_tls import write_pair
 from tests.scenarios.test_background import LONG, follow, post, scripted
 from tests.support import Served, fetch, metric
 
@@ -44,6 +48,44 @@ async def test_password_that_is_no_part_of_an_address_is_explained_and_not_shown
     assert "postgresql://me:…@" in said
     for part in ("pass", "word", "rd@", "ss/"):
         assert part not in said.replace("password", "").replace("PGPASSWORD", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", 'root certificate file ".*/.postgresql/root.crt" does not exist'),
+        ("&sslrootcert=/no/root.crt", r"is not there: the certificate \(sslrootcert\)"),
+    ],
+)
+async def test_root_certificate_that_is_missing_is_named(
+    more: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    where = f"postgresql://me:secret@127.0.0.1:1/segue?sslmode=verify-full{more}"
+    with pytest.raises(Misconfigured, match=said):
+        async with open_store(Settings(store=where)):
+            pass
+
+
+async def test_certificate_of_another_name_is_said(tmp_path: Path) -> None:
+    """Of a server that has TLS, and goes no further."""
+    cert, key = write_pair(tmp_path, "database", host="db.internal")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    async def offer_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(b"S")
+        with suppress(ssl.SSLError, ConnectionError):
+            await writer.start_tls(context)
+        writer.close()
+
+    async with await asyncio.start_server(offer_tls, "localhost", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        where = f"postgresql://me:secret@localhost:{port}/segue?sslmode=verify-full"
+        with pytest.raises(Misconfigured, match="certificate is not valid for 'localhost'"):
+            async with open_store(Settings(store=f"{where}&sslrootcert={cert}")):
+                pass
 
 
 @pytest.mark.parametrize("password", ["12/34", "12?34", "pa@x/34"])

@@ -49,6 +49,8 @@ async def _open_postgresql(settings: Settings) -> ServerStore:
     return LayeredStore(store, settings.process_state_bytes_max)
 
 
+# How errors about addresses begin that quote nothing of one; others may quote its password.
+SHOWN = ("root certificate file ", "`sslmode` ")
 OPENERS: dict[StoreKind, Callable[[Settings], Awaitable[ServerStore]]] = {
     "memory": _open_memory,
     "sqlite": _open_sqlite,
@@ -63,12 +65,16 @@ async def open_store(settings: Settings) -> AsyncIterator[ServerStore]:
         store = await OPENERS[settings.store_kind](settings)
     except ApiError as error:
         path, cause = settings.store_path, error.__cause__ or error
-        why = str(cause)
+        why = str(cause).partition("\n")[0]
         if path is not None and not (folder := path.absolute().parent).is_dir():
             why = f"there is no folder {folder}. Create it: `mkdir -p {folder}`"
         elif isinstance(cause, ConnectionRefusedError):
             why = "the connection was refused: no PostgreSQL listens there"
-        elif path is None and isinstance(cause, ValueError):
+        elif path is None and isinstance(cause, FileNotFoundError):
+            why = "a file that it names is not there: the certificate (sslrootcert), or the socket of the database"
+        elif words := getattr(cause, "verify_message", ""):
+            why = f"its certificate is not accepted: {words.rstrip('.')}"
+        elif path is None and isinstance(cause, ValueError) and not why.startswith(SHOWN):
             why = "it is no address. In a password write %2F %3F %23 %40 for / ? # @, or set PGPASSWORD"
         raise Misconfigured(f"store: {settings.shown_store} cannot be opened: {why}.") from error
     try:
