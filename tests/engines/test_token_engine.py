@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import json
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -250,6 +251,26 @@ async def test_pieces_are_taken_where_they_arrive_or_yielded_in_order(name: str)
         async for piece in pieces:
             told.extend(piece.ids if isinstance(piece, Ids) else ())
     assert told == [7, 8, STOP]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_who_has_taken_an_answer_is_freed_without_the_garbage_collector(name: str) -> None:
+    """It is a whole turn with its events."""
+
+    class Taker:
+        def take(self, piece: Written) -> bool:
+            return True
+
+    taker = Taker()
+    freed = weakref.ref(taker)
+    gc.disable()
+    try:
+        found = await outcome(name, [STREAMS[name]], job(tokens([1, 3]), take=taker.take))
+        del taker
+        assert found.finish is not None
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_request_is_what_the_codec_says_and_the_ids_of_the_prompt() -> None:

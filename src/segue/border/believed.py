@@ -58,8 +58,9 @@ async def believed(
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of this engine, as far as they can be true; `name` is the replica, for the log."""
     answer = _Answer(job, note)
+    asked = job if job.take is None else structs.replace(job, take=answer.take)
     try:
-        async with aclosing(engine.sample(answer.job)) as pieces:
+        async with aclosing(engine.sample(asked)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, JobStarted):
                     yield answer.plausible(piece)
@@ -105,8 +106,8 @@ class _Answer:
 
     def __init__(self, job: Job, note: Callable[[Correction], None]) -> None:
         self._note = note
+        self._job = job
         self._take = job.take
-        self.job = job if job.take is None else structs.replace(job, take=self.take)
         limit = job.output_tokens_max
         most = UNSEEN_TOKENS_MAX if limit is None else limit
         self._ids_left = most
@@ -207,7 +208,7 @@ class _Answer:
 
     def plausible(self, said: C) -> C:
         """What the server has counted, if it can be true."""
-        counted = plausible(self.job, said)
+        counted = plausible(self._job, said)
         if counted is not said:
             self._note("counts")
         return counted

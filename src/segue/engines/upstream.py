@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -235,7 +236,6 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
         self._line = bytearray()
-        self._use: Callable[[list[bytes]], bool] = lambda events: True
         self._is_enough = False
         self._silent_s = timeouts.first_s
         # When something came, and when an event came.
@@ -263,16 +263,15 @@ class EventStream:
 
         They are used where they arrive, in the callback of the connection.
         """
-        self._use = use
         self._is_enough = False
         try:
-            await self._response.read_until(self._arrived)
+            await self._response.read_until(partial(self._arrived, use))
         except OSError as error:
             raise self.broke_off() from error
         # The engines that we know end every event with an empty line, so that nothing is left over here.
         return self._is_enough
 
-    def _arrived(self, chunk: bytes) -> bool:
+    def _arrived(self, use: Callable[[list[bytes]], bool], chunk: bytes) -> bool:
         self._received_at = self._loop.time()
         events = self._events_in(chunk)
         if events:
@@ -281,7 +280,7 @@ class EventStream:
             self.events_left -= len(events)
             if self.events_left < 0:
                 raise EngineFailed("The engine sent more events than its answer can have.")
-            self._is_enough = self._use(events)
+            self._is_enough = use(events)
         return self._is_enough
 
     def _events_in(self, chunk: bytes) -> list[bytes]:
