@@ -171,7 +171,7 @@ def history(dialect: Dialect, tokens: int) -> History:
     last = cold.rounds[-1]
     rendered = dialect.render(Scene(HEAD, cold.parent, last.given))
     kept = warm_after(dialect.fingerprint, HEAD, rendered, last)
-    return History(cold, replace(cold, warm=kept), turns - 1)
+    return History(cold, msgspec.structs.replace(cold, warm=kept), turns - 1)
 
 
 def chain(dialect: Dialect, turns: int) -> Turn:

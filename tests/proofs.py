@@ -18,11 +18,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from segue.files.objects import PART_BYTES

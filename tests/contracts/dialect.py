@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 import msgspec
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segue.dialects.parts import MODEL_TURN, parts_of
 from segue.resent.render_cache import is_cut

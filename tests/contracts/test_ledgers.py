@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -131,7 +130,9 @@ async def test_tokens_of_keys_and_owners_add_up_by_day_and_month(books: Stores) 
 
 
 async def test_saved_turn_is_spent_once(books: Stores) -> None:
-    turn = replace(make_turn("t"), usage=msgspec.structs.replace(ENTRY, key_id="key_a"))
+    turn = msgspec.structs.replace(
+        make_turn("t"), usage=msgspec.structs.replace(ENTRY, key_id="key_a")
+    )
     await books.turns.save(turn)
     await books.turns.save(turn)
     day = ENTRY.ended_at // 86_400

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import get_args
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from segue.seams.history import Round, Turn
 from segue.seams.prompt import NO_IDS, IdArray, id_array

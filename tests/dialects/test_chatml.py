@@ -4,12 +4,12 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import jinja2.sandbox
 import pytest
 from hypothesis import assume, given, settings
+from msgspec.structs import replace
 
 from segue.dialects.chatml import SMOLLM2, SMOLLM2_SYSTEM
 from segue.dialects.family import TokenDialect

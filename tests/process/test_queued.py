@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from segue.errors import ApiError, ServerFault
 from segue.process.sealed_requests import asked_of, with_request

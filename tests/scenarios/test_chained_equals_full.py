@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec import structs
 
 from segue.errors import EngineFailed
 from segue.seams.history import Round, Turn
@@ -113,7 +114,7 @@ class Node:
                 fingerprint=chatml().fingerprint,
                 did_sample=node.did_sample,
             )
-            turn = replace(make_turn(node.id, turn), rounds=(one,))
+            turn = structs.replace(make_turn(node.id, turn), rounds=(one,))
         assert turn is not None
         return turn
 

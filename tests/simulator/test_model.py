@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +16,7 @@ from unittest.mock import patch
 import asyncpg
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from segue.errors import ApiError
 from segue.limits import Draw, HeldPlaces, KeyLimits

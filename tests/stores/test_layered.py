@@ -1,9 +1,9 @@
 """Near, then far: what is kept where, and what is said when far does not answer."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from segue.errors import Unavailable
 from segue.seams.history import Owner, Turn

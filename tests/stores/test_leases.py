@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from segue.errors import Fenced, ServerFault, Unavailable
 from segue.limits import Draw, HeldPlaces, KeyLimits

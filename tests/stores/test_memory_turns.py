@@ -3,10 +3,10 @@
 import asyncio
 import gc
 import weakref
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segue.seams.history import Turn, Warm
 from segue.seams.prompt import NO_TOKENS, Head

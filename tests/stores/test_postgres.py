@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable

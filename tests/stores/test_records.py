@@ -1,10 +1,9 @@
 """A turn becomes bytes and a turn again."""
 
-from dataclasses import replace
-
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segue.seams.history import Round, Turn
 from segue.seams.prompt import id_array

@@ -8,11 +8,11 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from segue import __version__
 from segue.errors import StoreFailed, Unavailable

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from segue.seals.cipher import RingSeals, new_key
 from segue.seams.history import Turn, ancestors

@@ -140,7 +140,7 @@ async def begin(
     arrival = Arrival(create, Caller(OWNER, turns), Receipt())
     plan = await prepare(arrival, resources, "resp_1")
     if hosted is not None:
-        plan = replace(plan, resolved=_hosted(plan))
+        plan = structs.replace(plan, resolved=_hosted(plan))
     running = Running(
         OWNER,
         Assembler(plan.response, item_ids(plan.id), "text", lambda body: body.hex()),
@@ -340,7 +340,7 @@ class Reading(Echoing):
 
     async def begin(self, may_act: Callable[[Plan], Awaitable[bool]]) -> Plan:
         given = (*self.plan.resolved.given, user_message("page " * MIB))
-        return replace(self.plan, resolved=structs.replace(self.plan.resolved, given=given))
+        return structs.replace(self.plan, resolved=structs.replace(self.plan.resolved, given=given))
 
 
 async def test_what_hosted_tools_give_before_the_model_speaks_counts() -> None:

@@ -1,7 +1,6 @@
 """Images in a prompt: they stand where the model's own template puts them, and each is itself."""
 
 import base64
-import dataclasses
 import re
 
 import pytest
@@ -145,7 +144,7 @@ def test_other_image_in_the_same_place_is_another_prompt() -> None:
     followed = seen(message("user", "Sure?"), past=past)
     one = dialect.render(followed)
     changed = replace(past.rounds[0], given=(asked(URLS[1]),))
-    other = dialect.render(replace(followed, past=dataclasses.replace(past, rounds=(changed,))))
+    other = dialect.render(replace(followed, past=replace(past, rounds=(changed,))))
     assert isinstance(one.prompt, Tokens)
     assert isinstance(other.prompt, Tokens)
     assert one.prompt.flat() == other.prompt.flat()

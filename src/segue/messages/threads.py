@@ -10,8 +10,6 @@ A thread is never ignored: it is continued, or refused with the code by which cl
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 from msgspec import UNSET, Raw, structs
 
@@ -57,7 +55,7 @@ async def enter_thread(
     if head_sent == inherited:
         # Then it is in memory once for the whole thread.
         head_sent = inherited
-    caller = replace(arrival.caller, turns=turns, known=parent, head_sent=head_sent)
+    caller = structs.replace(arrival.caller, turns=turns, known=parent, head_sent=head_sent)
     return structs.replace(arrival, create=create, caller=caller)
 
 

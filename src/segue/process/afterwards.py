@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter
+
+from msgspec import Struct
 
 from segue.ids import shown_id
 from segue.seams.history import UsageEntry
@@ -41,8 +42,7 @@ MARKS = {
 LAST_MARKS = ("last_token",)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedTurn:
+class EndedTurn(Struct, frozen=True):
     """A turn that is over: its usage, what it cost, and where it came from."""
 
     entry: UsageEntry

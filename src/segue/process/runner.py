@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -179,7 +179,7 @@ class Runner:
         conversations = self.records.conversations
         joined = await join(arrival.create, caller.owner, caller.turns, conversations)
         if joined is not None:
-            arrival = structs.replace(arrival, caller=replace(caller, joined=joined))
+            arrival = structs.replace(arrival, caller=structs.replace(caller, joined=joined))
         with self._beginnings.enter():
             plan = await self._prepare(arrival, self.registry.new_id())
         try:
@@ -201,13 +201,13 @@ class Runner:
         conversation: LockedConversation | None = None
         if arrival.create.conversation is not None:
             conversation = await self._acquire(arrival, turn_id, is_new=taken_over is None)
-            caller = replace(arrival.caller, joined=conversation.joined)
+            caller = structs.replace(arrival.caller, joined=conversation.joined)
             arrival = structs.replace(arrival, caller=caller)
         try:
             plan = await self._make_ready(await self._prepare(arrival, turn_id))
             if taken_over is not None:
                 response = structs.replace(plan.response, created_at=taken_over.created_at)
-                plan = replace(plan, response=response)
+                plan = structs.replace(plan, response=response)
             if plan.response.background:
                 await self._queue(plan, is_new=taken_over is None)
             return self._start(plan, subscriber, conversation, taken_over)
@@ -296,7 +296,7 @@ class Runner:
         assembler = Assembler(turn.response, item_ids(turn.id), first=await self._next_number(turn))
         events = assembler.start()
         response = assembler.conclude(End("failed", error=error), NO_USAGE, int(time.time()))
-        await turns.save(replace(turn, response=response, request=b""))
+        await turns.save(structs.replace(turn, response=response, request=b""))
         await self.records.log.append(turn.owner, turn.id, [*events, assembler.end()])
 
     async def _next_number(self, turn: Turn) -> int:
@@ -535,7 +535,7 @@ class Runner:
 
 def _unanswered(plan: Plan, response: Response) -> Turn:
     """A turn to which nothing was answered yet. What it holds in memory is counted as that of a running turn."""
-    return replace(commit(plan, response, _given(plan), plan.resolved.open_calls), bytes=0)
+    return structs.replace(commit(plan, response, _given(plan), plan.resolved.open_calls), bytes=0)
 
 
 def _given(plan: Plan) -> tuple[Round, ...]:

@@ -6,9 +6,9 @@ It may hold secrets of the client (`authorization` of an MCP server), so it is s
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from segue.errors import ServerFault
 from segue.seams.access import Seals
@@ -31,7 +31,9 @@ async def with_request(turn: Turn, create: Create, key: str, seals: Seals) -> Tu
         if parts:
             await asyncio.sleep(0)
         parts.append(seals.seal(turn.owner, body[start : start + SEALED_BYTES_MAX]))
-    return replace(turn, request=msgspec.msgpack.encode((key, PART_END.join(parts).encode())))
+    return structs.replace(
+        turn, request=msgspec.msgpack.encode((key, PART_END.join(parts).encode()))
+    )
 
 
 def asked_of(turn: Turn, seals: Seals) -> tuple[str, Create]:

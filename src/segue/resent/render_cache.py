@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Literal, assert_never
 
@@ -314,7 +313,7 @@ def _without_answer(known: RememberedHistory) -> Unfinished:
     last = past.rounds[-1]
     assert past.warm is not None
     return Unfinished(
-        past.parent, (Round(last.given),), replace(past.warm, prompt=known.prompts[0])
+        past.parent, (Round(last.given),), structs.replace(past.warm, prompt=known.prompts[0])
     )
 
 

@@ -44,8 +44,7 @@ def since_fresh(rounds: Sequence[Round]) -> Sequence[Round]:
     return rounds[fresh[-1] :] if fresh else rounds
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
+class Warm(Struct, frozen=True):
     """What makes the next turn fast and changes nothing: the prompt so far, and the head it was made with."""
 
     fingerprint: str
@@ -55,8 +54,7 @@ class Warm:
     route: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(Struct, frozen=True):
     """The rounds of a turn that still runs, as its next round sees them: a link of the history like a `Turn`."""
 
     parent: Past | None
@@ -66,12 +64,8 @@ class Unfinished:
     passed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Turn:
-    """A finished turn: a commit that others may name as their parent.
-
-    A dataclass, not a Struct, because a long chain of them must be freed without recursion.
-    """
+class Turn(Struct, frozen=True, weakref=True):
+    """A finished turn: a commit that others may name as their parent."""
 
     id: str
     owner: Owner

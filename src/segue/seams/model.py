@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
@@ -130,7 +129,7 @@ class Rendered(Struct, frozen=True):
         """The same with the endpoint's own count of its tokens, where messages have one."""
         if not tokens or not isinstance(self.context, Messages):
             return self
-        return structs.replace(self, context=replace(self.context, tokens=tokens))
+        return structs.replace(self, context=structs.replace(self.context, tokens=tokens))
 
     @property
     def prompt(self) -> Prompt:

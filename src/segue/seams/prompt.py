@@ -33,10 +33,7 @@ class ImageAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A prompt as a chain of chunks: appending is O(new), and a fork shares everything before it.
-
-    A dataclass, not a Struct, because a long chain of them must be freed without recursion.
-    """
+    """A prompt as a chain of chunks: appending is O(new), and a fork shares everything before it."""
 
     before: Tokens | None
     ids: IdArray[int]
@@ -80,8 +77,7 @@ class Tokens:
 NO_TOKENS = Tokens(None, NO_IDS, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """A prompt for engines that take chat messages: each serialized once, chained as `Tokens` are."""
 
     before: Messages | None

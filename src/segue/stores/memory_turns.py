@@ -27,11 +27,13 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import dropwhile, islice
 from math import inf
 from weakref import ref
+
+from msgspec import structs
 
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Turns
@@ -270,7 +272,7 @@ class MemoryTurns:
         is_whole = turn.parent_id is None if parent is None else parent.is_whole
         if turn.parent is not parent or turn.is_whole != is_whole:
             warm = turn.warm if is_whole else None
-            turn = replace(turn, parent=parent, is_whole=is_whole, warm=warm)
+            turn = structs.replace(turn, parent=parent, is_whole=is_whole, warm=warm)
         before = self._slots.get((owner, turn.id))
         size = SLOT_BYTES + turn.bytes
         self._slots[owner, turn.id] = _Slot(turn, is_named, size)
@@ -323,7 +325,7 @@ class MemoryTurns:
             turn_id, parent = below.pop()
             child = self._slots[owner, turn_id]
             self.dropped.remove(child.turn)
-            child.turn = replace(child.turn, parent=parent, is_whole=False, warm=None)
+            child.turn = structs.replace(child.turn, parent=parent, is_whole=False, warm=None)
             self.dropped.add(child.turn)
             below.extend((grandchild, child.turn) for grandchild in child.children)
 
@@ -515,4 +517,4 @@ class LayeredTurns:
         parent = await self._near.find(owner, turn.parent_id)
         if parent is None:
             return await self._far.find(owner, turn_id)
-        return replace(turn, parent=parent, is_whole=parent.is_whole)
+        return structs.replace(turn, parent=parent, is_whole=parent.is_whole)

@@ -15,12 +15,11 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.limits import Key
 from segue.seams.history import Owner, Round, Turn, UsageEntry
@@ -184,7 +183,7 @@ def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]
     """A turn whose process has died, as failed; its usage row, which may count too little; and its terminal event, if
     events of it were logged."""
     response = msgspec.structs.replace(turn.response, status="failed", error=ABANDONED)
-    failed = replace(turn, response=response)
+    failed = structs.replace(turn, response=response)
     entry = usage_of(failed)
     assert entry is not None, "a failed turn has ended"
     if last is None:

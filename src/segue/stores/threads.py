@@ -15,10 +15,10 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from hashlib import blake2b
 
 import msgspec
+from msgspec import structs
 
 from segue.seals.cipher import RingSeals
 from segue.seams.history import Owner, Turn, ancestors
@@ -197,5 +197,5 @@ def _link(owner: Owner, chain: _SentChain) -> Turn | None:
         head_sent = tuple(chain.texts[digest] for digest in sent.head_sent)
         size = 0 if turn is not None and turn.head_sent == head_sent else sum(map(len, head_sent))
         turn = unpack(owner, record, turn, is_whole=True)
-        turn = replace(turn, is_stored=False, head_sent=head_sent, bytes=turn.bytes + size)
+        turn = structs.replace(turn, is_stored=False, head_sent=head_sent, bytes=turn.bytes + size)
     return turn

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -178,7 +177,7 @@ class ServerTools:
                     await asyncio.shield(leave())
                 raise
             plan = _with_given(plan, (*plan.resolved.given, *ready.notes))
-            plan = replace(
+            plan = structs.replace(
                 plan,
                 response=structs.replace(plan.response, tools=ready.shown),
                 streamed={**plan.streamed, **ready.streamed},
@@ -221,7 +220,7 @@ def _with_given(plan: Plan, given: tuple[Item, ...]) -> Plan:
     if given is plan.resolved.given:
         return plan
     resolved = structs.replace(plan.resolved, given=given, given_bytes=weigh(given))
-    return replace(plan, resolved=resolved)
+    return structs.replace(plan, resolved=resolved)
 
 
 class TurnToolCalls:
@@ -277,7 +276,7 @@ class TurnToolCalls:
             resolved = structs.replace(
                 resolved, head=head, effects=effects, given=given, given_bytes=weigh(given)
             )
-            self._plan = plan = replace(plan, resolved=resolved)
+            self._plan = plan = structs.replace(plan, resolved=resolved)
         _check_forced(plan)
         return plan
 

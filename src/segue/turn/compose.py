@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import cache
 from time import perf_counter
 
@@ -69,7 +68,7 @@ async def compose(plan: Plan, scene: Scene, *, may_truncate: bool) -> Composed:
             shorter = truncate(composed.scene, 1 - target / composed.length)
             if shorter is composed.scene:
                 break
-            composed = replace(await _render(plan, shorter), is_truncated=True)
+            composed = structs.replace(await _render(plan, shorter), is_truncated=True)
     plan.tally.spans.append(Span("render", began, perf_counter()))
     return composed
 

@@ -7,7 +7,7 @@ belongs to one running turn and is read after its end; everything else is never 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -144,8 +144,7 @@ class Joined(Struct, frozen=True):
     new_items: tuple[Item, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """Who asks for a turn, and what is there for it."""
 
     owner: Owner
@@ -206,8 +205,7 @@ class Span(NamedTuple):
     ended: float
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """What one turn cost, counted while it runs and read after its end."""
 
     # Of the request, and of what a rollout was given later.
@@ -233,7 +231,7 @@ class Tally:
     unserved_tools: tuple[str, ...] = ()
     found_in: Literal["connection", "store", "missing"] | None = None
     # What the engine said of its last job.
-    started: JobStarted = field(default_factory=JobStarted)
+    started: JobStarted = JobStarted()
     # Which of the client's stop strings has ended the answer.
     stop_string: str | None = None
     # Where the client compares the prompt with an earlier one: the part in which they differ, and the tokens of the
@@ -242,11 +240,10 @@ class Tally:
     # Why tokens of the prompt that could have been reused were not, and how many (docs/cache.md).
     lost: tuple[str, int] | None = None
     # The timeline, the one record of when what happened; metrics, traces and the dashboard read it.
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Span] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A turn that may start."""
 
     id: str
@@ -271,7 +268,7 @@ class Plan:
     threshold: int = 0
     guards: Guards = NO_GUARDS
     # How the model writes the calls of hosted tools that were made ready for this turn.
-    streamed: Mapping[type[ItemValue], Streamed] = field(default_factory=dict)
+    streamed: Mapping[type[ItemValue], Streamed] = {}
     # What these tools do when the turn is over.
     leaves: tuple[Leave, ...] = ()
 
@@ -285,8 +282,7 @@ class Plan:
         return self.arrival.create.idempotency_key or ""
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
+class Composed(Struct, frozen=True):
     """A prompt, and the scene that it shows: without its oldest items if it was truncated."""
 
     rendered: Rendered
@@ -297,8 +293,7 @@ class Composed:
     is_truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPrompt:
+class FirstPrompt(Struct, frozen=True):
     """The first prompt of a turn's answer, as the engine read it: on which replica, and how much of it was cached."""
 
     plan: Plan
