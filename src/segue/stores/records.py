@@ -26,7 +26,7 @@ from segue.seams.history import Owner, Round, Turn, UsageEntry
 from segue.seams.prompt import IdArray
 from segue.seams.store import Conversation, ConversationItem
 from segue.turn.commit import entry_of
-from segue.wire.codec import encode_event, encode_response
+from segue.wire.codec import encode, snapshot_event
 from segue.wire.events import Event, Failed
 from segue.wire.items import Call, Item, ItemValue, Reasoning, weigh_values
 from segue.wire.response import Fault, Response
@@ -188,8 +188,7 @@ def abandon(turn: Turn, last: int | None) -> tuple[Turn, UsageEntry, list[Event]
     assert entry is not None, "a failed turn has ended"
     if last is None:
         return failed, entry, []
-    event = Failed(sequence_number=last + 1, response=encode_response(response))
-    return failed, entry, [encode_event(event)]
+    return failed, entry, [snapshot_event(Failed, last + 1, encode(response))]
 
 
 def pack_events(events: Sequence[Event]) -> bytes:

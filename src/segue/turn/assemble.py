@@ -37,7 +37,14 @@ from segue.turn.decide import End
 from segue.turn.notices import Steer
 from segue.turn.plan import ReasoningView
 from segue.wire.calls import CommandPiece, CommandScanner
-from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, encode_response
+from segue.wire.codec import (
+    DeltaTemplate,
+    as_item,
+    encode,
+    encode_event,
+    encode_kept,
+    snapshot_event,
+)
 from segue.wire.drafts import REASONING, CommandEvents, Draft, Streamed, TextEvents, Where
 from segue.wire.events import (
     AnnotationAdded,
@@ -53,6 +60,7 @@ from segue.wire.events import (
     InProgress,
     Inside,
     Numbered,
+    OfResponse,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
@@ -129,7 +137,7 @@ class Assembler:
         self._state: Literal["new", "open", "ended"] = "new"
         self.numbers = count(first)
         self._open: _OpenItem | None = None
-        self._snapshot = Raw(b"")
+        self._snapshot = b""
         self._compaction_id = ""
         # The types of items that tools of this server work on, and the places of those that they work on now.
         self._hosted: Mapping[type[ItemValue], AnyHostedKind] = {}
@@ -165,15 +173,15 @@ class Assembler:
         """The events that every turn begins with; the parent is bound by now. One in the background is queued."""
         assert self._state == "new", self._state
         self._state = "open"
-        self._snapshot = encode_response(self.response)
-        created = [] if self.first else [self._event(Created, response=self._snapshot)]
+        self._snapshot = encode_kept(self.response)
+        created = [] if self.first else [self._of_response(Created, self._snapshot)]
         return [*created, self.heartbeat()]
 
     def leave_queue(self) -> Event:
         """A turn in the background is queued no more."""
         assert self.response.status == "queued", self.response.status
         self._begun = self.response = msgspec.structs.replace(self.response, status="in_progress")
-        self._snapshot = encode_response(self.response)
+        self._snapshot = encode_kept(self.response)
         return self.heartbeat()
 
     @property
@@ -306,6 +314,9 @@ class Assembler:
         """The next event: of this kind, with these fields."""
         return encode_event(kind(sequence_number=next(self.numbers), **fields))
 
+    def _of_response(self, kind: type[OfResponse], snapshot: bytes) -> Event:
+        return snapshot_event(kind, next(self.numbers), snapshot)
+
     def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
         return self._event(kind, item_id=item_id, output_index=index)
 
@@ -313,7 +324,7 @@ class Assembler:
         """A sign of life: an ordinary numbered event that every client may ignore."""
         assert self._state == "open", self._state
         kind = Queued if self.response.status == "queued" else InProgress
-        return self._event(kind, response=self._snapshot)
+        return self._of_response(kind, self._snapshot)
 
     def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
         """The events for what the model wrote."""
@@ -365,8 +376,9 @@ class Assembler:
         self._state = "ended"
         # A cancelled response leaves as incomplete: the contract has no event of its own for it.
         kind = {"completed": Completed, "failed": Failed}.get(self.response.status, Incomplete)
-        snapshot = encode_response(self.response)
-        return self._event(kind, response=snapshot)
+        # Whoever keeps the assembler keeps no copy of it.
+        self._snapshot = b""
+        return self._of_response(kind, encode(self.response))
 
     def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:

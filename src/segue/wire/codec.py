@@ -28,6 +28,7 @@ from segue.wire.events import (
     Failed,
     Incomplete,
     Numbered,
+    OfResponse,
 )
 from segue.wire.items import InputText, Item, ItemValue, Message
 from segue.wire.requests import Create
@@ -626,14 +627,16 @@ def _echo_tool(raw: Raw, tool: ToolDefinition) -> bytes:
             return bytes(raw)
 
 
-def encode_response(response: Response) -> Raw:
-    """A snapshot, to be put into events."""
-    return Raw(encode_kept(response))
-
-
 def encode_event(event: Numbered) -> Event:
     """An event, ready to leave."""
     return Event(str(event.__struct_config__.tag), event.sequence_number, encode_kept(event))
+
+
+def snapshot_event(kind: type[OfResponse], number: int, snapshot: bytes) -> Event:
+    """An event with this encoded response. With tools and instructions that is long, so it is copied once."""
+    tag = str(kind.__struct_config__.tag)
+    head = b'{"type":"%b","sequence_number":%d,"response":' % (tag.encode(), number)
+    return Event(tag, number, b"".join((head, snapshot, b"}")))
 
 
 class DeltaTemplate:
@@ -753,4 +756,4 @@ def terminal_event(response: Response, number: int) -> Event:
     if response.status not in ENDED:
         response = msgspec.structs.replace(response, status="failed")
     kind = {"completed": Completed, "failed": Failed}.get(response.status, Incomplete)
-    return encode_event(kind(sequence_number=number, response=encode_response(response)))
+    return snapshot_event(kind, number, encode(response))
