@@ -66,11 +66,10 @@ class PlayedResponse:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = deque(pieces)
 
-    async def read_until(self, use: Callable[[bytes], bool]) -> None:
-        while self._pieces and not use(self._pieces.popleft()):
-            pass
+    async def read_until(self, use: Callable[[bytes], bool]) -> bool:
+        return any(use(self._pieces.popleft()) for _ in range(len(self._pieces)))
 
-    def close(self) -> None:
+    def close(self, linger_s: float = 0.0) -> None:
         pass
 
 

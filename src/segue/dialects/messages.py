@@ -169,10 +169,11 @@ class MessagesDialect:
         is_begun = warm is not None or any(message["role"] != "system" for message in messages)
         placed = place(messages, form.roles, is_beginning=warm is None)
         context = warm or NO_MESSAGES
-        tokens = sum(map(_tokens, placed))
+        encoded = [*map(_encode, placed)]
+        tokens = sum(map(_tokens, placed, encoded))
         if warm is None:
             tokens += _estimate(len(scene.head.tools.raw))
-        row = b",".join(map(_encode, placed))
+        row = b",".join(encoded)
         context = context.plus(row, form if is_begun else None, tokens)
         reused = 0 if warm is None else warm.length
         return Rendered(context, NO_IDS, context.length - reused, reused)
@@ -314,11 +315,11 @@ def _estimate(size: int) -> int:
     return int(size / BYTES_PER_TOKEN)
 
 
-def _tokens(message: JsonObject) -> int:
+def _tokens(message: JsonObject, encoded: bytes) -> int:
     """About how many tokens a message is. A picture has as many as one of a usual size."""
     content = message["content"]
     if not isinstance(content, list):
-        return _estimate(len(_encode(message)))
+        return _estimate(len(encoded))
     pictures = [part for part in content if part["type"] == "image_url"]
     texts = [part for part in content if part["type"] != "image_url"]
     return len(pictures) * PICTURE_TOKENS + _estimate(len(_encode({**message, "content": texts})))

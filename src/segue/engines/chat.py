@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
@@ -654,6 +654,8 @@ class _Answer:
         if is_text and isinstance(content, str):
             # The way of nearly every token.
             self.deltas.append(Delta(content))
+        elif calls and not (content or thought or delta.refusal):
+            self._add_calls(calls)
         else:
             self._add(delta, choice.logprobs)
 
@@ -674,7 +676,11 @@ class _Answer:
             if any(one.reasoning.strip() for one in split):
                 self.thoughts_in = "content"
             deltas += split
-        for position, call in enumerate(delta.tool_calls or ()):
+        self._add_calls(delta.tool_calls or ())
+
+    def _add_calls(self, calls: Sequence[_Call]) -> None:
+        deltas = self.deltas
+        for position, call in enumerate(calls):
             if not self._marks.is_over:
                 deltas += self.rest()
             self._must_call = False

@@ -70,24 +70,24 @@ class HttpResponse:
             await self.arrived
         return self._pop_unread()
 
-    async def read_until(self, use: Callable[[bytes], bool]) -> None:
-        """Give the body to `use` as it arrives, until that says it is enough, or to the end."""
+    async def read_until(self, use: Callable[[bytes], bool]) -> bool:
+        """Give the body to `use` as it arrives, until that says it is enough; False at the end."""
         while True:
             if self._has_more:
                 await asyncio.sleep(0)
             if self._unread and use(self._pop_unread()):
-                return
+                return True
             if self._unread:
                 continue
             if self._error is not None:
                 raise self._error
             if self._connection is None:
-                return
+                return False
             self.arrived = asyncio.get_running_loop().create_future()
             self._use, self._context = use, copy_context()
             try:
                 if await self.arrived:
-                    return
+                    return True
             finally:
                 self._use = None
 
@@ -136,9 +136,11 @@ class HttpResponse:
         self.close()
         return b"".join(parts)[:bytes_max]
 
-    def close(self) -> None:
-        """Stop reading. If the response is not complete, its connection is closed, which stops the job."""
-        if self._connection is not None:
+    def close(self, linger_s: float = 0.0) -> None:
+        """Stop reading. If the response is not complete by then, its connection is closed, which stops the job."""
+        if self._connection is not None and linger_s:
+            asyncio.get_running_loop().call_later(linger_s, self.close)
+        elif self._connection is not None:
             self._connection.abort()
 
     def lose(self, error: Exception, *, is_closed_by_engine: bool) -> None:

@@ -236,7 +236,6 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         # The beginning of a line that is not whole yet.
         self._line = bytearray()
-        self._is_enough = False
         self._silent_s = timeouts.first_s
         # When something came, and when an event came.
         self._received_at = self._event_at = self._loop.time()
@@ -252,36 +251,31 @@ class EventStream:
     def close(self) -> None:
         """Stop reading, which stops the job."""
         self._timer.cancel()
-        if self.is_over:
-            # When its end has arrived, the connection serves the next job; this job does not wait for that.
-            self._loop.call_later(LINGER_S, self._response.close)
-        else:
-            self._response.close()
+        # When its end has arrived, the connection serves the next job; this job does not wait for that.
+        self._response.close(LINGER_S if self.is_over else 0.0)
 
     async def read(self, use: Callable[[list[bytes]], bool]) -> bool:
         """Give the events to `use`, as many as came together, until that says it is enough; False at their end.
 
         They are used where they arrive, in the callback of the connection.
         """
-        self._is_enough = False
+        # The engines that we know end every event with an empty line, so that nothing is left over at the end.
         try:
-            await self._response.read_until(partial(self._arrived, use))
+            return await self._response.read_until(partial(self._arrived, use))
         except OSError as error:
             raise self.broke_off() from error
-        # The engines that we know end every event with an empty line, so that nothing is left over here.
-        return self._is_enough
 
     def _arrived(self, use: Callable[[list[bytes]], bool], chunk: bytes) -> bool:
         self._received_at = self._loop.time()
         events = self._events_in(chunk)
-        if events:
-            self._event_at = self._received_at
-            self._silent_s = self._timeouts.silence_s
-            self.events_left -= len(events)
-            if self.events_left < 0:
-                raise EngineFailed("The engine sent more events than its answer can have.")
-            self._is_enough = use(events)
-        return self._is_enough
+        if not events:
+            return False
+        self._event_at = self._received_at
+        self._silent_s = self._timeouts.silence_s
+        self.events_left -= len(events)
+        if self.events_left < 0:
+            raise EngineFailed("The engine sent more events than its answer can have.")
+        return use(events)
 
     def _events_in(self, chunk: bytes) -> list[bytes]:
         """The events that are whole with this chunk."""

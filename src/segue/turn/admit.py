@@ -177,7 +177,9 @@ def _sampling(create: Create, usual: Sampling) -> Sampling:
 
 def _shown(chosen: float | None, own: float | None, usual: float) -> float:
     """What the response says of a sampling value: what was not chosen is the engine's own, or else what is usual."""
-    return next((value for value in (chosen, own) if value is not None), usual)
+    if chosen is not None:
+        return chosen
+    return usual if own is None else own
 
 
 def _first_snapshot(

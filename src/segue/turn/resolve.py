@@ -159,7 +159,7 @@ def _effects(given: Given, kinds: frozenset[type], parent: Turn | None) -> Effec
 
 def _is_hosted(tools: Tools, kinds: frozenset[type], hosted: LateOffers) -> bool:
     """Whether a tool of this server may be called."""
-    is_asked = any(issubclass(kind, hosted.definitions) for kind in set(map(type, tools.known)))
+    is_asked = any(issubclass(kind, hosted.definitions) for kind in tools.kinds)
     return is_asked or not kinds.isdisjoint(hosted.acts_on)
 
 

@@ -455,6 +455,8 @@ def weigh(items: Iterable[Item]) -> int:
     """What these items hold in memory: their bytes, and a typed form whose text is as long, or longer where it is not
     ASCII."""
     items = [*items]
+    if not items:
+        return 0
     raws = [item.raw for item in items]
     longer = sum(map(len, filterfalse(bytes.isascii, raws)))
     inside = sum([weigh_values(item.value) for item in items])

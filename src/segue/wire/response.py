@@ -117,7 +117,7 @@ class Response(Struct, frozen=True, kw_only=True):
         """What the words of the request that it repeats hold in memory, and what was made of them; but for the
         instructions and the tools, which a chain of responses shares."""
         texts = (self.user, self.prompt_cache_key, *self.metadata, *self.metadata.values())
-        size = sum(len(text) for text in texts if text)
+        size = sum(map(len, filter(None, texts)))
         # Of each tool that a choice names there is an object.
         choice = memoryview(self.tool_choice).nbytes
         return 2 * size + 2 * memoryview(self.text).nbytes + CHOICE_COST * choice

@@ -252,6 +252,11 @@ class Tools(Struct, frozen=True):
     # Tools that items have brought and that are not the client's to run; one of the same name in the request goes
     # before.
     carried: tuple[ToolDefinition, ...] = ()
+    # Made from the fields above: the types of all definitions.
+    kinds: frozenset[type[ToolDefinition]] = frozenset()
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "kinds", frozenset(map(type, self.known)))
 
     @property
     def known(self) -> tuple[ToolDefinition, ...]:
@@ -267,7 +272,7 @@ class Tools(Struct, frozen=True):
     def unserved(self) -> tuple[str, ...]:
         """The types of tools that the model is not offered, although the request or its history lists them: the server
         would have to run them, and they are not set up."""
-        if set(map(type, self.known)).issubset(NAMED):
+        if self.kinds.issubset(NAMED):
             return ()
         tags = [tag_of(tool) for tool in self.known if not isinstance(tool, NAMED)]
         served = {offer.builtin for offer in (*self.offers, *self.deferred)}
