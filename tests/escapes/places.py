@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
 import secrets
@@ -10,7 +11,9 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from segue.egress.doors import Doors
 from segue.isolation.adapter import Adapter
@@ -127,6 +130,16 @@ async def canaries_in(outside: Path) -> AsyncIterator[Canaries]:
         yield canaries
 
 
+@cache
+def found_here(kind: str) -> Adapter:
+    """An adapter, with what all sandboxes have alike: laid out once for all tests of this process."""
+    place = TemporaryDirectory()
+    atexit.register(place.cleanup)
+    folder = Path(place.name)
+    folder.chmod(0o755)
+    return find_bwrap(folder, "") if kind == "bwrap" else find_gvisor(folder, "", runsc())
+
+
 @asynccontextmanager
 async def containers_with(
     folder: Path,
@@ -137,7 +150,7 @@ async def containers_with(
 ) -> AsyncIterator[Containers]:
     """Containers by one of the adapters; `change` plants a hole."""
     own = own_folder(folder)
-    found = find_bwrap(own, "") if "bwrap" in adapter else find_gvisor(own, "", runsc())
+    found = found_here("bwrap" if "bwrap" in adapter else "gvisor")
     cgroups = open_cgroups(f"segue-{own.name}") if "cgroups" in adapter else Cgroups()
     containers = Containers(
         change(found),

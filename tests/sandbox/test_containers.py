@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from segue.isolation.adapter import SandboxFailed
-from segue.isolation.bwrap import find_bwrap
 from segue.isolation.limits import Cgroups
 from segue.sandbox.containers import ENDED_S, Containers, KeeperFault
 from segue.sandbox.messages import ContainerSpec, MakeContainer
 from tests.escapes.conftest import sandboxes_can_be_made
+from tests.escapes.places import found_here
 
 __all__ = ["sandboxes_can_be_made"]
 
@@ -40,7 +40,7 @@ async def test_container_ends_after_idle_time_and_its_name_is_known_for_a_while(
 ) -> None:
     clock = Clock()
     containers = Containers(
-        find_bwrap(folder, ""), Cgroups(), folder, containers_max=8, idle_s=1_200.0, clock=clock
+        found_here("bwrap"), Cgroups(), folder, containers_max=8, idle_s=1_200.0, clock=clock
     )
     try:
         for name, idle_s in (("used", None), ("idle", None), ("short", 60.0)):
@@ -70,7 +70,7 @@ async def test_container_ends_after_idle_time_and_its_name_is_known_for_a_while(
 
 
 async def test_container_that_could_not_be_started_takes_no_place(folder: Path) -> None:
-    broken = replace(find_bwrap(folder, ""), program="/nowhere/bwrap")
+    broken = replace(found_here("bwrap"), program="/nowhere/bwrap")
     containers = Containers(broken, Cgroups(), folder, containers_max=1, idle_s=1_200.0)
     try:
         for name in ("first", "second"):
@@ -92,7 +92,7 @@ async def test_container_larger_than_the_machine_is_refused(
 ) -> None:
     monkeypatch.setattr("segue.sandbox.containers.memory_max", lambda: 5 << 30)
     containers = Containers(
-        find_bwrap(folder, ""), Cgroups(), folder, containers_max=8, idle_s=1_200.0
+        found_here("bwrap"), Cgroups(), folder, containers_max=8, idle_s=1_200.0
     )
     with pytest.raises(KeeperFault, match="room for 4g"):
         containers.create(MakeContainer("me", "x", ContainerSpec(memory_limit=memory_limit)))
