@@ -171,6 +171,22 @@ def test_deferred_tool_joins_where_it_is_named_first() -> None:
     assert kinds.count("additional_tools") == 1
 
 
+def test_tool_that_many_searches_have_found_is_written_once() -> None:
+    late = {**BASH, "name": "late", "defer_loading": True}
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    content = {"tool_references": [{"type": "tool_reference", "tool_name": "late"}]}
+    said: list[dict[str, Any]] = []
+    for n in range(3):
+        use = {"type": "server_tool_use", "id": f"srvtoolu_{n}", "name": search["name"]}
+        result = {"type": "tool_search_tool_result", "tool_use_id": use["id"], "content": content}
+        said += [use, result]
+    history = [*HELLO, {"role": "assistant", "content": said}, *HELLO]
+    items = items_of(create_of(messages=history, tools=[late, search]))
+    outputs = [item for item in items if item["type"] == "tool_search_output"]
+    names = [[tool["name"] for tool in output["tools"]] for output in outputs]
+    assert names == [["late"], [], []]
+
+
 def test_head_is_the_same_whatever_is_deferred() -> None:
     late = {**BASH, "name": "late", "defer_loading": True}
     assert create_of(tools=[late, BASH]).tools == create_of(tools=[BASH]).tools

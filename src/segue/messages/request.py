@@ -291,17 +291,19 @@ class _History:
     def _load(self, names: Iterable[str]) -> None:
         for name in names:
             self._removed.pop(name, None)
-        deferred = self._tooling.deferred
-        new = {name: deferred[name] for name in names if name in deferred}
-        self._join({name: raw for name, raw in new.items() if name not in self._names})
+        self._join(self._new(names))
 
     def _find(self, letters: str, names: Iterable[str]) -> None:
-        deferred = self._tooling.deferred
-        found = {name: deferred[name] for name in names if name in deferred}
+        found = self._new(names)
         self._names |= dict.fromkeys(found)
         output = {"type": "tool_search_output", "id": f"tso_{letters}", "execution": "server"}
         item = {**output, "status": "completed", "tools": [*found.values()]}
         self.items.append(Raw(encode_kept(item)))
+
+    def _new(self, names: Iterable[str]) -> dict[str, Raw]:
+        """The deferred tools among these that were not shown yet: a tool is shown once, however often it is named."""
+        deferred, known = self._tooling.deferred, self._names
+        return {name: deferred[name] for name in names if name in deferred and name not in known}
 
     def _join(self, tools: dict[str, Raw]) -> None:
         if tools:
