@@ -635,6 +635,28 @@ def conversation_turn(client: Client, size: int) -> Callable[[], object]:
     return lambda: client.turn(conversation=name, store=True)
 
 
+def added_item(piece: bytes) -> Case:
+    """One item for a conversation, of so many bytes of this."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        made = json.loads(client.post(CONVERSATIONS, {}))
+        text = piece * (size // len(piece))
+        body = b'{"items":[{"role":"user","content":"%b"}]}' % text
+        return lambda: client.post(f"{CONVERSATIONS}/{made['id']}/items", body)
+
+    return case
+
+
+def odd_conversation(size: int) -> bytes:
+    """A conversation with more values than are decoded."""
+    return b'{"items":[' + b"[]," * size + b"[]]}"
+
+
+def refused_conversation(client: Client, size: int) -> Callable[[], object]:
+    body = odd_conversation(size)
+    return lambda: client.post(CONVERSATIONS, body, 400)
+
+
 def retrieved(client: Client, size: int) -> Callable[[], object]:
     """A stored response with many tools."""
     turn = client.turn(tools=functions(size), store=True)
@@ -987,6 +1009,9 @@ STRUCTURES = (
     Structure("conversation items, one page", conversation_page, 400, 20_000),
     Structure("conversation items, one item", conversation_item, 400, 20_000),
     Structure("conversation items, a turn", conversation_turn, 400, 20_000),
+    Structure("bytes of a conversation's item", added_item(b"a"), BODY // 2, BODY - 100),
+    Structure("escapes of a conversation's item", added_item(b"\\n"), BODY // 4, BODY - 100),
+    Structure("items of a conversation, refused", refused_conversation, 400_000, 4_000_000),
     Structure("tools of a retrieved response", retrieved, 1_000, TOOLS),
     Structure("events of a response, again", followed, 500, 20_000),
     # --- other routes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from msgspec import Raw, structs
 
+from segue.aio import off_loop
 from segue.errors import InvalidRequest, NotFound, conversation_not_found
 from segue.ids import new_id
 from segue.listener.exchange import Exchange
@@ -16,6 +18,7 @@ from segue.responses.paging import choose_page, distinct, encode_page
 from segue.seams.store import Conversation, ConversationItem
 from segue.turn.prepare import decode_items
 from segue.wire.codec import (
+    LARGE_BYTES,
     check_item_ids,
     decode_added,
     decode_conversation,
@@ -26,6 +29,7 @@ from segue.wire.codec import (
 from segue.wire.items import Item
 from segue.wire.response import ConversationDeleted, ConversationObject
 
+T = TypeVar("T")
 # Items in one request (docs/protocol.md 1).
 ADDED_MAX = 20
 # How often a change is tried again after a concurrent one.
@@ -42,7 +46,7 @@ class ConversationRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """A new conversation, with its first items."""
-        request = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
+        request = await self._read(exchange, decode_conversation)
         conversation = Conversation(
             new_id("conv"), exchange.owner, int(time.time()), request.metadata or {}
         )
@@ -56,7 +60,7 @@ class ConversationRoutes:
 
     async def update(self, exchange: Exchange) -> None:
         """Replace its metadata."""
-        request = decode_conversation(await exchange.text(self._services.limits.body_bytes_max))
+        request = await self._read(exchange, decode_conversation)
         for _ in range(ATTEMPTS_MAX):
             conversation = await self._find(exchange)
             changed = structs.replace(conversation, metadata=request.metadata or {})
@@ -88,7 +92,7 @@ class ConversationRoutes:
 
     async def add_items(self, exchange: Exchange) -> None:
         """More items at its end."""
-        request = decode_added(await exchange.text(self._services.limits.body_bytes_max))
+        request = await self._read(exchange, decode_added)
         added = await _decode_items(request.items)
         for _ in range(ATTEMPTS_MAX):
             if await self._conversations.save(await self._find(exchange), added):
@@ -114,6 +118,11 @@ class ConversationRoutes:
         if not await self._conversations.delete(conversation.owner, conversation.id, name):
             raise _item_not_found(name)
         await exchange.answer(200, _object(conversation))
+
+    async def _read(self, exchange: Exchange, decode: Callable[[bytes | bytearray], T]) -> T:
+        """The body; a large one is decoded beside the event loop."""
+        body = await exchange.text(self._services.limits.body_bytes_max)
+        return await off_loop(len(body) > LARGE_BYTES, decode, body)
 
     async def _find(self, exchange: Exchange) -> Conversation:
         name = exchange.arguments["id"]
