@@ -459,6 +459,28 @@ def frames(client: Client, size: int) -> Callable[[], object]:
     return work
 
 
+def appended(size: int) -> bytes:
+    """Outputs for a response that is not there."""
+    output = b'{"type":"function_call_output","call_id":"a","output":"%b"}' % (b"a" * 1_000)
+    return b'{"type":"response.append","response_id":"a","input":[%b]}' % b",".join([output] * size)
+
+
+def steered_with(size: int) -> bytes:
+    """A steer of a response that is not there."""
+    return b'{"type":"response.steer","previous_response_id":"a","input":"%b"}' % (b"\\n" * size)
+
+
+def lost_steer(client: Client, size: int) -> Callable[[], object]:
+    data = frame(steered_with(size))
+
+    def work() -> None:
+        with client.socket() as socket:
+            socket.send(data)
+            assert b"response.steer.failed" in socket.message()[:200]
+
+    return work
+
+
 def fragments(client: Client, size: int) -> Callable[[], object]:
     """One message in frames of one byte."""
     text = create(type="response.create", input="a" * size)
@@ -991,6 +1013,8 @@ STRUCTURES = (
     Structure("frames", frames, 1_000, 9_000),
     Structure("frames of one byte", fragments, 2_000, 9_000),
     Structure("empty fragments", empty_fragments, 2_000, 9_000),
+    Structure("outputs for nothing, on a socket", framed(appended), 15_000, 30_000),
+    Structure("a steer of nothing", lost_steer, FRAME // 4, FRAME // 2 - 100),
     Structure("pings", pings, 2_000, 9_000),
     Structure("frames beyond the limit", flood, 20_000, 200_000),
     Structure("lanes", lanes, 32, 64),

@@ -82,12 +82,15 @@ class Steering:
         """Hand a steer to its turn, or send it back with the reason."""
         target = frame.previous_response_id
         given = Raw(b"null") if frame.input is UNSET else frame.input
+        # What is too long does not go back either.
+        is_long = memoryview(given).nbytes > STEER_BYTES_MAX
+        given = Raw(b"null") if is_long else given
         try:
             steerable = self._check(running, target)
             if frame.stream_id is not UNSET:
                 message = "'response.steer' takes no 'stream_id': it goes to its response's lane."
                 raise InvalidRequest(message, code="invalid_input")
-            if memoryview(given).nbytes > STEER_BYTES_MAX:
+            if is_long:
                 message = f"A steer may have at most {STEER_BYTES_MAX} bytes."
                 raise InvalidRequest(message, code="invalid_input")
             steer = Steer(new_id("steer"), given, _items(given, steerable))

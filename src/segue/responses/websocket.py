@@ -55,7 +55,7 @@ from segue.wire import codec
 from segue.wire.events import TERMINAL, Event
 from segue.wire.items import Item
 from segue.wire.kinds import answer_of
-from segue.wire.requests import AppendFrame, Create
+from segue.wire.requests import AppendFrame, Create, SteerFrame
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class SocketSession:
             self.socket.release()
 
     def _on_frame(
-        self, text: bytes, decoded: Create | str | Exception | None = None, lane: Lane = None
+        self, text: bytes, decoded: codec.Frame | Exception | None = None, lane: Lane = None
     ) -> None:
         """A create joins its lane, a steer or an append goes to its turn, anything else is refused. `decoded` and
         `lane`: of a frame that was read already."""
@@ -230,8 +230,8 @@ class SocketSession:
             create = codec.decode_frame(text) if decoded is None else decoded
             if isinstance(create, Exception):
                 raise create
-            if isinstance(create, str):
-                self._received_other(create, text)
+            if not isinstance(create, Create):
+                self._received_other(create, len(text))
                 return
             if create.stream_id is not UNSET:
                 lane = codec.decode_lane(create.stream_id)
@@ -278,19 +278,18 @@ class SocketSession:
     def _count_waiting(self) -> None:
         self.inflow.count(self.inflow.arriving, self._lanes.waiting_bytes)
 
-    def _received_other(self, kind: str, text: bytes) -> None:
+    def _received_other(self, frame: SteerFrame | AppendFrame | str, size: int) -> None:
         """A frame of another type than a create."""
-        match kind:
-            case "response.steer":
+        match frame:
+            case SteerFrame():
                 self.account.quota.count_other_request()
-                frame = codec.decode_steer(text)
                 subscriber = self._find_subscriber(frame.previous_response_id)
                 running = None if subscriber is None else subscriber.running
                 self._steering = self._steering or Steering(self._send_to_lane, self._ended)
                 self._steering.on_steer(frame, running, self.socket.request_id)
-            case "response.append":
-                self._received_append(codec.decode_append(text), len(text))
-            case _:
+            case AppendFrame():
+                self._received_append(frame, size)
+            case kind:
                 known = "'response.create', 'response.steer' and 'response.append'"
                 message = f"Invalid event type: '{kind[:64]}'. This server accepts {known}."
                 raise InvalidRequest(message, code="invalid_event_type", param="type")
@@ -642,10 +641,10 @@ class SocketSession:
         )
 
 
-def _decode_large(text: bytes) -> tuple[Create | str | Exception, Lane]:
+def _decode_large(text: bytes) -> tuple[codec.Frame | Exception, Lane]:
     """What a large frame is, or why it cannot be read, and the lane of one that is no create. Slow, for a thread."""
     try:
-        decoded: Create | str | Exception = codec.decode_frame(text)
+        decoded: codec.Frame | Exception = codec.decode_frame(text)
     except Exception as fault:
         decoded = fault
     return decoded, None if isinstance(decoded, Create) else codec.decode_envelope(text)[1]

@@ -37,6 +37,7 @@ from segue.wire.tools import Definition, McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
 _Fields: TypeAlias = dict[str, Raw]
+Frame: TypeAlias = Create | requests.SteerFrame | requests.AppendFrame | str
 
 # What a part has in a list even if the client left it out.
 PART_DEFAULTS: dict[str, _Fields] = {
@@ -105,8 +106,10 @@ class Envelope(Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _create = msgspec.json.Decoder(Create)
-_steer = msgspec.json.Decoder(requests.SteerFrame)
-_append = msgspec.json.Decoder(requests.AppendFrame)
+OTHER_FRAMES: dict[str, msgspec.json.Decoder[requests.SteerFrame | requests.AppendFrame]] = {
+    "response.steer": msgspec.json.Decoder(requests.SteerFrame),
+    "response.append": msgspec.json.Decoder(requests.AppendFrame),
+}
 _conversation = msgspec.json.Decoder(requests.NewConversation)
 _added = msgspec.json.Decoder(requests.AddedItems)
 _peek = msgspec.json.Decoder(Peek)
@@ -239,24 +242,22 @@ def marks_of(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
             yield mark, at - 1
 
 
-def decode_frame(frame: bytes) -> Create | str:
-    """The create in a frame, or the type of another frame. Slow work if the frame is large."""
+def decode_frame(frame: bytes) -> Frame:
+    """What a frame asks for, or the type of a frame that asks for nothing. Slow work if the frame is large."""
     if len(frame) > LARGE_BYTES:
         check_shape(frame)
     try:
         create = _decode(_create, frame)
+        if create.type == "response.create":
+            return create
+        kind = create.type or "nothing"
     except InvalidRequest:
         # The fields of a create are not those of other frames.
-        kind, _ = decode_envelope(frame)
-        if kind in ("response.steer", "response.append"):
-            return kind
-        raise
-    return create if create.type == "response.create" else create.type or "nothing"
-
-
-def decode_steer(frame: bytes) -> requests.SteerFrame:
-    """A request to steer; its input is still raw, because what is wrong with it has an event of its own."""
-    return _decode(_steer, frame)
+        kind = decode_envelope(frame)[0] or ""
+        if kind not in OTHER_FRAMES:
+            raise
+    other = OTHER_FRAMES.get(kind)
+    return kind if other is None else _decode(other, frame)
 
 
 def decode_steered(raw: Raw) -> tuple[Item, ...]:
@@ -290,11 +291,6 @@ def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:
 def decode_added(body: bytes | bytearray) -> requests.AddedItems:
     """Items for a conversation, still raw."""
     return decode_body(_added, body)
-
-
-def decode_append(frame: bytes) -> requests.AppendFrame:
-    """What a rollout is given to go on with; its items are still raw."""
-    return _decode(_append, frame)
 
 
 def with_input_before(create: Create, before: Sequence[Item]) -> Create:
