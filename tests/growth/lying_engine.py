@@ -53,6 +53,14 @@ def written(word: bytes) -> Callable[[int], bytes]:
     return lambda size: word * size + STOP + GOOD + END
 
 
+def filled(before: bytes, piece: bytes, after: bytes) -> Callable[[int], bytes]:
+    """One event with so many of these in it."""
+    return lambda size: (
+        b"data: " + before + b",".join([piece] * size) + after + b"\n\n" + WORD + STOP + GOOD + END
+    )
+
+
+DELTA = b'{"choices":[{"index":0,"delta":{'
 SAID: dict[str, Callable[[int], bytes]] = {
     "deltas": written(WORD),
     "empty-deltas": lambda size: WORD + chunk({}) * size + STOP + GOOD + END,
@@ -76,6 +84,16 @@ SAID: dict[str, Callable[[int], bytes]] = {
     "choices": lambda size: WORD + chunk({"content": "other "}, index=1) * size + STOP + GOOD + END,
     "late-deltas": lambda size: WORD + STOP + chunk({"content": "late "}) * size + GOOD + END,
     "usages": lambda size: WORD + STOP + GOOD * size + END,
+    "choices-at-once": filled(b'{"choices":[', b"{}", b"]}"),
+    "calls-at-once": filled(DELTA + b'"tool_calls":[', b"{}", b"]}}]}"),
+    "parts-at-once": filled(DELTA + b'"content":[', b"{}", b"]}}]}"),
+    "logprobs-at-once": filled(DELTA + b'"content":"a"},"logprobs":{"content":[', b"{}", b"]}}]}"),
+    "arguments-at-once": filled(
+        DELTA + b'"tool_calls":[{"index":0,"function":{"name":"f","arguments":{"a":[',
+        b"1",
+        b"]}}}]}}]}",
+    ),
+    "an-error": filled(b'{"error":{"message":"a","type":"', b"a", b'"}}'),
     # The size is the number that is lied about.
     "lies": lambda size: WORD * 3 + STOP + usage(size, size) + END,
     "negative": lambda size: WORD * 3 + STOP + usage(-size, -size, -size) + END,

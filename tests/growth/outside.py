@@ -12,7 +12,7 @@ import json
 import zipfile
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -22,21 +22,25 @@ from unittest.mock import patch
 import msgspec
 
 from segue.bundles.bundle import inline_bundle
+from segue.engine_sessions.frames import ProtocolBroken, SessionTokens, read_said
+from segue.engines.facts import facts_in
+from segue.engines.upstream import has_too_much
 from segue.errors import ApiError
 from segue.guards.rules import Rules, RulesGuard
 from segue.mcp.definitions import listed_offers, listing, servers_of
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
 from segue.schemas.followed import UNROLLED_MAX, unrolled
+from segue.tools.tool_search import search
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
 from segue.web.html import Page, open_page, read_page
-from segue.web.search import JsonEngine, read_hits
+from segue.web.search import JsonEngine, read_answer, read_hits
 from segue.web.web import PATTERN_CHARS_MAX, PATTERN_WORDS_MAX, matches_text
 from segue.wire.codec import decode_tools
 from segue.wire.effects import Effects
 from segue.wire.items import RemoteTool
-from segue.wire.tools import FunctionTool, Tools
+from segue.wire.tools import FunctionTool, Offer, Tools
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
 from tests.growth.lying_engine import WHOLE, lying_engine
@@ -123,6 +127,38 @@ def marked_hit(size: int) -> Json:
 
 def cited(size: int) -> str:
     return "As [1], https://a.example/x[ and [2, 3, 4] say. " * size
+
+
+def full_answer(size: int) -> bytes:
+    return b'{"results":[' + b"[]," * size + b"[]]}"
+
+
+def read_full_answer(data: bytes) -> None:
+    """It may be refused."""
+    with suppress(ValueError):
+        read_answer(data)
+
+
+def long_description(size: int) -> tuple[Offer, ...]:
+    return tools_of(FunctionTool(name="f", description="aB" * size, parameters=None)).offers
+
+
+def all_models(size: int) -> bytes:
+    return b'{"data":[' + b"{}," * size + b"{}]}"
+
+
+def read_models(data: bytes) -> None:
+    """As an engine's answers are read."""
+    facts_in(b"" if has_too_much(data) else data, "m")
+
+
+def said_at_once(size: int) -> bytes:
+    return msgspec.msgpack.encode([SessionTokens(1, [1])] * size)
+
+
+def hear(data: bytes) -> None:
+    with suppress(ProtocolBroken):
+        read_said(data)
 
 
 SOURCES = [msgspec.defstruct("Source", ["url", "title"])("https://a.example/x", "x")] * 4
@@ -328,6 +364,16 @@ OUTSIDE = [
         20_000,
         200_000,
     ),
+    Outside("answer of a search engine", full_answer, in_thread(read_full_answer), 400_000, 10**6),
+    Outside(
+        "description of a tool that is searched",
+        long_description,
+        in_thread(partial(search, "zebra")),
+        1_000_000,
+        4_500_000,
+    ),
+    Outside("models of an engine", all_models, on_loop(read_models), 1_000_000, 1_300_000),
+    Outside("what segue-vllm says at once", said_at_once, on_loop(hear), 150_000, 170_000),
     Outside("citations", cited, on_loop(partial(cite, sources=SOURCES)), 1_000, 2_000),
     Outside("names of tools", like_names, in_thread(check_names), 1_000, 4_096),
     Outside("tools of an MCP server, by name", named_tools, on_loop(list_tools), 2_000, 4_096),
@@ -380,6 +426,29 @@ def said_by_engine(kind: str, **fields: Json) -> Case:
     return case
 
 
+def event_of_engine(kind: str) -> Case:
+    """A turn in which the engine says so much in one event; it may be refused."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        body = create(
+            model="liar",
+            input=f"{kind} {size}",
+            include=["message.output_text.logprobs"],
+            tools=[TOOL],
+        )
+        head = client.head("POST", RESPONSES) + b"Content-Length: %d\r\n\r\n" % len(body)
+
+        def work() -> None:
+            with client.connect() as connection:
+                connection.sendall(head + body)
+                status = connection.recv(1 << 16).split(b" ")[1]
+            assert status in (b"200", b"502"), status
+
+        return work
+
+    return case
+
+
 def check_answer(data: bytes) -> None:
     """The turn has ended, and what it is charged for can be."""
     response = json.loads(data)
@@ -408,6 +477,8 @@ def cut_streams(client: Client, size: int) -> Callable[[], object]:
 
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+# Fewer than an event may have; and some megabytes of them.
+FEW, N = 64_000, 1_000_000
 ENGINES = [
     Structure("engine: deltas at once", said_by_engine("deltas"), 4_000, 60_000),
     Structure("engine: empty deltas", said_by_engine("empty-deltas"), 4_000, 60_000),
@@ -425,6 +496,12 @@ ENGINES = [
     Structure("engine: lies about usage", said_by_engine("lies"), 2**63 - 1, 10**30),
     Structure("engine: negative usage", said_by_engine("negative"), 1_000, 2**63 - 1),
     Structure("engine: lies about the cache", said_by_engine("cached"), 10**9, 10**30),
+    Structure("engine: choices of one event", event_of_engine("choices-at-once"), FEW, 5 * N),
+    Structure("engine: calls of one event", event_of_engine("calls-at-once"), FEW, 5 * N),
+    Structure("engine: parts of one event", event_of_engine("parts-at-once"), FEW, 5 * N),
+    Structure("engine: logprobs of one event", event_of_engine("logprobs-at-once"), FEW, 5 * N),
+    Structure("engine: arguments as an object", event_of_engine("arguments-at-once"), N, 8 * N),
+    Structure("engine: the name of an error", event_of_engine("an-error"), N, 8 * N),
     Structure("engine: streams cut at any byte", cut_streams, 60, len(WHOLE)),
 ]
 

@@ -10,9 +10,10 @@ import base64
 import hashlib
 import os
 import sys
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from websockets.frames import apply_mask  # type: ignore[attr-defined]  # it is not named
 
 from segue.seams.prompt import IdArray
@@ -22,6 +23,8 @@ PROTOCOL = 1
 DIGEST_BYTES = 16
 # More than the plugin sends at once, and read within some 15 ms; a message to the engine is limited by its own server.
 MESSAGE_BYTES_MAX = 1024 * 1024
+# What a message says at most: the plugin says a thousand things at once.
+SAID_MAX = 4_096
 HEAD_BYTES_MAX = 16 * 1024
 _BINARY, _CLOSE, _PING, _PONG = 2, 8, 9, 10
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -117,7 +120,9 @@ SessionSaid = (
 )
 
 _encode = msgspec.msgpack.Encoder().encode
-_said = msgspec.msgpack.Decoder(list[SessionSaid])
+_said: msgspec.msgpack.Decoder[list[SessionSaid]] = msgspec.msgpack.Decoder(
+    Annotated[list[SessionSaid], Meta(max_length=SAID_MAX)]
+)
 
 
 def read_said(data: bytes) -> list[SessionSaid]:
@@ -218,8 +223,9 @@ class Incoming:
         self._size += len(payload)
         if self._size > MESSAGE_BYTES_MAX:
             raise ProtocolBroken("a message is too long")
-        # An empty first part must be seen, too.
-        self._parts.append(payload)
+        # An empty first part must be seen, too; others would be held for nothing.
+        if payload or not self._parts:
+            self._parts.append(payload)
         if is_last:
             messages.append(b"".join(self._parts))
             self._parts, self._size = [], 0

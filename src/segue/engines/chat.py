@@ -11,7 +11,6 @@ helps, it is remembered for this endpoint and this model; a refusal for another 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.border.believed import CALLS_MAX
 from segue.border.numbers import LOGPROB_MIN, events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
@@ -62,8 +62,9 @@ PATH = "/v1/chat/completions"
 SAMPLING = SamplingFields()
 # Blanks before thoughts, and newlines after them, are held back no longer than this.
 HELD_CHARS_MAX = 1_024
-# More of the likeliest tokens no request may ask for.
+# More of the likeliest tokens no request may ask for; and tokens that come together, with theirs.
 TOP_LOGPROBS_MAX = 20
+LOGPROBS_MAX = 8_192
 # Reasons for which an answer is not whole; all others are taken for the model's own end.
 CUT_BY: Mapping[str, Literal["length", "content_filter"]] = {
     "length": "length",
@@ -119,7 +120,7 @@ NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high
 class _Function(Struct, frozen=True):
     name: str | None = None
     # As an object from servers that do not follow OpenAI here.
-    arguments: str | dict[str, object] | None = None
+    arguments: Raw | UnsetType = UNSET
 
 
 class _Call(Struct, frozen=True):
@@ -130,7 +131,13 @@ class _Call(Struct, frozen=True):
     @property
     def arguments(self) -> str:
         given = self.function.arguments
-        return json.dumps(given) if isinstance(given, dict) else given or ""
+        if given is UNSET or bytes(given) == b"null":
+            return ""
+        text = bytes(given)
+        try:
+            return text.decode() if text.startswith(b"{") else _string(text)
+        except UNREADABLE as error:
+            raise unreadable(error) from None
 
 
 class _Part(Struct, frozen=True):
@@ -218,6 +225,7 @@ class _Tokenized(Struct, frozen=True):
 _event = msgspec.json.Decoder(_Event)
 _usage = msgspec.json.Decoder(_Usage | None)
 _tokenized = msgspec.json.Decoder(_Tokenized)
+_string = msgspec.json.Decoder(str).decode
 
 
 F = TypeVar("F")
@@ -588,6 +596,7 @@ class _Answer:
     def __init__(self, job: Job) -> None:
         self._take = job.take
         self._is_warm_up = job.output_tokens_max == 0
+        self._wants_logprobs = job.sampling.wants_logprobs
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
         self._is_closed = False
@@ -671,8 +680,8 @@ class _Answer:
             self.thoughts_in = name
             deltas += [*self.rest(), Delta(reasoning=thought)]
         if text := _text(delta.content) or delta.refusal:
-            tokens = (logprobs and logprobs.content) or ()
-            split = self._marks.split(text, tuple(map(_logprob, tokens)))
+            given = logprobs.content if logprobs and self._wants_logprobs else None
+            split = self._marks.split(text, tuple(map(_logprob, (given or [])[:LOGPROBS_MAX])))
             if any(one.reasoning.strip() for one in split):
                 self.thoughts_in = "content"
             deltas += split
@@ -680,7 +689,7 @@ class _Answer:
 
     def _add_calls(self, calls: Sequence[_Call]) -> None:
         deltas = self.deltas
-        for position, call in enumerate(calls):
+        for position, call in enumerate(calls[: CALLS_MAX + 1]):
             if not self._marks.is_over:
                 deltas += self.rest()
             self._must_call = False

@@ -34,6 +34,8 @@ ABORT = "/abort_request"
 SERVER_INFO = "/get_server_info"
 # Servers draft a few tokens ahead.
 DRAFTS_MAX = 1_024
+# Brackets of an event that repeats the logprobs of a long answer: 20,000 tokens with twenty others each.
+REPEATED_MAX = 524_288
 SAMPLING = SamplingFields(top_p_min=1e-6, seed="sampling_seed")
 
 
@@ -188,4 +190,6 @@ async def _asked(upstream: Upstream, path: str, kind: type[A]) -> A:
 
 # It has other grammars too, but they are not Lark.
 GRAMMARS = frozenset({"regex", "structural_tag"})
-SGLANG = TokenCodec(_prepare, _request, _event, _read, GRAMMARS, facts=_facts)
+SGLANG = TokenCodec(
+    _prepare, _request, _event, _read, GRAMMARS, brackets_max=REPEATED_MAX, facts=_facts
+)

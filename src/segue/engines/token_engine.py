@@ -32,6 +32,7 @@ from segue.engines.client import HttpResponse
 from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.upstream import (
+    BRACKETS_MAX,
     UNREADABLE,
     ContextRefused,
     EventStream,
@@ -114,6 +115,8 @@ class TokenCodec(Struct, Generic[S, E], frozen=True):
     hides_tokens: bool = False
     # The prompt with images, for a server that does not take them beside the ids of their placeholders.
     image_prompt: Callable[[Tokens, TokenVocabulary, S], object] | None = None
+    # How many values an event may have: of a server that repeats all logprobs so far, many.
+    brackets_max: int = BRACKETS_MAX
     # What the server says of itself, and of the model that it knows under this name.
     facts: Callable[[Upstream, str], Awaitable[EngineFacts]] = listed_facts
 
@@ -256,6 +259,7 @@ class TokenEngine(Generic[S, E]):
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
             stream.events_left = events_max(job)
+            stream.brackets_max = self._codec.brackets_max
             self.facts = told or self.facts
             read = partial(self._read, answer, stream)
             while not answer.is_over and await stream.read(read):

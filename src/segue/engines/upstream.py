@@ -35,6 +35,7 @@ from segue.errors import (
     shown_names,
 )
 from segue.printable import shown_address
+from segue.wire.inner_json import has_more_marks
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,10 @@ P = TypeVar("P", bound=asyncio.Protocol)
 # that we seldom write into one that is being closed.
 KEEP_S = 4.0
 # One event. The longest repeats the ids of a whole prompt: of a million tokens, 8 MB.
-LINE_BYTES_MAX = 16 * 1024 * 1024
+LINE_BYTES_MAX = 10 * 1024 * 1024
+# Brackets in an event, or in a short answer, as far as they are looked at; and commas: the ids of the longest prompt.
+LOOKED_AT_BYTES = 64 * 1024
+BRACKETS_MAX, COMMAS_MAX = 65_536, 2_000_000
 # How much of an error, and of a short answer, is read: a list of models may be long.
 REFUSAL_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -196,14 +200,16 @@ class Upstream:
     async def call(
         self, method: Literal["GET", "POST"], path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
-        """A short request: status and body. As for a job, it is sent again if the engine had closed the connection."""
+        """A short request: status and body, nothing where that has more values than are read. As for a job, it is sent
+        again if the engine had closed the connection."""
         retries = 1
         while True:
             try:
                 async with asyncio.timeout(self.timeouts.probe_s):
                     response = await self._send(method, path, body)
                     with closing(response):
-                        return response.status, await response.read_whole(ANSWER_BYTES_MAX)
+                        answer = await response.read_whole(ANSWER_BYTES_MAX)
+                        return response.status, b"" if has_too_much(answer) else answer
             except OSError as error:
                 if not retries or not isinstance(error, ConnectionBroken):
                     # The caller logs it where it matters.
@@ -245,6 +251,7 @@ class EventStream:
         self._timer = self._loop.call_later(self._check_s, self._check)
         # How many more there may be, as the engine says for its job.
         self.events_left = sys.maxsize
+        self.brackets_max = BRACKETS_MAX
         # Set by the engine when it has read the last event: only the end of the response is still to come.
         self.is_over = False
 
@@ -283,7 +290,11 @@ class EventStream:
             # One line, as most chunks are when an engine streams token by token.
             return _events_of((chunk[:-2],))
         if b"\n" in chunk:
-            *lines, rest = (bytes(self._line) + chunk).split(b"\n")
+            whole = bytes(self._line) + chunk
+            # Only what came in many parts can be so long.
+            if has_too_much(whole, self.brackets_max):
+                raise EngineFailed("The engine sent an event with more values than an answer has.")
+            *lines, rest = whole.split(b"\n")
             self._line = bytearray(rest)
             return _events_of(lines)
         self._line += chunk
@@ -310,6 +321,13 @@ class EventStream:
             self._response.close()
         else:
             self._timer = self._loop.call_later(min(left_s, self._check_s), self._check)
+
+
+def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
+    """Whether this has more values than can be decoded without holding up others."""
+    return len(data) > LOOKED_AT_BYTES and (
+        has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", COMMAS_MAX)
+    )
 
 
 def _events_of(lines: Iterable[bytes]) -> list[bytes]:
@@ -378,7 +396,8 @@ def error_for_status(
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
     # An engine may quote the request in its words: they are for the client whose request it is, and for nobody else.
-    kind = re.sub(r"\W+", " ", str(fault.type or fault.code))[:KIND_CHARS_MAX]
+    called = f"{fault.type} {fault.code}"[:MESSAGE_CHARS_MAX]
+    kind = re.sub(r"\W+", " ", str(fault.type or fault.code)[:MESSAGE_CHARS_MAX])[:KIND_CHARS_MAX]
     log.warning("%s answered with status %d (%s)", engine, status, kind)
     # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
     is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
@@ -386,7 +405,7 @@ def error_for_status(
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             words = context_overflow(fault.n_prompt_tokens, fault.n_ctx).message
             return ContextRefused(words, context_size(fault.n_ctx))
-        if _CONTEXT.search(f"{fault.type} {fault.code} {message}"):
+        if _CONTEXT.search(f"{called} {message}"):
             length = _LENGTH.search(message)
             words = f"Your input exceeds the context window of this model. {message}".rstrip()
             return ContextRefused(words, context_size(int(length[1]) if length else None))
@@ -437,7 +456,8 @@ def error_in_stream(raw: Raw | bytes) -> ApiError:
     status = fault.code if isinstance(fault.code, int) else 500
     if isinstance(fault.code, str) and re.fullmatch("[0-9]{3}", fault.code):
         status = int(fault.code)
-    if status == 500 and _CONTEXT.search(f"{fault.type} {fault.code} {fault.message}"):
+    said = (fault.type, fault.code, fault.message)
+    if status == 500 and _CONTEXT.search(" ".join(str(one)[:MESSAGE_CHARS_MAX] for one in said)):
         status = 400
     return error_for_status(status, b'{"error":' + bytes(raw) + b"}")
 

@@ -37,6 +37,8 @@ NAME = "tool_search"
 SEARCHES_MAX = 16
 # What is loaded stays in the prompt for the rest of the chain.
 FOUND_MAX = 8
+# So much of a text is searched, and of what is looked for: to divide more of it into words would hold the interpreter.
+SEARCHED_CHARS_MAX = 32 * 1024
 
 TABLE = f"CREATE VIRTUAL TABLE tools USING fts5 (name, namespace, parameters, about, {TOKENIZE})"
 ADD = "INSERT INTO tools (rowid, name, namespace, parameters, about) VALUES (?, ?, ?, ?, ?)"
@@ -107,6 +109,7 @@ def _output(
 
 def search(wanted: str, offers: Sequence[Offer]) -> list[Offer]:
     """The tools that fit best, best first; tools that share no word with `wanted` are left out."""
+    wanted = wanted[:SEARCHED_CHARS_MAX]
     names = set(re.findall(r"[\w.-]+", wanted.lower()))
     named = dict.fromkeys(
         number
@@ -141,7 +144,7 @@ def _columns(offer: Offer) -> list[str]:
 
 
 def _divided(text: str) -> str:
-    return BOUNDARY.sub(" ", text)
+    return BOUNDARY.sub(" ", text[:SEARCHED_CHARS_MAX])
 
 
 def _parameters(tool: FunctionTool | CustomTool) -> str:

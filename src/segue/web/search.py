@@ -14,20 +14,28 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct, structs
 
+from segue.aio import off_loop
 from segue.errors import ApiError, Misconfigured, Unavailable
 from segue.web.fetch import Fetcher, Policy
 from segue.web.html import Page
 from segue.web.url import is_within, parse
+from segue.wire.inner_json import has_more_marks
 from segue.wire.tools import WebLocation
 
 # What an engine may answer, and how long it may take.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
+# Less is read at once.
+SMALL_BYTES = 64 * 1024
 ANSWER_S_MAX = 15.0
 JSON_KINDS = ("application/json", "text/", "application/vnd.api+json")
 # More of them in a query are more than engines take.
 SITES_MAX = 8
 TITLE_CHARS_MAX = 200
 SNIPPET_CHARS_MAX = 1_000
+# What of an answer is looked at: its brackets and commas, its hits, and the text of one with its tags.
+BRACKETS_MAX, COMMAS_MAX = 65_536, 1_000_000
+ROWS_MAX = 3_000
+TEXT_CHARS_MAX = 64 * 1024
 
 SEARXNG = "/search?q={query}&format=json"
 _PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
@@ -115,12 +123,14 @@ class JsonSearch:
         headers = dict(self._engine.headers)
         try:
             fetched = await self._fetcher.fetch(url, JSON_KINDS, headers)
-            answer: object = msgspec.json.decode(fetched.data)
+            answer = await off_loop(len(fetched.data) > SMALL_BYTES, read_answer, fetched.data)
         except ApiError as error:
             # Its message may contain the operator's URL.
             raise Unavailable("The search engine does not answer.") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unavailable("The search engine did not answer in JSON.") from error
+        except (ValueError, RecursionError) as error:
+            raise Unavailable(
+                "The search engine did not answer in JSON that can be read."
+            ) from error
         hits = read_hits(answer, self._engine)
         return [hit for hit in hits if is_allowed(hit.url, query)][: query.hits_max]
 
@@ -145,11 +155,19 @@ def with_sites(query: WebQuery) -> str:
     return f"{query.words} {sites}" if len(query.allowed) == 1 else f"{query.words} ({sites})"
 
 
+def read_answer(data: bytes) -> object:
+    """What an engine has answered; `ValueError` where that is more than is read. Slow work for a large answer."""
+    is_full = len(data) > SMALL_BYTES and has_more_marks(data, b"{[", BRACKETS_MAX)
+    if is_full or (len(data) > SMALL_BYTES and has_more_marks(data, b",", COMMAS_MAX)):
+        raise ValueError("more values than are read")
+    return msgspec.json.decode(data)
+
+
 def read_hits(answer: object, engine: JsonEngine) -> list[Hit]:
     """The hits in an answer; a hit without a URL that can be cited is left out."""
     rows = _at(answer, engine.results)
     hits: dict[str, Hit] = {}
-    for row in rows if isinstance(rows, list) else []:
+    for row in rows[:ROWS_MAX] if isinstance(rows, list) else []:
         url, title, text = (_at(row, name) for name in engine.fields)
         if isinstance(url, str) and host_of(url):
             hits.setdefault(url, Hit(url, _words(title, TITLE_CHARS_MAX) or url, _words(text)))
@@ -160,7 +178,7 @@ def _words(value: object, chars_max: int = SNIPPET_CHARS_MAX) -> str:
     """Plain text: engines mark the words that fit with tags."""
     if not isinstance(value, str):
         return ""
-    return " ".join(_TAG.sub("", value).split())[:chars_max]
+    return " ".join(_TAG.sub("", value[:TEXT_CHARS_MAX]).split())[:chars_max]
 
 
 def _at(value: object, path: str) -> object:

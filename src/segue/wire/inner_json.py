@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from segue.wire.codec import ELEMENT_VALUES_MAX, is_deep, marks_of
+from segue.wire.long_texts import long_strings
 
 _object = msgspec.json.Decoder(dict[str, object])
 
@@ -22,6 +23,18 @@ def has_many_values(text: str) -> bool:
     # Some of them may be letters of a string.
     values = (mark for mark, _ in marks_of(text.encode()) if mark not in b"]}")
     return next(islice(values, ELEMENT_VALUES_MAX, None), None) is not None
+
+
+def has_more_marks(data: bytes, wanted: bytes, most: int) -> bool:
+    """Whether JSON of others has more of these brackets or commas; those in long texts are letters."""
+    count = _count(data, wanted, 0, len(data))
+    if count <= most:
+        return False
+    return count - sum(_count(data, wanted, *place) for place in long_strings(data)) > most
+
+
+def _count(data: bytes, wanted: bytes, begin: int, end: int) -> int:
+    return sum(data.count(mark, begin, end) for mark in wanted)
 
 
 def inner_object(text: str) -> dict[str, object] | None:

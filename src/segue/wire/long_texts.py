@@ -60,7 +60,7 @@ def decode(decoded: Callable[[bytes | bytearray], T], body: Raw | bytes | bytear
     texts: Texts = {}
     rest, at, view = bytearray(), 0, memoryview(body)
     try:
-        for start, end in _long_strings(body):
+        for start, end in long_strings(body):
             name = f"{NAME}{len(texts)}"
             rest += b"".join((view[at:start], _encode(name)))
             texts[name], at = (view[start:end], joined(_text(body, start + 1, end - 1))), end
@@ -73,7 +73,7 @@ def decode(decoded: Callable[[bytes | bytearray], T], body: Raw | bytes | bytear
     return decoded(body)
 
 
-def _long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+def long_strings(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """The places of the long strings that are no keys."""
     at, rests = 0, Rests()
     while (found := BETWEEN.match(body, at)) and (start := found.end()) < len(body):
