@@ -391,6 +391,19 @@ def many_files(size: int) -> Mapping[str, Json]:
     return {"input": [{"role": "user", "content": [part] * size}]}
 
 
+def named_files(client: Client, size: int) -> Callable[[], object]:
+    """A picture, and beside it in the same item small files that are named."""
+    form = b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+    sent = form % (b"purpose", b"", b"user_data")
+    sent += form % (b"file", b'; filename="a.txt"', b"hi") + b"--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    name = json.loads(client.request("POST", "/v1/files", sent, kind))["id"]
+    picture = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * size}
+    files = [{"type": "input_file", "file_id": name}] * 31
+    body = create(input=[{"role": "user", "content": [picture, *files]}])
+    return lambda: client.post(RESPONSES, body)
+
+
 def zipped(client: Client, size: int) -> Callable[[], object]:
     body = gzip.compress(create(input="word " * (size // 5)), 1)
     headers = {"Content-Encoding": "gzip"}
@@ -941,6 +954,7 @@ STRUCTURES = (
     Structure("bytes of a file", posted(file_data), 200_000, FRAME),
     Structure("bytes of a sealed thought", posted(sealed_thought), 1_000_000, FRAME),
     Structure("files", posted(many_files), 500, 20_000),
+    Structure("files that are named, beside a picture", named_files, 20_000_000, 24_000_000),
     # --- tools
     Structure("tools", posted(lambda n: {"tools": functions(n)}), 1_000, TOOLS),
     Structure("tools of a namespace", posted(namespace), 1_000, TOOLS),

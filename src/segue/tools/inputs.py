@@ -12,8 +12,7 @@ beside its bytes, so that it is read once and is the same in every continuation.
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from mimetypes import guess_type
 from typing import Literal, NamedTuple
 
@@ -23,8 +22,9 @@ from msgspec import Raw
 from segue.aio import off_loop
 from segue.errors import ApiError, InvalidRequest
 from segue.seams.history import Owner
+from segue.wire import long_texts
 from segue.wire.codec import decode_item, encode
-from segue.wire.files import contents, is_pdf
+from segue.wire.files import contents, is_pdf, to_base64
 from segue.wire.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
@@ -70,6 +70,18 @@ class _Part(NamedTuple):
         return f"input[{self.item}].{self.field}[{self.place}]"
 
 
+class _Change(NamedTuple):
+    """Fields of a part: these, and what they are where the client has left them out."""
+
+    part: _Part
+    texts: Mapping[str, str]
+    usual: Mapping[str, str] = {}
+
+
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_parts_of = msgspec.json.Decoder(list[dict[str, Raw]])
+
+
 async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]:
     """The items with the contents of their URLs."""
     places = [(part, *found) for part in _parts(items) if (found := _url_in(part.value))]
@@ -90,12 +102,13 @@ async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]
     if sum(map(len, read_data)) > CHARS_MAX:
         message = "The contents of the URLs are too large together."
         raise InvalidRequest(message, code="url_failed", param="input")
-    changed = list(items)
-    for (part, kind, url), data in zip(places, read_data, strict=True):
-        change = {"image_url": data} if kind == "image" else {"file_data": data}
-        default = {} if kind == "image" else {"filename": _name_of(url)}
-        changed[part.item] = _with_fields(changed[part.item], part, change, default)
-    return tuple(changed)
+    changes = [
+        _Change(part, {"image_url": data})
+        if kind == "image"
+        else _Change(part, {"file_data": data}, {"filename": _name_of(url)})
+        for (part, kind, url), data in zip(places, read_data, strict=True)
+    ]
+    return await _with_changes(items, changes)
 
 
 async def attach_files(
@@ -106,31 +119,28 @@ async def attach_files(
     if len(places) > FILES_MAX:
         message = f"Too many files: {len(places)}, at most {FILES_MAX} are read."
         raise InvalidRequest(message, param="input")
-    changed = list(items)
+    changes: list[_Change] = []
     left = FILES_BYTES_MAX
     for part, file_id in places:
         try:
             name, data = await read_file(owner, file_id, left)
-            is_long = len(data) > LONG_BYTES
-            changed[part.item] = await off_loop(
-                is_long, _with_file, changed[part.item], part, name, data
-            )
+            changes.append(await off_loop(len(data) > LONG_BYTES, _file_change, part, name, data))
         except ApiError as error:
             error.param = f"{part.param}.file_id"
             raise
         left -= len(data)
-    return tuple(changed) if places else items
+    return await _with_changes(items, changes)
 
 
-def _with_file(item: Item, part: _Part, name: str, data: bytes) -> Item:
-    """The item with a file inside it, as if the client had sent its bytes."""
+def _file_change(part: _Part, name: str, data: bytes) -> _Change:
+    """A file inside a part, as if the client had sent its bytes."""
     kind = guess_type(name)[0] or "application/octet-stream"
-    url = f"data:{kind};base64,{b64encode(data).decode()}"
+    url = f"data:{kind};base64,{to_base64(data)}"
     if isinstance(part.value, InputFile):
-        return _with_fields(item, part, {"file_data": url}, {"filename": name})
+        return _Change(part, {"file_data": url}, {"filename": name})
     if not kind.startswith("image/"):
         raise InvalidRequest(f"The file '{name}' is no image by its name.", code="invalid_value")
-    return _with_fields(item, part, {"image_url": url}, {})
+    return _Change(part, {"image_url": url})
 
 
 def _file_in(part: object) -> str | None:
@@ -150,16 +160,17 @@ async def read_pdfs(items: tuple[Item, ...], read_pdf: ReadPdf) -> tuple[Item, .
     if len(places) > PDFS_MAX:
         message = f"Too many PDF files: {len(places)}, at most {PDFS_MAX} are read."
         raise InvalidRequest(message, param="input")
-    changed = list(items)
+    changes: list[_Change] = []
     for part, data in places:
         try:
-            text = await read_pdf(contents(data) or b"")
+            content = await off_loop(len(data) > LONG_BYTES, contents, data)
+            text = await read_pdf(content or b"")
         except ApiError as error:
             error.param = part.param
             raise
         if text is not None:
-            changed[part.item] = _with_fields(changed[part.item], part, {"segue:text": text}, {})
-    return tuple(changed) if places else items
+            changes.append(_Change(part, {"segue:text": text}))
+    return await _with_changes(items, changes)
 
 
 def _parts(items: Iterable[Item]) -> Iterator[_Part]:
@@ -202,18 +213,28 @@ def _pdf_in(part: object) -> str | None:
     return data if is_pdf(contents(data[begin : begin + CLAIM_CHARS]) or b"") else None
 
 
-def _with_fields(
-    item: Item, part: _Part, changes: Mapping[str, str], defaults: Mapping[str, str]
-) -> Item:
-    """The item with a part of it changed. Everything else that the client wrote stays as it is."""
-    fields = msgspec.json.decode(item.raw, type=dict[str, Raw])
-    parts = msgspec.json.decode(fields[part.field], type=list[dict[str, Raw]])
-    default, change = (
-        {name: Raw(encode(text)) for name, text in texts.items()} for texts in (defaults, changes)
-    )
-    parts[part.place] = default | parts[part.place] | change
-    fields[part.field] = Raw(encode(parts))
-    return decode_item(encode(fields), f"input[{part.item}]")
+async def _with_changes(items: tuple[Item, ...], changes: Sequence[_Change]) -> tuple[Item, ...]:
+    """The items with parts of them changed. Each is written once, beside the event loop if it is long."""
+    by_item: dict[int, list[_Change]] = {}
+    for change in changes:
+        by_item.setdefault(change.part.item, []).append(change)
+    changed = list(items)
+    for number, own in by_item.items():
+        size = len(items[number].raw) + sum(len(text) for one in own for text in one.texts.values())
+        changed[number] = await off_loop(size > LONG_BYTES, _changed, items[number], own)
+    return tuple(changed) if changes else items
+
+
+def _changed(item: Item, changes: Sequence[_Change]) -> Item:
+    """The item with these parts changed. Everything else that the client wrote stays as it is."""
+    name = changes[0].part.field
+    fields = long_texts.decode(_fields.decode, item.raw)
+    parts = long_texts.decode(_parts_of.decode, fields[name])
+    for part, *given in changes:
+        texts, usual = ({key: Raw(encode(text)) for key, text in one.items()} for one in given)
+        parts[part.place] = usual | parts[part.place] | texts
+    fields[name] = Raw(encode(parts))
+    return decode_item(encode(fields), f"input[{changes[0].part.item}]")
 
 
 def _name_of(url: str) -> str:
