@@ -14,7 +14,7 @@ from segue.stores.memory_turns import MemoryTurns
 from segue.turn.checks import NAME_BYTES_MAX, WRITTEN_BYTES_MAX
 from segue.turn.plan import Arrival, Caller, Model, Plan, Receipt
 from segue.turn.prepare import prepare
-from segue.turn.references import REFERENCES_MAX
+from segue.turn.references import REFERENCED_BYTES_MAX, REFERENCES_MAX
 from segue.turn.resources import Resources
 from segue.wire.codec import TOOLS_MAX, decode_create, decode_item
 from tests.contracts.turns import OWNER, make_turn
@@ -76,6 +76,23 @@ async def test_too_many_references_are_refused() -> None:
     given = [{"type": "item_reference", "id": "msg_said"}] * (REFERENCES_MAX + 1)
     with pytest.raises(InvalidRequest, match="Too many item references"):
         await planned(Caller(OWNER, MemoryTurns(10_000_000)), input=given)
+
+
+@pytest.mark.parametrize("times", [1, 4])
+async def test_references_that_stand_for_more_than_a_body_may_bring_are_refused(times: int) -> None:
+    said = {"type": "message", "id": "msg_long", "role": "user", "content": "a" * 10_000_000}
+    parent = make_turn("resp_old", given=[decode_item(json.dumps(said).encode(), "input[0]")])
+    given = [{"type": "item_reference", "id": "msg_long"}] * times
+    asked = planned(
+        Caller(OWNER, MemoryTurns(10_000_000), known=parent),
+        previous_response_id="resp_old",
+        input=given,
+    )
+    if times * len(said["content"]) <= REFERENCED_BYTES_MAX:
+        assert len((await asked).resolved.given) == times
+        return
+    with pytest.raises(InvalidRequest, match="referred to have more than"):
+        await asked
 
 
 @pytest.mark.parametrize("name", ["input", "instructions", "tools"])
