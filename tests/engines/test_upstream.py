@@ -10,13 +10,12 @@ from email.utils import format_datetime
 
 import pytest
 
+from segue.border.numbers import WAIT_S_MAX, wait_of
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.token_engine import TokenEngine
 from segue.engines.upstream import (
-    WAIT_S_MAX,
     Timeouts,
     Upstream,
-    _seconds,
     error_for_status,
     error_in_stream,
     split_address,
@@ -258,13 +257,13 @@ def test_words_of_a_broken_engine_are_in_no_log_line(
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    assert _seconds("7") == 7
+    assert wait_of("7") == 7
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 25 < (_seconds(soon) or 0) <= 30
-    assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert _seconds("soon") is None
+    assert 25 < (wait_of(soon) or 0) <= 30
+    assert wait_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert wait_of("soon") is None
     # Numbers that are none, and such as nobody waits for.
     for odd in ("\u00b2", "nan", "inf", "1e400", "-1", "9" * 400, "Mon, 01 Jan 0001 00:00:00 GMT"):
-        assert (_seconds(odd) or 0.0) <= WAIT_S_MAX
-    assert _seconds("999999999") == WAIT_S_MAX
-    assert _seconds("") is None
+        assert (wait_of(odd) or 0.0) <= WAIT_S_MAX
+    assert wait_of("999999999") == WAIT_S_MAX
+    assert wait_of("") is None

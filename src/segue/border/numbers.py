@@ -6,7 +6,10 @@ can be, or none.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Collection
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from msgspec import structs
@@ -14,6 +17,7 @@ from msgspec import structs
 from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import Finish, Job, JobStarted
 from segue.seams.prompt import Messages
+from segue.wire.inner_json import has_more_marks
 
 C = TypeVar("C", bound=JobStarted | Finish)
 
@@ -25,6 +29,13 @@ TOKEN_CHARS_MAX, CHARS_MIN = 128, 64 * 1024
 TOKEN_EVENTS_MAX, EVENTS_MIN = 16, 1_024
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
+# Brackets in an event, or in a short answer, as far as they are looked at; and commas: the ids of the longest prompt.
+LOOKED_AT_BYTES = 64 * 1024
+BRACKETS_MAX, COMMAS_MAX = 65_536, 2_000_000
+# Tokens that come together with their logprobs.
+LOGPROBS_MAX = 8_192
+# Nobody is asked to wait longer, whatever a server says.
+WAIT_S_MAX = 24 * 3600.0
 # More jobs at once no server takes.
 SLOTS_MAX = 65_536
 
@@ -34,6 +45,18 @@ def events_max(job: Job) -> int:
     limit = job.output_tokens_max
     most = UNSEEN_TOKENS_MAX if limit is None else limit
     return most * TOKEN_EVENTS_MAX + EVENTS_MIN + job.prompt.length
+
+
+def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
+    """Whether this has more values than can be decoded without holding up others."""
+    return len(data) > LOOKED_AT_BYTES and (
+        has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", COMMAS_MAX)
+    )
+
+
+def few(data: bytes) -> bytes:
+    """The same, or nothing where it has too much."""
+    return b"" if has_too_much(data) else data
 
 
 def are_ids(ids: Collection[int]) -> bool:
@@ -88,3 +111,15 @@ def plausible(job: Job, said: C) -> C:
 
 def _within(count: int | None, most: int) -> int | None:
     return None if count is None else min(max(0, count), most)
+
+
+def wait_of(retry_after: str) -> float | None:
+    """What the header `Retry-After` says: seconds, or a date."""
+    try:
+        if re.fullmatch(r"[0-9]{1,9}", retry_after):
+            wait_s = float(retry_after)
+        else:
+            wait_s = parsedate_to_datetime(retry_after).timestamp() - time.time()
+    except (ValueError, OverflowError, OSError):
+        return None
+    return min(max(0.0, wait_s), WAIT_S_MAX)

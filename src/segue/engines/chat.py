@@ -22,7 +22,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.border.believed import CALLS_MAX
-from segue.border.numbers import LOGPROB_MIN, events_max, finite
+from segue.border.numbers import LOGPROB_MIN, LOGPROBS_MAX, events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import MODELS, facts_in, learned, more_facts
 from segue.engines.token_engine import DONE, SamplingFields
@@ -62,9 +62,8 @@ PATH = "/v1/chat/completions"
 SAMPLING = SamplingFields()
 # Blanks before thoughts, and newlines after them, are held back no longer than this.
 HELD_CHARS_MAX = 1_024
-# More of the likeliest tokens no request may ask for; and tokens that come together, with theirs.
+# More of the likeliest tokens no request may ask for.
 TOP_LOGPROBS_MAX = 20
-LOGPROBS_MAX = 8_192
 # Reasons for which an answer is not whole; all others are taken for the model's own end.
 CUT_BY: Mapping[str, Literal["length", "content_filter"]] = {
     "length": "length",
@@ -131,11 +130,9 @@ class _Call(Struct, frozen=True):
     @property
     def arguments(self) -> str:
         given = self.function.arguments
-        if given is UNSET or bytes(given) == b"null":
-            return ""
-        text = bytes(given)
+        text = b"null" if given is UNSET else bytes(given)
         try:
-            return text.decode() if text.startswith(b"{") else _string(text)
+            return text.decode() if text.startswith(b"{") else _string(text) or ""
         except UNREADABLE as error:
             raise unreadable(error) from None
 
@@ -225,7 +222,7 @@ class _Tokenized(Struct, frozen=True):
 _event = msgspec.json.Decoder(_Event)
 _usage = msgspec.json.Decoder(_Usage | None)
 _tokenized = msgspec.json.Decoder(_Tokenized)
-_string = msgspec.json.Decoder(str).decode
+_string = msgspec.json.Decoder(str | None).decode
 
 
 F = TypeVar("F")
@@ -596,7 +593,6 @@ class _Answer:
     def __init__(self, job: Job) -> None:
         self._take = job.take
         self._is_warm_up = job.output_tokens_max == 0
-        self._wants_logprobs = job.sampling.wants_logprobs
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
         self._is_closed = False
@@ -680,8 +676,8 @@ class _Answer:
             self.thoughts_in = name
             deltas += [*self.rest(), Delta(reasoning=thought)]
         if text := _text(delta.content) or delta.refusal:
-            given = logprobs.content if logprobs and self._wants_logprobs else None
-            split = self._marks.split(text, tuple(map(_logprob, (given or [])[:LOGPROBS_MAX])))
+            tokens = ((logprobs and logprobs.content) or [])[:LOGPROBS_MAX]
+            split = self._marks.split(text, tuple(map(_logprob, tokens)))
             if any(one.reasoning.strip() for one in split):
                 self.thoughts_in = "content"
             deltas += split

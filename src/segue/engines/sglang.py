@@ -32,10 +32,8 @@ A = TypeVar("A", bound=Struct)
 PATH = "/generate"
 ABORT = "/abort_request"
 SERVER_INFO = "/get_server_info"
-# Servers draft a few tokens ahead.
-DRAFTS_MAX = 1_024
-# Brackets of an event that repeats the logprobs of a long answer: 20,000 tokens with twenty others each.
-REPEATED_MAX = 524_288
+# Servers draft a few tokens ahead. Brackets of an event that repeats the logprobs of 20,000 tokens with twenty others.
+DRAFTS_MAX, REPEATED = 1_024, 524_288
 SAMPLING = SamplingFields(top_p_min=1e-6, seed="sampling_seed")
 
 
@@ -191,5 +189,5 @@ async def _asked(upstream: Upstream, path: str, kind: type[A]) -> A:
 # It has other grammars too, but they are not Lark.
 GRAMMARS = frozenset({"regex", "structural_tag"})
 SGLANG = TokenCodec(
-    _prepare, _request, _event, _read, GRAMMARS, brackets_max=REPEATED_MAX, facts=_facts
+    _prepare, _request, _event, _read, GRAMMARS, facts=_facts, brackets_max=REPEATED
 )

@@ -27,12 +27,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.border.believed import check_ids
-from segue.border.numbers import events_max, finite
+from segue.border.numbers import BRACKETS_MAX, events_max, finite
 from segue.engines.client import HttpResponse
 from segue.engines.facts import fitted, learned, listed_facts
 from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
 from segue.engines.upstream import (
-    BRACKETS_MAX,
     UNREADABLE,
     ContextRefused,
     EventStream,
@@ -258,8 +257,7 @@ class TokenEngine(Generic[S, E]):
             answer.job = fitted(job, told or self.facts)
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
-            stream.events_left = events_max(job)
-            stream.brackets_max = self._codec.brackets_max
+            stream.events_left, stream.brackets_max = events_max(job), self._codec.brackets_max
             self.facts = told or self.facts
             read = partial(self._read, answer, stream)
             while not answer.is_over and await stream.read(read):

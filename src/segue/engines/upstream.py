@@ -12,10 +12,8 @@ import asyncio
 import logging
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from segue.border.numbers import context_size
+from segue.border.numbers import BRACKETS_MAX, context_size, few, has_too_much, wait_of
 from segue.engines.client import ConnectionBroken, HttpClient, HttpResponse
 from segue.errors import (
     ApiError,
@@ -35,7 +33,6 @@ from segue.errors import (
     shown_names,
 )
 from segue.printable import shown_address
-from segue.wire.inner_json import has_more_marks
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +43,6 @@ P = TypeVar("P", bound=asyncio.Protocol)
 KEEP_S = 4.0
 # One event. The longest repeats the ids of a whole prompt: of a million tokens, 8 MB.
 LINE_BYTES_MAX = 10 * 1024 * 1024
-# Brackets in an event, or in a short answer, as far as they are looked at; and commas: the ids of the longest prompt.
-LOOKED_AT_BYTES = 64 * 1024
-BRACKETS_MAX, COMMAS_MAX = 65_536, 2_000_000
 # How much of an error, and of a short answer, is read: a list of models may be long.
 REFUSAL_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -58,8 +52,6 @@ MESSAGE_CHARS_MAX = 500
 KIND_CHARS_MAX = 40
 # After the last event the connection goes back to the pool; if the response does not end by then, it is closed.
 LINGER_S = 2.0
-# Nobody is asked to wait longer, whatever a server says.
-WAIT_S_MAX = 24 * 3600.0
 # What a server that works answers when it is asked how it is: that we ask too often is an answer too.
 ANSWERED = (200, 429)
 # A job on a connection that was closed meanwhile fails sooner than this; a job that the engine has begun fails later.
@@ -182,7 +174,7 @@ class Upstream:
         with suppress(OSError), closing(response):
             async with asyncio.timeout(LINGER_S):
                 body = await response.read_whole(REFUSAL_BYTES_MAX)
-        wait_s = _seconds(response.retry_after)
+        wait_s = wait_of(response.retry_after)
         return error_for_status(response.status, body, wait_s, f"engine {self.name}")
 
     def _unreachable(self, error: BaseException, level: int = logging.WARNING) -> Unavailable:
@@ -208,8 +200,7 @@ class Upstream:
                 async with asyncio.timeout(self.timeouts.probe_s):
                     response = await self._send(method, path, body)
                     with closing(response):
-                        answer = await response.read_whole(ANSWER_BYTES_MAX)
-                        return response.status, b"" if has_too_much(answer) else answer
+                        return response.status, few(await response.read_whole(ANSWER_BYTES_MAX))
             except OSError as error:
                 if not retries or not isinstance(error, ConnectionBroken):
                     # The caller logs it where it matters.
@@ -323,13 +314,6 @@ class EventStream:
             self._timer = self._loop.call_later(min(left_s, self._check_s), self._check)
 
 
-def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
-    """Whether this has more values than can be decoded without holding up others."""
-    return len(data) > LOOKED_AT_BYTES and (
-        has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", COMMAS_MAX)
-    )
-
-
 def _events_of(lines: Iterable[bytes]) -> list[bytes]:
     events = []
     # Every other line is empty, as a rule.
@@ -377,18 +361,6 @@ _LENGTH = re.compile(
 )
 
 
-def _seconds(retry_after: str) -> float | None:
-    """What the header `Retry-After` says: seconds, or a date."""
-    try:
-        if re.fullmatch(r"[0-9]{1,9}", retry_after):
-            wait_s = float(retry_after)
-        else:
-            wait_s = parsedate_to_datetime(retry_after).timestamp() - time.time()
-    except (ValueError, OverflowError, OSError):
-        return None
-    return min(max(0.0, wait_s), WAIT_S_MAX)
-
-
 def error_for_status(
     status: int, body: bytes, wait_s: float | None = None, engine: str = "engine"
 ) -> ApiError:
@@ -396,8 +368,7 @@ def error_for_status(
     fault = _fault(body)
     message = fault.message[:MESSAGE_CHARS_MAX]
     # An engine may quote the request in its words: they are for the client whose request it is, and for nobody else.
-    called = f"{fault.type} {fault.code}"[:MESSAGE_CHARS_MAX]
-    kind = re.sub(r"\W+", " ", str(fault.type or fault.code)[:MESSAGE_CHARS_MAX])[:KIND_CHARS_MAX]
+    kind = re.sub(r"\W+", " ", str(fault.type or fault.code)[:99])[:KIND_CHARS_MAX]
     log.warning("%s answered with status %d (%s)", engine, status, kind)
     # So llama.cpp's server refuses messages that the model's chat template does not take, and pictures.
     is_refusal = status == 500 and re.search(r"jinja|is not supported", message, re.IGNORECASE)
@@ -405,7 +376,7 @@ def error_for_status(
         if fault.n_prompt_tokens is not None and fault.n_ctx is not None:
             words = context_overflow(fault.n_prompt_tokens, fault.n_ctx).message
             return ContextRefused(words, context_size(fault.n_ctx))
-        if _CONTEXT.search(f"{called} {message}"):
+        if _CONTEXT.search(f"{fault.type!s:.99} {fault.code!s:.99} {message}"):
             length = _LENGTH.search(message)
             words = f"Your input exceeds the context window of this model. {message}".rstrip()
             return ContextRefused(words, context_size(int(length[1]) if length else None))
@@ -456,8 +427,9 @@ def error_in_stream(raw: Raw | bytes) -> ApiError:
     status = fault.code if isinstance(fault.code, int) else 500
     if isinstance(fault.code, str) and re.fullmatch("[0-9]{3}", fault.code):
         status = int(fault.code)
-    said = (fault.type, fault.code, fault.message)
-    if status == 500 and _CONTEXT.search(" ".join(str(one)[:MESSAGE_CHARS_MAX] for one in said)):
+    if status == 500 and _CONTEXT.search(
+        f"{fault.type!s:.99} {fault.code!s:.99} {fault.message:.500}"
+    ):
         status = 400
     return error_for_status(status, b'{"error":' + bytes(raw) + b"}")
 

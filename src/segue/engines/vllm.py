@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from segue.border.numbers import LOGPROBS_MAX
 from segue.engines.facts import listed_facts
 from segue.engines.token_engine import (
     SamplingFields,
@@ -40,7 +41,6 @@ SMALL_IMAGE = (
     "CAQCAQCgUAg+BIMi1X0ptsIcT0AAAAASUVORK5CYII="
 )
 SAMPLING = SamplingFields(top_p_min=1e-6)
-LOGPROBS_MAX = 8_192
 # Where the context is unknown: without a limit it would write 16 tokens; when it refuses this one, it names its own.
 NO_LIMIT_TOKENS = 2**31 - 1
 DYNAMO_REFUSAL = "Bad Request"
@@ -275,9 +275,7 @@ def read_choice(
     if isinstance(stop, int) and stop in answer.job.stops and token_ids is not None:
         ids = ids if stop == (ids[-1] if ids else answer.last_id) else [*ids, stop]
     logprobs = choice.logprobs
-    sampling = answer.job.sampling
-    is_wanted = logprobs is not None and sampling.wants_logprobs
-    answer.add(ids, _logprobs(logprobs, sampling, len(ids)) if logprobs and is_wanted else ())
+    answer.add(ids, () if logprobs is None else _logprobs(logprobs, answer.job.sampling))
     match choice.finish_reason:
         case None:
             pass
@@ -287,10 +285,9 @@ def read_choice(
             raise EngineFailed("The engine gave the request up.")
 
 
-def _logprobs(logprobs: _Logprobs, sampling: Sampling, count: int) -> list[TokenLogprob | None]:
-    """Those of so many ids; of very many that come together only the first have theirs."""
+def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | None]:
     if logprobs.content is not None:
-        return [token.logprobs(sampling) for token in logprobs.content[: min(count, LOGPROBS_MAX)]]
+        return [token.logprobs(sampling) for token in logprobs.content[:LOGPROBS_MAX]]
     tops = logprobs.top_logprobs or [None] * len(logprobs.token_logprobs)
     pairs = [
         [(id_in(key), value) for key, value in (top or {}).items() if key.startswith("token_id:")]

@@ -220,7 +220,7 @@ class SocketSession:
             self.socket.release()
 
     def _on_frame(
-        self, text: bytes, decoded: codec.Frame | Exception | None = None, lane: Lane = None
+        self, text: bytes, decoded: codec.AskedFrame | Exception | None = None, lane: Lane = None
     ) -> None:
         """A create joins its lane, a steer or an append goes to its turn, anything else is refused. `decoded` and
         `lane`: of a frame that was read already."""
@@ -641,10 +641,10 @@ class SocketSession:
         )
 
 
-def _decode_large(text: bytes) -> tuple[codec.Frame | Exception, Lane]:
+def _decode_large(text: bytes) -> tuple[codec.AskedFrame | Exception, Lane]:
     """What a large frame is, or why it cannot be read, and the lane of one that is no create. Slow, for a thread."""
     try:
-        decoded: codec.Frame | Exception = codec.decode_frame(text)
+        decoded: codec.AskedFrame | Exception = codec.decode_frame(text)
     except Exception as fault:
         decoded = fault
     return decoded, None if isinstance(decoded, Create) else codec.decode_envelope(text)[1]

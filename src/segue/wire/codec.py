@@ -37,7 +37,7 @@ from segue.wire.tools import Definition, McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
 _Fields: TypeAlias = dict[str, Raw]
-Frame: TypeAlias = Create | requests.SteerFrame | requests.AppendFrame | str
+AskedFrame: TypeAlias = Create | requests.SteerFrame | requests.AppendFrame | str
 
 # What a part has in a list even if the client left it out.
 PART_DEFAULTS: dict[str, _Fields] = {
@@ -242,7 +242,7 @@ def marks_of(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
             yield mark, at - 1
 
 
-def decode_frame(frame: bytes) -> Frame:
+def decode_frame(frame: bytes) -> AskedFrame:
     """What a frame asks for, or the type of a frame that asks for nothing. Slow work if the frame is large."""
     if len(frame) > LARGE_BYTES:
         check_shape(frame)
