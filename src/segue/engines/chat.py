@@ -129,8 +129,7 @@ class _Call(Struct, frozen=True):
 
     @property
     def arguments(self) -> str:
-        given = self.function.arguments
-        text = b"null" if given is UNSET else bytes(given)
+        text = b"null" if (given := self.function.arguments) is UNSET else bytes(given)
         try:
             return text.decode() if text.startswith(b"{") else _string(text) or ""
         except UNREADABLE as error:
