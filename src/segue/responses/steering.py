@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from segue.errors import (
@@ -27,15 +28,22 @@ from segue.session.lanes import Lane
 from segue.turn.assemble import Assembler, steer_failed
 from segue.turn.notices import Steer
 from segue.turn.running import Running
-from segue.wire.codec import decode_steered
+from segue.wire.codec import decode_body, decode_item, user_message
 from segue.wire.events import Event, SteerRef
-from segue.wire.items import Item, Required
+from segue.wire.items import Item, Message, Required
 from segue.wire.requests import SteerFrame
 
 # The size of one steer: a remark, not a history.
 STEER_BYTES_MAX = 1024 * 1024
+# What it may bring, and the keys that its messages may have.
+ITEMS_MAX = 64
+KEYS = frozenset({"type", "role", "content"})
 # Steers that may wait for one response (docs/protocol.md 9 row 11).
 STEERS_MAX = 16
+
+
+_given: msgspec.json.Decoder[str | list[Raw]] = msgspec.json.Decoder(str | list[Raw])
+_fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class EndedResponse:
@@ -159,3 +167,25 @@ def _items(given: Raw, running: Running) -> tuple[Item, ...]:
         error.code = "invalid_input"
         raise
     return items
+
+
+def decode_steered(given: Raw) -> tuple[Item, ...]:
+    """The user messages of a steer, or a refusal: no other role and no other item may steer (docs/protocol.md 6.10)."""
+    asked = decode_body(_given, given, "input")
+    if isinstance(asked, str):
+        if not asked:
+            raise _bad("'input' must not be empty.")
+        return (user_message(asked),)
+    if not 1 <= len(asked) <= ITEMS_MAX:
+        raise _bad(f"'input' must have from 1 to {ITEMS_MAX} messages.")
+    steered = tuple(decode_item(raw, f"input[{index}]") for index, raw in enumerate(asked))
+    for index, item in enumerate(steered):
+        is_users = isinstance(item.value, Message) and item.value.role == "user"
+        if not is_users or not KEYS.issuperset(_fields.decode(item.raw)):
+            rule = "must be a user message with nothing but 'type', 'role' and 'content'"
+            raise _bad(f"'input[{index}]' {rule}.")
+    return steered
+
+
+def _bad(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_input", param="input")

@@ -12,6 +12,7 @@ beside its bytes, so that it is read once and is the same in every continuation.
 from __future__ import annotations
 
 import asyncio
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from mimetypes import guess_type
 from typing import Literal, NamedTuple
@@ -24,7 +25,7 @@ from segue.errors import ApiError, InvalidRequest
 from segue.seams.history import Owner
 from segue.wire import long_texts
 from segue.wire.codec import decode_item, encode
-from segue.wire.files import contents, is_pdf, to_base64
+from segue.wire.files import SLICE_CHARS, contents, is_pdf
 from segue.wire.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
@@ -135,12 +136,19 @@ async def attach_files(
 def _file_change(part: _Part, name: str, data: bytes) -> _Change:
     """A file inside a part, as if the client had sent its bytes."""
     kind = guess_type(name)[0] or "application/octet-stream"
-    url = f"data:{kind};base64,{to_base64(data)}"
+    url = f"data:{kind};base64,{_base64(data)}"
     if isinstance(part.value, InputFile):
         return _Change(part, {"file_data": url}, {"filename": name})
     if not kind.startswith("image/"):
         raise InvalidRequest(f"The file '{name}' is no image by its name.", code="invalid_value")
     return _Change(part, {"image_url": url})
+
+
+def _base64(data: bytes) -> str:
+    """The text that stands for bytes; in slices, as they are read."""
+    step = SLICE_CHARS // 4 * 3
+    slices = (b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step))
+    return b"".join(slices).decode()
 
 
 def _file_in(part: object) -> str | None:

@@ -8,7 +8,6 @@ with a stored one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
@@ -25,7 +24,6 @@ from segue.wire.items import (
     CompactionSummary,
     Item,
     ItemReference,
-    ItemValue,
     Reasoning,
     ReasoningText,
     contains_media,
@@ -73,35 +71,29 @@ async def resolve_references(
         raise InvalidRequest(
             f"Too many item references: {len(names)}, at most {REFERENCES_MAX}.", param="input"
         )
-    wanted = frozenset(names)
-    known = await _items_in_history(parent, wanted, is_stored=is_stored)
+    known = await _items_in_history(parent, is_stored=is_stored)
     await _add_items_of_turns(known, names, caller, is_stored=is_stored)
-    named = {index: _named(item.value, known, index) for index, item in _references(items)}
-    _check_size(sum(len(item.raw) for item in named.values()))
-    return tuple(named.get(index, item) for index, item in enumerate(items))
+    named = tuple(
+        _named(item.value, known, index) if isinstance(item.value, ItemReference) else item
+        for index, item in enumerate(items)
+    )
+    pairs = zip(items, named, strict=True)
+    _check_size(sum(len(item.raw) for reference, item in pairs if item is not reference))
+    return named
 
 
 def _check_size(size: int) -> None:
     if size > REFERENCED_BYTES_MAX:
-        message = (
-            f"The items that are referred to have more than {REFERENCED_BYTES_MAX} bytes together."
-        )
+        message = f"The items referred to have more than {REFERENCED_BYTES_MAX} bytes together."
         raise InvalidRequest(message, code="invalid_value", param="input")
 
 
-def _references(items: Sequence[Item]) -> Iterator[tuple[int, Item]]:
-    pairs = enumerate(items)
-    return ((index, item) for index, item in pairs if isinstance(item.value, ItemReference))
-
-
-async def _items_in_history(
-    parent: Turn | None, wanted: frozenset[str], *, is_stored: bool
-) -> dict[str, Item]:
-    """Those of these items that this history has, by their ids."""
+async def _items_in_history(parent: Turn | None, *, is_stored: bool) -> dict[str, Item]:
+    """The items of this history by their ids."""
     known: dict[str, Item] = {}
     for turn in ancestors(parent) if parent else ():
         if turn.is_stored or not is_stored:
-            known |= _items_with_ids(turn, wanted)
+            known |= _items_with_ids(turn)
             await asyncio.sleep(0)
     return known
 
@@ -111,9 +103,7 @@ async def _add_items_of_turns(
 ) -> None:
     """Read the turns whose items are named and not known yet; what has no id of its own has one by its place. Nothing
     else of them is kept: they may be many, and long."""
-    searched: set[str] = set()
-    wanted = frozenset(names)
-    size = 0
+    searched, wanted, size = set[str](), frozenset(names), 0
     for name in names:
         turn_id = turn_of(name)
         if name in known or not turn_id or turn_id in searched:
@@ -122,19 +112,19 @@ async def _add_items_of_turns(
         turn = await caller.turns.read(caller.owner, turn_id)
         if turn is not None and (turn.is_stored or not is_stored):
             by_place = {given_id(turn.id, index): item for index, item in enumerate(turn.given)}
-            found = {key: item for key, item in by_place.items() if key in wanted}
-            for item_id, item in (_items_with_ids(turn, wanted) | found).items():
-                size += len(known.setdefault(item_id, item).raw)
+            for item_id, item in (_items_with_ids(turn) | by_place).items():
+                if item_id in wanted:
+                    size += len(known.setdefault(item_id, item).raw)
             _check_size(size)
         await asyncio.sleep(0)
 
 
-def _items_with_ids(turn: Turn, wanted: frozenset[str]) -> dict[str, Item]:
+def _items_with_ids(turn: Turn) -> dict[str, Item]:
     items = (item for round in turn.rounds for item in (*round.given, *round.wrote))
-    return {item.value.id: item for item in items if item.value.id and item.value.id in wanted}
+    return {item.value.id: item for item in items if item.value.id}
 
 
-def _named(reference: ItemValue, known: dict[str, Item], index: int) -> Item:
+def _named(reference: ItemReference, known: dict[str, Item], index: int) -> Item:
     name = reference.id or ""
     if name not in known:
         raise NotFound(

@@ -70,9 +70,6 @@ WINDOW_BYTES = 128 * 1024
 # How deep an item or a tool may be. Schemas that people write have a dozen levels; walking down recursively, as
 # renderers and encoders do, ends at some hundreds.
 DEPTH_MAX = 256
-# What one steer may bring, and the keys that its messages may have.
-STEERED_ITEMS_MAX = 64
-STEERED_KEYS = frozenset({"type", "role", "content"})
 # Items of a conversation are found by an index, whose rows have room for 2,700 bytes in PostgreSQL.
 ITEM_ID_CHARS_MAX = 512
 
@@ -258,29 +255,6 @@ def decode_frame(frame: bytes) -> AskedFrame:
             raise
     other = OTHER_FRAMES.get(kind)
     return kind if other is None else _decode(other, frame)
-
-
-def decode_steered(raw: Raw) -> tuple[Item, ...]:
-    """The user messages of a steer, or a refusal: no other role and no other item may steer (docs/protocol.md 6.10)."""
-    text = _string_or_none(raw)
-    if text is not None:
-        if not text:
-            raise _bad_steer("'input' must not be empty.")
-        return (user_message(text),)
-    raws = _decode(_raws, raw, "input")
-    if not 1 <= len(raws) <= STEERED_ITEMS_MAX:
-        raise _bad_steer(f"'input' must have from 1 to {STEERED_ITEMS_MAX} messages.")
-    steered = tuple(decode_item(raw, f"input[{index}]") for index, raw in enumerate(raws))
-    for index, item in enumerate(steered):
-        is_users = isinstance(item.value, Message) and item.value.role == "user"
-        if not is_users or not STEERED_KEYS.issuperset(_object.decode(item.raw)):
-            rule = "must be a user message with nothing but 'type', 'role' and 'content'"
-            raise _bad_steer(f"'input[{index}]' {rule}.")
-    return steered
-
-
-def _bad_steer(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="invalid_input", param="input")
 
 
 def decode_conversation(body: bytes | bytearray) -> requests.NewConversation:

@@ -6,7 +6,7 @@ here, and no PDF is parsed: its text was read before and stands beside its bytes
 
 from __future__ import annotations
 
-from binascii import a2b_base64, b2a_base64
+from binascii import a2b_base64
 
 from segue.wire.items import InputFile
 
@@ -37,13 +37,6 @@ def from_base64(text: str) -> bytes:
         raise ValueError("what follows the padding belongs to nothing")
     places = range(0, len(text), SLICE_CHARS)
     return b"".join(a2b_base64(text[at : at + SLICE_CHARS], strict_mode=True) for at in places)
-
-
-def to_base64(data: bytes) -> str:
-    """The text that stands for bytes; in slices, as `from_base64`."""
-    step = SLICE_CHARS // 4 * 3
-    slices = (b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step))
-    return b"".join(slices).decode()
 
 
 def text_of_bytes(data: bytes) -> str | None:
