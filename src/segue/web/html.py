@@ -226,7 +226,11 @@ class _TextReader(HTMLParser):
                 return
             del self._ends[0]
             text = after
-        self.feed(text)
+        if len(self.rawdata) >= SLICE_BYTES and self.rawdata[0] == "<" and ">" not in text:
+            # Still open: the parser would look through all of it again.
+            self.rawdata += text
+        else:
+            self.feed(text)
         if len(self.rawdata) > OPEN_CHARS_MAX:
             self._leave_out()
 
