@@ -298,7 +298,7 @@ async def test_nobody_there_is_an_ordinary_error() -> None:
 @pytest.mark.parametrize("is_enough", [False, True])
 async def test_burst_is_used_with_pauses(is_enough: bool) -> None:
     """An engine or a proxy that sends much at once does not hold up everybody else, however it is read."""
-    body = b"".join(b"%d" % n * USED_BYTES_MAX for n in range(10)) + b"!"
+    body = b"".join(b"%d" % n * (UNREAD_BYTES_MAX // 8) for n in range(10)) + b"!"
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     passes, used = 0, list[tuple[int, bytes]]()
 

@@ -25,8 +25,8 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 # How much may be unread before the engine is slowed down.
 UNREAD_BYTES_MAX = 256 * 1024
-# So much is used at once, a few milliseconds; then others have their time.
-USED_BYTES_MAX = 32 * 1024
+# So much is used at once, less than a millisecond; then others have their time.
+USED_BYTES_MAX = 8 * 1024
 # Status line and headers of a response, or whatever else comes between two parts of its body.
 HEAD_BYTES_MAX = 64 * 1024
 
