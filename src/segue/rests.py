@@ -8,13 +8,14 @@ too: each page of the copy is asked of the system, a millisecond for two megabyt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from time import sleep, thread_time
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from msgspec import Raw
 
+T = TypeVar("T")
 # Less is not worth a pause.
 SLICE_S = 0.00025
 # So much is copied at once.
@@ -38,22 +39,28 @@ class Rests:
             self._began_s = thread_time()
 
 
+def rested(values: Iterable[T]) -> Iterator[T]:
+    """These, with rests between them."""
+    rests = Rests()
+    for value in values:
+        yield value
+        rests.take()
+
+
 def copied(parts: Iterable[Copied]) -> bytes:
     """The bytes of these in a row."""
-    copy, rests = BytesIO(), Rests()
+    copy = BytesIO()
     for part in parts:
         view = memoryview(part)
-        for at in range(0, len(view), PIECE):
+        for at in rested(range(0, len(view), PIECE)):
             copy.write(view[at : at + PIECE])
-            rests.take()
     return copy.getvalue()
 
 
 def joined(slices: Iterable[str]) -> str:
     """The text of these slices."""
-    text, rests = "", Rests()
-    for part in slices:
+    text = ""
+    for part in rested(slices):
         # It grows in place.
         text += part
-        rests.take()
     return text

@@ -23,6 +23,7 @@ from segue.readers.forced import CallForm
 from segue.readers.formats import HERMES
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
+from segue.rests import rested
 from segue.seams.history import Round
 from segue.seams.prompt import NO_IDS, Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
@@ -132,7 +133,7 @@ def tools_content(tools: Iterable[Offer]) -> list[Chunk]:
 
 def definitions_of(tools: Iterable[Offer]) -> str:
     """The tools themselves, each in a line."""
-    return "\n".join(dumps(definition_of(tool)) for tool in tools)
+    return "\n".join(dumps(definition_of(tool)) for tool in rested(tools))
 
 
 def _tools_section(definitions: str, call_shown: str) -> tuple[Chunk, ...]:

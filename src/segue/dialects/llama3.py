@@ -27,6 +27,7 @@ from segue.readers import formats
 from segue.readers.forced import CallForm
 from segue.readers.offers import definition_of
 from segue.readers.text_reader import TextReader
+from segue.rests import rested
 from segue.seams.prompt import Head, IdArray
 from segue.vocabularies.vocabulary import Chunk, Mark, Own, Vocabulary, extend
 from segue.wire.items import Item
@@ -145,7 +146,7 @@ def _written(part: Part) -> str:
 
 
 def _tools(tools: Sequence[Offer]) -> str:
-    return "".join(dumps(definition_of(tool), indent=4) + "\n\n" for tool in tools)
+    return "".join(dumps(definition_of(tool), indent=4) + "\n\n" for tool in rested(tools))
 
 
 def _day(at: int) -> str:

@@ -10,7 +10,7 @@ from io import BytesIO
 import zstandard
 
 from segue.errors import InvalidRequest, Refused, too_large
-from segue.rests import Rests
+from segue.rests import rested
 
 # Below these sizes, of the body and of the limit for what it may become, a thread costs more than the work.
 INLINE_BYTES = 16 * 1024
@@ -53,12 +53,11 @@ async def inflate(body: bytes | bytearray, encoding: str, bytes_max: int) -> byt
 
 def _plain(pieces: Iterator[bytes], bytes_max: int) -> bytes:
     """All of it, as far as it is no bomb."""
-    plain, rests = BytesIO(), Rests()
-    for piece in pieces:
+    plain = BytesIO()
+    for piece in rested(pieces):
         plain.write(piece)
         if plain.tell() > bytes_max:
             raise too_large(plain.tell(), bytes_max)
-        rests.take()
     return plain.getvalue()
 
 

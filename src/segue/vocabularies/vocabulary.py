@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from segue.errors import ServerFault
-from segue.rests import PIECE, Rests, joined
+from segue.rests import PIECE, Rests, joined, rested
 from segue.seams.prompt import IdArray
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ BESIDE_CHARS_MIN = 1024
 # long: a fraction of a millisecond.
 CUT_CHARS, PIECES_CHARS = 64 * 1024, 4 * 1024
 # Beside a longer text, which few prompts have, others go first.
-RESTED_CHARS = 1024 * 1024
+RESTED_CHARS = 256 * 1024
 # A cut may have broken up this many pieces: a contraction at its end is two, and another may be next to it.
 BROKEN_PIECES = 4
 # A longer word is encoded in parts: in one call it would hold up every thread for longer, and take 100 bytes a letter.
-WORD_CHARS_MAX = 4 * CUT_CHARS
+WORD_CHARS_MAX = CUT_CHARS
 # Where every vocabulary begins a new word, and how far back such a place is looked for. One that does not (it has
 # tokens of several words) makes something else of this text.
 WORD_BEGINS = re.compile(r"\w(?=[ \n]\w)")
@@ -233,11 +233,9 @@ class Vocabulary:
         """The text without what cannot be spelt. In slices: one call for a long text would hold up every thread."""
         if self._spells_ascii and text.isascii():
             return text
-        rests = Rests()
-        for at in range(0, len(text), CUT_CHARS):
+        for at in rested(range(0, len(text), CUT_CHARS)):
             if self._unspellable.search(text, at, at + CUT_CHARS):
                 return joined(self._unspellable.sub(REPLACEMENT, part) for part in _cut_up(text))
-            rests.take()
         return text
 
     @cached_property
@@ -346,10 +344,8 @@ def extend(ids: IdArray[int], more: IdArray[int]) -> None:
     if len(more) <= PIECE:
         ids.extend(more)
         return
-    rests = Rests()
-    for at in range(0, len(more), PIECE):
+    for at in rested(range(0, len(more), PIECE)):
         ids.extend(more[at : at + PIECE])
-        rests.take()
 
 
 def pieces_of(

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.errors import NAME_CHARS_MAX, ApiError, InvalidRequest, cut_name
-from segue.rests import Rests
+from segue.rests import Rests, rested
 from segue.wire import items, long_texts, requests, tools
 from segue.wire.events import (
     Completed,
@@ -182,10 +182,9 @@ def decode_body(
 
 def check_shape(body: bytes | bytearray) -> None:
     """Refuse a large body with more values than may be decoded, before it is decoded. Slow work, for a thread."""
-    rests, count = Rests(), 0
-    for at in range(0, len(body), WINDOW_BYTES):
+    count, rests = 0, Rests()
+    for at in rested(range(0, len(body), WINDOW_BYTES)):
         count += sum(body.count(mark, at, at + WINDOW_BYTES) for mark in (b",", b"[", b"{"))
-        rests.take()
     if count <= FEW_VALUES:
         return
     depth = values = fields = elements = inner = 0
@@ -476,8 +475,8 @@ def decode_tools(
         return msgspec.structs.replace(known, raw=_kept_bytes(data, known.definitions)), False
     raws = _decode(_raws, data, "tools")
     _check_count(raws, "tools")
-    definitions = tuple(_decode_tool(raw, f"tools[{index}]") for index, raw in enumerate(raws))
-    echo = b"[" + b",".join(map(_echo_tool, raws, definitions)) + b"]"
+    definitions = tuple(_decode_tool(raw, f"tools[{n}]") for n, raw in enumerate(rested(raws)))
+    echo = b"[" + b",".join(map(_echo_tool, rested(raws), definitions)) + b"]"
     offers, deferred = tools.split_offers(definitions)
     if not is_stored:
         for index, tool in enumerate(definitions):

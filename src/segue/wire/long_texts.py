@@ -11,14 +11,13 @@ from typing import TypeAlias, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from segue.rests import Copied, Rests, copied, joined
+from segue.rests import PIECE, Copied, Rests, copied, joined
 
 T = TypeVar("T")
 # Long texts by what stands for them: as they are written, and what they say.
 Texts: TypeAlias = dict[str, tuple[memoryview, str]]
 # Larger JSON than this is looked at for texts above the second size.
 LARGE_BYTES, LONG_BYTES = 1024 * 1024, 256 * 1024
-SLICE = 64 * 1024
 # Short strings and all that is between them; and many escapes of a string at once.
 BETWEEN = re.compile(rb'(?:"[^"\\]{0,256}+"|[^"]{1,2048}+){0,128}+')
 ESCAPES = re.compile(rb'(?:\\.[^"\\]{0,64}+){1,1024}+', re.DOTALL)
@@ -123,7 +122,7 @@ def _spliced(data: bytes, parts_of: Callable[[str], Iterable[Copied]]) -> Iterat
 def _text(body: bytes | bytearray, at: int, last: int) -> Iterator[str]:
     """What the inside of an encoded string says, in slices."""
     while at < last:
-        end = _cut(body, at, at + SLICE) if at + SLICE < last else last
+        end = _cut(body, at, at + PIECE) if at + PIECE < last else last
         yield _decode_text(b'"' + body[at:end] + b'"')
         at = end
 
@@ -147,10 +146,9 @@ def encode(value: object) -> bytes:
     long: dict[str, str | Raw] = {}
 
     def taken(value: str | Raw) -> str | Raw:
-        if len(value) <= SLICE:
+        if len(value) <= PIECE:
             return value
-        name = f"{NAME}{len(long)}"
-        long[name] = value
+        long[name := f"{NAME}{len(long)}"] = value
         return name
 
     rest = _encode(_changed(value, taken))
@@ -162,5 +160,5 @@ def encode(value: object) -> bytes:
 def _parts_of(value: str | Raw) -> Iterable[Copied]:
     if isinstance(value, Raw):
         return (value,)
-    slices = (value[at : at + SLICE] for at in range(0, len(value), SLICE))
+    slices = (value[at : at + PIECE] for at in range(0, len(value), PIECE))
     return chain((b'"',), (memoryview(_encode(part))[1:-1] for part in slices), (b'"',))
