@@ -350,3 +350,24 @@ async def check_limit(tmp_path: Path, way: str, limit_bytes: int, step_bytes: in
 @pytest.mark.parametrize("way", SHORT_FILLS)
 async def test_server_holds_no_more_than_its_limit(tmp_path: Path, way: str) -> None:
     await check_limit(tmp_path, way, LIMIT_BYTES, STEP_BYTES)
+
+
+async def test_small_requests_that_name_large_files_hold_no_more_than_the_limit(
+    tmp_path: Path,
+) -> None:
+    size, limit = 4_000_000, 48 * MIB
+    with limited(tmp_path, limit, SHORT, ()) as served:
+        form = b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+        body = form % (b"purpose", b"", b"user_data")
+        body += form % (b"file", b'; filename="a.bin"', b"\0" * size) + b"--x--\r\n"
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        name = (await fetch(served, "POST", "/v1/files", body, kind)).json["id"]
+        before = await metric(served, RESIDENT)
+        if not before:
+            pytest.skip("the system does not say how much memory a process has")
+        given = [{"role": "user", "content": [{"type": "input_file", "file_id": name}] * 3}]
+        asked = (post(served, input=given, store=False) for _ in range(24))
+        statuses = {answer.status for answer in await asyncio.gather(*asked)}
+        assert statuses <= {200, 503}
+        # Two are read at a time, each of which is in memory as it came, in base64, and as an item.
+        assert peak_bytes(served.process.pid) - before < limit + 2 * 3 * 6 * size

@@ -119,6 +119,7 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
+        files.check_memory = state.memory.check
         every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
         every += environment_apis(environment, files)
         async with _open_server(served, state, hosted, place, give_up, every) as app:

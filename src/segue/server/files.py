@@ -7,12 +7,13 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from segue.errors import ApiError, Refused, need_package
+from segue.memory.budget import sent_bytes
 from segue.seams.files import FileQuota, FileRows
 from segue.seams.history import Owner
 from segue.seams.skills import SkillRows, SkillVersion
@@ -49,6 +50,8 @@ class LateFiles(AsyncExitStack):
         self._settings = settings
         self._rows = rows
         self._skills = skills
+        # Refuses what would hold so much more, where the limit of memory is reached.
+        self.check_memory: Callable[[int], None] = lambda size: None
         if settings.files_url:
             need_package("files_url", "obstore", "s3")
 
@@ -110,8 +113,12 @@ class LateFiles(AsyncExitStack):
 
     async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
         """The name and the bytes of a file, for an input."""
-        file, data = await self.load().read_whole(owner, file_id, bytes_max)
+        depot = self.load()
+        file, data = await depot.read_whole(owner, file_id, bytes_max, self._check)
         return file.filename, data
+
+    def _check(self, size: int) -> None:
+        self.check_memory(sent_bytes(size, 1))
 
     # --- for containers ---
 

@@ -37,7 +37,15 @@ from segue.seams.tools import (
     unseen,
 )
 from segue.tools.ahead import ReadAhead, reads_ahead
-from segue.tools.inputs import ReadFile, ReadPdf, ReadUrl, attach, attach_files, read_pdfs
+from segue.tools.inputs import (
+    READING_MAX,
+    ReadFile,
+    ReadPdf,
+    ReadUrl,
+    attach,
+    attach_files,
+    read_pdfs,
+)
 from segue.turn.plan import Plan, Span
 from segue.turn.resolve import tools_of
 from segue.turn.resources import Gate, NextRound
@@ -102,6 +110,7 @@ class ServerTools:
         self._read_url = read_url
         # Reads the files that clients have uploaded.
         self._read_file = read_file
+        self._reading = asyncio.Semaphore(READING_MAX)
         # What each hosted call may take.
         self.call_s_max = call_s_max
         self.output_bytes_max = output_bytes_max
@@ -144,7 +153,7 @@ class ServerTools:
 
     async def fetch(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
         if self._read_file is not None:
-            items = await attach_files(items, owner, self._read_file)
+            items = await attach_files(items, owner, self._read_file, self._reading)
         return items if self._read_url is None else await attach(items, self._read_url)
 
     async def read_files(self, plan: Plan) -> Plan:

@@ -49,6 +49,8 @@ CHARS_MAX = 64 * 1024 * 1024
 # Uploaded files in one request, and their size together.
 FILES_MAX = 32
 FILES_BYTES_MAX = 48 * 1024 * 1024
+# Requests whose files are read at the same time.
+READING_MAX = 2
 # Writing so much into an item takes some milliseconds.
 LONG_BYTES = 1024 * 1024
 # PDFs in one request.
@@ -113,24 +115,29 @@ async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]
 
 
 async def attach_files(
-    items: tuple[Item, ...], owner: Owner, read_file: ReadFile
+    items: tuple[Item, ...], owner: Owner, read_file: ReadFile, turns: asyncio.Semaphore
 ) -> tuple[Item, ...]:
-    """The items with the contents of the uploaded files that they name."""
+    """The items with the contents of the uploaded files that they name. A small request may name large files, which
+    count once they are in a turn: so a few are read at a time."""
     places = [(part, file_id) for part in _parts(items) if (file_id := _file_in(part.value))]
     if len(places) > FILES_MAX:
         message = f"Too many files: {len(places)}, at most {FILES_MAX} are read."
         raise InvalidRequest(message, param="input")
+    if not places:
+        return items
     changes: list[_Change] = []
     left = FILES_BYTES_MAX
-    for part, file_id in places:
-        try:
-            name, data = await read_file(owner, file_id, left)
-            changes.append(await off_loop(len(data) > LONG_BYTES, _file_change, part, name, data))
-        except ApiError as error:
-            error.param = f"{part.param}.file_id"
-            raise
-        left -= len(data)
-    return await _with_changes(items, changes)
+    async with turns:
+        for part, file_id in places:
+            try:
+                name, data = await read_file(owner, file_id, left)
+                is_long = len(data) > LONG_BYTES
+                changes.append(await off_loop(is_long, _file_change, part, name, data))
+            except ApiError as error:
+                error.param = f"{part.param}.file_id"
+                raise
+            left -= len(data)
+        return await _with_changes(items, changes)
 
 
 def _file_change(part: _Part, name: str, data: bytes) -> _Change:
