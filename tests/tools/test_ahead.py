@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.seams.model import Engine, EngineFacts, Finish, Job, Piece
+from bench.ahead import output
+from bench.render import HEAD, history
+from segue.dialects.chatml import SMOLLM2
+from segue.dialects.family import TokenDialect
+from segue.seams.model import Engine, EngineFacts, Finish, Job, Piece, Sampling, Scene
 from segue.seams.prompt import NO_TOKENS, Tokens
 from segue.server.aliases import NamedModels
 from segue.tools.ahead import STEP_CHARS, ReadAhead, common_beginning, stable_end
@@ -22,7 +27,9 @@ from segue.turn.plan import Plan
 from segue.turn.resources import NextRound
 from segue.vocabularies.load import vocabulary_from_gguf
 from segue.vocabularies.vocabulary import slices_of
+from segue.wire.items import Item
 from segue_embedded.weights import find_weights
+from tests.contracts.dialect import smollm2
 from tests.dialects import templates
 from tests.doors.test_hosted_tool import FLAGS, HOSTED
 from tests.scenarios.test_tools import calling, scripted
@@ -209,6 +216,40 @@ async def test_end_of_a_turn_is_not_lost_while_a_read_is_given_up() -> None:
     let_go.set()
     with pytest.raises(asyncio.CancelledError):
         await stopping
+
+
+@pytest.mark.parametrize(
+    "made, is_lost",
+    [(lambda text: text, False), (lambda text: text[:900] + "[…]" + text[-900:], True)],
+    ids=["whole", "cut in the middle"],
+)
+async def test_what_was_read_of_an_output_that_is_cut_is_counted_as_lost_and_never_in_the_prompt(
+    made: Callable[[str], str], is_lost: bool
+) -> None:
+    dialect = TokenDialect(SMOLLM2, smollm2())
+    past = history(dialect, 200)
+
+    def scene(items: tuple[Item, ...]) -> Scene:
+        return Scene(HEAD, past.warm, items)
+
+    def prompt(text: str) -> Tokens:
+        return cast(Tokens, dialect.render(scene(output(text))).context)
+
+    engine = PrefixEngine(cast(Engine, None))
+    asked = Job(dialect.render(scene(())).context, scene(()), Sampling(), frozenset(), 1)
+    started = SimpleNamespace(route=None)
+    tally = SimpleNamespace(tokens_ahead=0, tokens_ahead_lost=0, spans=[], started=started)
+    model = SimpleNamespace(dialect=dialect, engine=engine)
+    plan = SimpleNamespace(id="resp_1", model=model, tally=tally)
+    ahead = ReadAhead(cast(Plan, plan), NextRound(scene, asked, Finish("stop", cached_tokens=0)))
+    ahead.show(WORDS, output)
+    await until(lambda: tally.tokens_ahead)
+    await ahead.stop()
+    ahead.settle(output(made(WORDS)))
+    assert tally.tokens_ahead_lost == tally.tokens_ahead * is_lost
+    (read,) = engine.ahead
+    whole = prompt(made(WORDS)).flat()
+    assert (whole[: read.length] == read.flat()) != is_lost
 
 
 @pytest.mark.parametrize("why", ["no_cache", "short", "guard"])
