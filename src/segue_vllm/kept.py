@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-# So begin the ids of the plugin's requests. vLLM puts words of its own before those that clients choose.
+# So begin the ids of the plugin's requests. vLLM puts words of its own before those that clients choose, but for its
+# Responses API, where a client can send no object of ours.
 REQUEST_IDS = "segue-"
 # How many of the last ids are compared, beside the lengths.
 TAIL_IDS = 4

@@ -13,7 +13,7 @@ import random
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 import pytest
@@ -91,6 +91,20 @@ async def turns(address: Upstream) -> int:
     return int(json.loads(page)["turns"])
 
 
+@asynccontextmanager
+async def at_once(address: Upstream, count: int) -> AsyncIterator[None]:
+    """So many turns begin here, and nothing is scheduled before all of them have come."""
+    before = await turns(address)
+
+    async def have_come() -> bool:
+        return await turns(address) == before + count
+
+    assert (await address.call("POST", "/pause?mode=keep&clear_cache=false"))[0] == 200
+    yield
+    await until(have_come)
+    assert (await address.call("POST", "/resume"))[0] == 200
+
+
 async def preemptions(address: Upstream) -> float:
     """How often the engine had no room for what ran."""
     _, page = await address.call("GET", "/metrics")
@@ -158,10 +172,9 @@ async def test_answers_that_are_preempted_are_those_of_whole_prompts(
             job(prompt.plus(id_array([ENDLESS])), 200, sampling=Sampling(seed=n))
             for n, prompt in enumerate(prompts)
         ]
-        got = [
-            ids_of(pieces)
-            for pieces in await asyncio.gather(*(heard(engine, one) for one in asked))
-        ]
+        async with at_once(address, 4):
+            answers = [asyncio.create_task(heard(engine, one)) for one in asked]
+        got = [ids_of(await answer) for answer in answers]
         assert got == [ids_of(await heard(plain, one)) for one in asked]
         prompts = [
             after(one.prompt, ids, drawn(source, 9))  # type: ignore[arg-type]
@@ -212,20 +225,13 @@ async def test_who_goes_on_waits_behind_those_that_came_before(
         assert len(await answered(engine, prompts[place])) == 8
         served.append(place)
 
-    async def have_come() -> bool:
-        return await turns(address) == before + 8
-
-    before = await turns(address)
-    assert (await address.call("POST", "/pause?mode=keep&clear_cache=false"))[0] == 200
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group, at_once(address, 8):
         for place in range(8):
             group.create_task(asked(place))
-        await until(have_come)
-        assert (await address.call("POST", "/resume"))[0] == 200
     assert 0 in served[:4]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/inference/v1/generate"])
 async def test_what_other_clients_write_for_the_scheduler_is_not_read(
     engine: SessionEngine, address: Upstream, path: str
 ) -> None:
@@ -240,14 +246,17 @@ async def test_what_other_clients_write_for_the_scheduler_is_not_read(
     async def asked(extra: object) -> bytes:
         if path == "/v1/completions":
             body = {"prompt": [7, 8, 9], "max_tokens": 8, "vllm_xargs": extra}
+        elif path == "/v1/responses":
+            # A client chooses the whole id here.
+            body = {"input": "Hi", "request_id": "segue-mine", "store": False, "vllm_xargs": extra}
         else:
             sampling = {"max_tokens": 8, "seed": 1, "extra_args": extra}
             body = {"token_ids": [7, 8, 9], "sampling_params": sampling}
         body |= {"model": MODEL, "seed": 1, "return_token_ids": True}
         status, page = await address.call("POST", path, json.dumps(body).encode())
         assert status == 200, page
-        found: bytes = msgspec.json.encode(msgspec.json.decode(page)["choices"])
-        return found
+        choices = msgspec.json.decode(page).get("choices")
+        return msgspec.json.encode(choices)
 
     wanted = await asked({"mine": 1})
     for segue in ("x", ["from"], of_another, {"keep": ["x"]}, {"keep": 1, "from": [2]}):
