@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, structs
 
 from segue.accounts.account import Account
 from segue.aio import spawn
@@ -74,8 +74,7 @@ LOST = 1006
 ENDED_MAX = 32
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCreate:
+class PendingCreate(Struct, frozen=True):
     """A create in a lane."""
 
     create: Create

@@ -27,13 +27,13 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import dropwhile, islice
 from math import inf
 from weakref import ref
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Turns
@@ -54,14 +54,13 @@ OWNERS_FEW = 16
 ERASED_MAX = 10_000
 
 
-@dataclass(slots=True)
-class _Slot:
+class _Slot(Struct):
     """A held turn, and the ids of the held turns that name it as their parent."""
 
     turn: Turn
     is_named: bool
     bytes: int
-    children: set[str] = field(default_factory=set)
+    children: set[str] = set()
 
 
 class MemoryTurns:

@@ -177,9 +177,8 @@ def _sampling(create: Create, usual: Sampling) -> Sampling:
 
 def _shown(chosen: float | None, own: float | None, usual: float) -> float:
     """What the response says of a sampling value: what was not chosen is the engine's own, or else what is usual."""
-    if chosen is not None:
-        return chosen
-    return usual if own is None else own
+    own = usual if own is None else own
+    return own if chosen is None else chosen
 
 
 def _first_snapshot(

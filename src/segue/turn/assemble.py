@@ -21,13 +21,12 @@ is done when the tool is. So it is with an item that no model wrote, from `begin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Literal, Unpack, assert_never
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from segue.errors import ApiError, InvalidRequest, ServerFault
 from segue.seams.model import ItemClosed, ItemOpened, ItemText, Parsed, TurnClosed
@@ -37,14 +36,7 @@ from segue.turn.decide import End
 from segue.turn.notices import Steer
 from segue.turn.plan import ReasoningView
 from segue.wire.calls import CommandPiece, CommandScanner
-from segue.wire.codec import (
-    DeltaTemplate,
-    as_item,
-    encode,
-    encode_event,
-    encode_kept,
-    snapshot_event,
-)
+from segue.wire.codec import DeltaTemplate, as_item, encode, encode_event, snapshot_event
 from segue.wire.drafts import REASONING, CommandEvents, Draft, Streamed, TextEvents, Where
 from segue.wire.events import (
     AnnotationAdded,
@@ -60,7 +52,6 @@ from segue.wire.events import (
     InProgress,
     Inside,
     Numbered,
-    OfResponse,
     OutputItemAdded,
     OutputItemDone,
     OutputTextDelta,
@@ -96,8 +87,7 @@ CALLERS_FAULTS = ("context_length_exceeded", "invalid_prompt")
 SENTENCE_ENDS = (".", "!", "?", "\n", ":", "。", "！", "？")
 
 
-@dataclass(slots=True)
-class _OpenItem:
+class _OpenItem(Struct):
     """The item that the model is writing."""
 
     kind: AnyItemKind
@@ -109,9 +99,9 @@ class _OpenItem:
     # Finds commands among the arguments as they are written.
     commands: CommandScanner | None
     delta: DeltaTemplate | None = None
-    pieces: list[str] = field(default_factory=list)
+    pieces: list[str] = []
     # Of a message, where they were asked for.
-    logprobs: list[Raw] = field(default_factory=list)
+    logprobs: list[Raw] = []
 
 
 class Assembler:
@@ -173,15 +163,15 @@ class Assembler:
         """The events that every turn begins with; the parent is bound by now. One in the background is queued."""
         assert self._state == "new", self._state
         self._state = "open"
-        self._snapshot = encode_kept(self.response)
-        created = [] if self.first else [self._of_response(Created, self._snapshot)]
+        snapshot = self._snapshot = encode(self.response)
+        created = [] if self.first else [snapshot_event(Created, next(self.numbers), snapshot)]
         return [*created, self.heartbeat()]
 
     def leave_queue(self) -> Event:
         """A turn in the background is queued no more."""
         assert self.response.status == "queued", self.response.status
         self._begun = self.response = msgspec.structs.replace(self.response, status="in_progress")
-        self._snapshot = encode_kept(self.response)
+        self._snapshot = encode(self.response)
         return self.heartbeat()
 
     @property
@@ -314,9 +304,6 @@ class Assembler:
         """The next event: of this kind, with these fields."""
         return encode_event(kind(sequence_number=next(self.numbers), **fields))
 
-    def _of_response(self, kind: type[OfResponse], snapshot: bytes) -> Event:
-        return snapshot_event(kind, next(self.numbers), snapshot)
-
     def _inside(self, kind: type[Inside], item_id: str, index: int) -> Event:
         return self._event(kind, item_id=item_id, output_index=index)
 
@@ -324,7 +311,7 @@ class Assembler:
         """A sign of life: an ordinary numbered event that every client may ignore."""
         assert self._state == "open", self._state
         kind = Queued if self.response.status == "queued" else InProgress
-        return self._of_response(kind, self._snapshot)
+        return snapshot_event(kind, next(self.numbers), self._snapshot)
 
     def feed(self, parsed: Sequence[Parsed]) -> list[Event]:
         """The events for what the model wrote."""
@@ -378,7 +365,7 @@ class Assembler:
         kind = {"completed": Completed, "failed": Failed}.get(self.response.status, Incomplete)
         # Whoever keeps the assembler keeps no copy of it.
         self._snapshot = b""
-        return self._of_response(kind, encode(self.response))
+        return snapshot_event(kind, next(self.numbers), encode(self.response))
 
     def _open_item(self, opened: ItemOpened, events: list[Event]) -> None:
         if self._open is not None:

@@ -28,7 +28,6 @@ from segue.wire.events import (
     Failed,
     Incomplete,
     Numbered,
-    OfResponse,
 )
 from segue.wire.items import InputText, Item, ItemValue, Message
 from segue.wire.requests import Create
@@ -601,7 +600,7 @@ def encode_event(event: Numbered) -> Event:
     return Event(str(event.__struct_config__.tag), event.sequence_number, encode_kept(event))
 
 
-def snapshot_event(kind: type[OfResponse], number: int, snapshot: bytes) -> Event:
+def snapshot_event(kind: type[Numbered], number: int, snapshot: bytes) -> Event:
     """An event with this encoded response. With tools and instructions that is long, so it is copied once."""
     tag = str(kind.__struct_config__.tag)
     head = b'{"type":"%b","sequence_number":%d,"response":' % (tag.encode(), number)
