@@ -62,7 +62,8 @@ PING_S_MAX = 3.0
 # How long a server may take to open a session.
 CONNECT_S_MAX = 20.0
 LIST_PAGES_MAX = 16
-LISTS_MAX = 256
+# Listings that are known, of all owners: clients name servers with secrets of their own, each of which is another.
+LISTS_MAX, LISTS_BYTES_MAX = 256, 16 * 1024 * 1024
 # How long a server may be silent in the middle of an answer; the loop's own limit comes first.
 READ_S_MAX = 600.0
 # How long a server's process may take to stop.
@@ -96,6 +97,27 @@ class McpFailed(Exception):
         self.kind: ErrorKind = kind
 
 
+class KnownLists:
+    """What servers have listed a short while ago, by their sessions; bounded in number and in bytes."""
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        # Until when they hold, and how large they are; the oldest first.
+        self._lists: OrderedDict[bytes, tuple[float, int, tuple[RemoteTool, ...]]] = OrderedDict()
+        self.bytes = 0
+
+    def find(self, key: bytes) -> tuple[RemoteTool, ...] | None:
+        known = self._lists.get(key)
+        return known[2] if known is not None and known[0] > monotonic() else None
+
+    def keep(self, key: bytes, tools: tuple[RemoteTool, ...]) -> None:
+        size = sum(len(encode(tool)) for tool in tools)
+        self.bytes += size - self._lists.pop(key, (0.0, 0, ()))[1]
+        self._lists[key] = monotonic() + self._kept_s, size, tools
+        while len(self._lists) > LISTS_MAX or self.bytes > LISTS_BYTES_MAX:
+            self.bytes -= self._lists.popitem(last=False)[1][1]
+
+
 class McpServers:
     """The servers, the sessions with them, and what they have listed.
 
@@ -107,9 +129,8 @@ class McpServers:
     ) -> None:
         self._servers = {server.label: server for server in servers}
         self._hosts = hosts
-        self._list_s = list_s
         self._sessions: OrderedDict[bytes, McpSession] = OrderedDict()
-        self._lists: OrderedDict[bytes, tuple[float, tuple[RemoteTool, ...]]] = OrderedDict()
+        self._lists = KnownLists(list_s)
         self.lister = McpLister(self)
 
     def check(self, tools: Tools, may: Container[str]) -> None:
@@ -188,15 +209,12 @@ class McpServers:
     async def list(self, definition: McpToolWithSecrets, owner: Owner) -> tuple[RemoteTool, ...]:
         """The tools of a server, from the cache where it was listed a short while ago."""
         server, session = self._session(definition, owner)
-        cached = self._lists.get(session.key)
-        if cached is not None and cached[0] > monotonic():
-            return cached[1]
+        if (known := self._lists.find(session.key)) is not None:
+            return known
         async with session.open() as client:
             listed = await _list_all(client)
         tools = tuple(tool for tool in listed if not server.tools or tool.name in server.tools)
-        self._lists[session.key] = (monotonic() + self._list_s, tools)
-        while len(self._lists) > LISTS_MAX:
-            self._lists.popitem(last=False)
+        self._lists.keep(session.key, tools)
         return tools
 
     def _session(
