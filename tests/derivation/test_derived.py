@@ -166,11 +166,29 @@ LATE = """{{ '<zz:run>' + c.function.name + '>\\n' }}{% for k, v in c.function.a
 RAW_QUOTES = """{{ '<zz:run>' + c.function.name + '(' }}{% for k, v in c.function.arguments.items() %}
 {{- k + '=' }}{% if v is string %}{{ "'" + v + "'" }}{% else %}{{ v | tojson }}{% endif %}
 {%- if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ')</zz:run>' }}"""
+# Calls of Python on lines of their own, in a section.
+LINES = """{% if loop.first %}{{ '<zz:calls>\n' }}{% endif %}{{ c.function.name + '(' }}
+{%- for k, v in c.function.arguments.items() %}{{ k + '=' }}{% if v is string %}{{ "'" + v + "'" }}{% else %}
+{{- v | tojson }}{% endif %}{% if not loop.last %}{{ ', ' }}{% endif %}{% endfor %}{{ ')' }}
+{%- if loop.last %}{{ '\n</zz:calls>' }}{% else %}{{ '\n' }}{% endif %}"""
+# The end of all calls stands only after several.
+LATE_END = """{% if loop.first %}{{ '<zz:calls>' }}{% endif %}{{ '<zz:run>' + c.function.name + '|' }}
+{{- c.function.arguments | tojson + '</zz:run>' }}{% if not loop.first %}{{ '</zz:calls>' }}{% endif %}"""
 # What ends the words of an answer also begins a call.
 SHARED = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<zz:end>' }}
 {%- for c in m.tool_calls or [] %}{{ '\\nrun<zz:to>' + c.function.name + '|' + c.function.arguments | tojson }}
 {{- '<zz:end>' }}
 {%- endfor %}{{ '<|im_end|>' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+# Words before a call stand between marks, which are there without words, too.
+AROUND = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.tool_calls %}{{ '<zz:say>' + (m.content or '') + '</zz:say>' }}{% else %}{{ m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}CALLS{% endfor %}{{ '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# What the model is told stands in the message of the user while that is the last.
+MOVING = """{%- for m in messages %}
+{%- if m.role == 'user' %}{{ '<|im_start|>user\n' + ('Call tools. ' if tools and loop.last else '') + m.content }}
+{{- '<|im_end|>' }}{% else %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}CALLS{% endfor %}{{ '<|im_end|>' }}
+{%- endif %}{% endfor %}"""
 # The next part of an answer has a header of its own.
 PARTS = """{%- for m in messages %}{{ '<|im_start|>' + m.role }}
 {%- if m.reasoning_content %}{{ '<zz:think>' + m.reasoning_content + '</zz:think><zz:part>' + m.role }}{% endif %}
@@ -284,6 +302,49 @@ def test_strings_are_raw_and_objects_are_json() -> None:
     [(kind, name, text)] = items_of(dialect, said)
     found = {"text": "it's C:\\new", "list": ["a\\b\n", "x's"], "count": 3}
     assert (kind, name, json.loads(text)) == ("function", "save", found)
+
+
+def test_calls_on_lines_of_their_own_are_read() -> None:
+    dialect = dialect_of(LINES)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    one, other = "save(text='a, b]')", 'save(text="it\'s)\nsave(", count=3)'
+    called = ("function", "save", '{"text": "it\'s)\\nsave(", "count": 3}')
+    said = f"Yes.\n<zz:calls>\n{one}\n{other}\n</zz:calls>So."
+    assert items_of(dialect, said) == [
+        ("message", "", "Yes."), CALLED, called, ("message", "", "So."),
+    ]  # fmt: skip
+    # Outside of the section such a line is text, and in it what is no call.
+    assert items_of(dialect, one) == [("message", "", one)]
+    assert items_of(dialect, f"<zz:calls>\n{one}\nand so on.") == [
+        CALLED, ("message", "", "\nand so on."),
+    ]  # fmt: skip
+
+
+def test_end_that_stands_only_after_several_calls_ends_them() -> None:
+    dialect = dialect_of(LATE_END)
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    call = f"<zz:run>save|{SAVED}</zz:run>"
+    assert items_of(dialect, f"<zz:calls>{call}") == [CALLED]
+    assert items_of(dialect, f"<zz:calls>{call}</zz:calls>") == [CALLED]
+    assert items_of(dialect, f"<zz:calls>{call}{call}</zz:calls>") == [CALLED, CALLED]
+
+
+def test_words_between_marks_before_a_call_are_said() -> None:
+    dialect = dialect_of("", AROUND.replace("CALLS", OBJECT))
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    assert items_of(dialect, f"<zz:say>Yes.</zz:say>{SAVE}") == [("message", "", "Yes."), CALLED]
+    assert items_of(dialect, f"<zz:say></zz:say>{SAVE}{SAVE}") == [CALLED, CALLED]
+    assert items_of(dialect, "Yes.") == [("message", "", "Yes.")]
+
+
+def test_message_of_the_user_may_be_written_otherwise_once_it_is_answered() -> None:
+    dialect = dialect_of("", MOVING.replace("CALLS", NEW))
+    assert dialect.derived is not None
+    assert dialect.derived.calls is not None, dialect.derived.refused
+    assert items_of(dialect, f"<zz:run>save|{SAVED}</zz:run>") == [CALLED]
 
 
 def test_mark_with_which_a_longer_one_begins_is_not_taken_for_it() -> None:

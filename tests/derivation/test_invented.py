@@ -35,6 +35,8 @@ OBJECTS = (
     f'{{"id": "{{{{ c.id }}}}", "name": "{NAME}", "parameters": {JSON}}}',
     f"{NAME}<zz:args>{JSON}",
     f"{NAME}|{JSON}",
+    f'{{"id": "{{{{ c.id }}}}", "function": {{"name": "{NAME}", "arguments": {JSON}}}}}',
+    NAME + "(" + EACH % "{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}" + ")",
 )
 TAGS = (
     NAME + r"\n" + EACH % f"<zz:arg={{{{ k }}}}>{TEXT}</zz:arg>",

@@ -264,6 +264,8 @@ def ids(model: Model) -> None:
     talk.say(FIRST)
     for call in (ONE, TWO):
         talk.answer(calls=[call])
+        if "abcdefg" not in model.judge.shown(talk.sampled):
+            raise Absent("the model gives its calls no ids")
         talk.give("18 degrees")
         talk.check()
         shown = model.judge.shown(talk.prompt)

@@ -43,6 +43,8 @@ FURTHER_BETWEEN = re.compile(r"(<!-- further -->\n).*?(<!-- end of further -->)"
 VLLM = "vllm-project+vllm-examples_tool_chat_template_"
 LLAMA_CPP = "ggml-org+llama.cpp-models_templates_"
 TRL = "huggingface+trl-trl_chat_templates_"
+HUB_JS = "huggingface+huggingface.js-packages_ollama-utils_"
+XINFERENCE = "xorbitsai+inference-llm_family_"
 MODEL_SERVER = "openvinotoolkit+model_server-"
 GEMMA3 = "gemma3"
 GLM = ("[gMASK]", "<sop>")
@@ -105,6 +107,32 @@ FURTHER = (
     ModelFamily("Hermes", f"{VLLM}hermes", LLAMA3_1, end="<|im_end|>", texts=("<tool_call>", "</tool_call>")),
     ModelFamily("Llama 3.2, JSON", f"{VLLM}llama3.2_json", LLAMA3_1, end="<|eot_id|>"),
     ModelFamily("Apriel 1.6", f"{LLAMA_CPP}Apriel-1.6-15b-Thinker-fixed", QWEN3, end="<|end|>"),
+    # Taken later than those, when what both had shown was mended.
+    ModelFamily("Kimi K2.5", "lightseekorg+smg-crates_tokenizer_tests_fixtures_kimi_k25_chat_template", QWEN3,
+                end="<|im_end|>", texts=THINK),
+    ModelFamily("MiroThinker", "ikawrakow+ik_llama.cpp-models_templates_MiroThinker", QWEN3, end="<|im_end|>"),
+    ModelFamily("GigaChat 3.5", f"{LLAMA_CPP}GigaChat3.5", QWEN3, begin="<s>", end="</s>", texts=(*THINK, "｜GCML｜")),
+    ModelFamily("Llama 3.3 Nemotron Super", f"{LLAMA_CPP}nvidia-Llama-3_3-Nemotron-Super-49B-v1_5", LLAMA3_1,
+                end="<|eot_id|>"),
+    ModelFamily("Mistral, parallel", f"{VLLM}mistral_parallel", NEMO),
+    ModelFamily("Olmo 3", f"{VLLM}olmo3", QWEN3, end="<|im_end|>"),
+    ModelFamily("MiniCPM3", f"{VLLM}minicpm3", QWEN3, end="<|im_end|>"),
+    ModelFamily("HyperCLOVA X Think", f"{VLLM}hyperclovax_seed_think_14b", QWEN3, end="<|endofturn|>",
+                ends=("<|stop|>",)),
+    ModelFamily("Jamba", "axolotl-ai-cloud+axolotl-jamba", QWEN3, begin="<|startoftext|>", end="<|eom|>",
+                specials=("<|bom|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>")),
+    ModelFamily("Cogito", f"{HUB_JS}cogito_14b", QWEN3, end="<|im_end|>"),
+    ModelFamily("Rnj-1", f"{HUB_JS}rnj-1_latest", LLAMA3_1, end="<|eot_id|>"),
+    ModelFamily("DeepSeek V2.5", f"{HUB_JS}deepseek-v2.5_236b", DEEPSEEK),
+    ModelFamily("Llama 4", f"{HUB_JS}llama4_latest", LLAMA3_1, end="<|eot|>", ends=("<|eom|>",)),
+    ModelFamily("Qwen3.8", f"{XINFERENCE}qwen3.8", QWEN3, end="<|im_end|>"),
+    ModelFamily("Qwen3.8 Max", f"{XINFERENCE}qwen3.8-max", QWEN3, end="<|im_end|>"),
+    ModelFamily("GLM-5.1", f"{XINFERENCE}glm-5.1", QWEN3, end="<|endoftext|>", ends=GLM_ENDS, specials=GLM, texts=ARGS),
+    ModelFamily("KAT-V1", f"{XINFERENCE}KAT-V1", QWEN3, end="<|im_end|>"),
+    ModelFamily("Qwen2", f"{XINFERENCE}qwen2-instruct", QWEN3, end="<|im_end|>"),
+    ModelFamily("DeepSeek R1 0528", f"{XINFERENCE}deepseek-r1-0528", DEEPSEEK, texts=THINK),
+    ModelFamily("DeepSeek V3.2 Exp", f"{XINFERENCE}DeepSeek-V3.2-Exp", DEEPSEEK, texts=THINK, values=THINKING),
+    ModelFamily("Qwen3 Omni", f"{XINFERENCE}Qwen3-Omni-Thinking", QWEN3, end="<|im_end|>"),
 )  # fmt: skip
 
 

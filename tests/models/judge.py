@@ -203,7 +203,8 @@ class Judge:
         if spoken.startswith(cued):
             said = spoken[len(cued) :]
         else:
-            said = self._after_cue(cued, self.write(chat, tools, is_cued=False), spoken)
+            asked = str(chat[-1]["content"])
+            said = self._after_cue(cued, self.write(chat, tools, is_cued=False), spoken, asked)
         if cued.rstrip().endswith(THINK) and "</think>" not in said:
             said = f"Hm.\n</think>\n\n{said.lstrip()}"
         if said.startswith(THINK) and cued.rstrip().endswith(THINK):
@@ -234,9 +235,9 @@ class Judge:
         return next((end for end in self.ends if rest.lstrip().startswith(end)), self.ends[0])
 
     @staticmethod
-    def _after_cue(cued: str, bare: str, spoken: str) -> str:
+    def _after_cue(cued: str, bare: str, spoken: str, asked: str) -> str:
         """The template writes the conversation before an answer otherwise than before its cue: look for the cue."""
-        if bare == cued:
+        if bare == cued and "<" in cued:
             # It always writes its cue: an answer begins where both texts part, at a mark.
             letters = zip(cued, spoken, strict=False)
             parted = next(n for n, (one, other) in enumerate(letters) if one != other)
@@ -246,14 +247,22 @@ class Judge:
         cue = cued.removeprefix(bare) if cued.startswith(bare) else ""
         if cue.rstrip().endswith(THINK):
             # What the cue begins is dropped at once.
-            said = spoken.rpartition(cue[: cue.rindex(THINK)])[2]
-            return f"Hm.\n</think>\n\n{said.lstrip()}"
+            said = spoken.rpartition(cue[: cue.rindex(THINK)])[2].lstrip()
+            return f"Hm.\n{said}" if said.startswith("</think>") else f"Hm.\n</think>\n\n{said}"
+        said = spoken.removeprefix(bare).lstrip()
+        if cue.strip() and spoken.startswith(bare) and said.startswith(cue.strip()):
+            # In history it has other white space.
+            return said.removeprefix(cue.strip()).lstrip()
         if spoken.startswith(bare) and cue not in spoken.removeprefix(bare):
             # In history an answer stands without its cue.
             return spoken.removeprefix(bare)
         for mark in (cue, cue[cue.rfind("<") :] if "<" in cue else ""):
             if mark and mark in spoken:
                 return spoken.rpartition(mark)[2]
+        _, found, after = cued.rpartition(asked or "\0")
+        if found and f"{asked}{after}" in spoken:
+            # The question is written otherwise, once it is answered.
+            return spoken.rpartition(f"{asked}{after}")[2]
         raise Refused(f"the template's cue {cue!r} is not how an answer begins in its history")
 
 

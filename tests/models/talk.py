@@ -319,6 +319,8 @@ class Talk:
         parsed = read(self.model.dialect, scene, [[id] for id in self.sampled])
         self._check_heard(parsed, words, thought, calls)
         made = self._items(parsed, numbered)
+        if self.model.shows_ids:
+            self._take_ids(said, numbered)
         closed = [value for value in parsed if isinstance(value, ItemClosed)]
         tail = parsed[-1]
         assert isinstance(tail, TurnClosed)
@@ -348,6 +350,14 @@ class Talk:
         self.items += made
         self.chat.append(said)
         return made
+
+    def _take_ids(self, said: dict[str, Any], numbered: Sequence[dict[str, Any]]) -> None:
+        """A call to which the model gave no id has that which the client knows."""
+        shown = self.model.judge.shown(self.sampled)
+        known = {called["id"]: id for id, called in self._open}
+        for called, call in zip(numbered, said.get("tool_calls", ()), strict=True):
+            if called["id"] not in shown:
+                call["id"] = called["id"] = known[called["id"]]
 
     def _check_heard(
         self, parsed: Sequence[Parsed], words: str, thought: str, calls: Sequence[Called]

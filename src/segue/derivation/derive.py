@@ -220,6 +220,7 @@ class _Derivation:
         said = self._samples.said(WORDS) or ""
         before, _, after = said.partition(WORDS)
         self._drop(self._without_thought(before, thoughts))
+        self._drop(self._before_words(thoughts))
         every = ""
         if self._samples.has_calls and after.strip():
             called = self._lexer.atoms(self._samples.said("", [ONE]) or "")
@@ -229,6 +230,16 @@ class _Derivation:
         self._drop(after.removesuffix(every))
         self._drop(every)
         self._every = every.strip()
+
+    def _before_words(self, thoughts: Thoughts | None) -> str:
+        """What stands before the words that stand before a call, and before a call without words, too."""
+        if not self._samples.has_calls:
+            return ""
+        called = self._samples.said("", [ONE]) or ""
+        before, found, _ = (self._samples.said(WORDS, [ONE]) or "").partition(WORDS)
+        before = self._without_thought(before, thoughts)
+        is_common = self._without_thought(called, thoughts).startswith(before)
+        return before if found and is_common and FIRST_TOOL not in before else ""
 
     def _unbound(self, count: int, atoms: Atoms, other: Atoms) -> int:
         """How many of the same atoms at the end are not part of a mark or a word before them."""
@@ -297,13 +308,15 @@ class _Derivation:
         arguments = single.arguments
         lexer = self._lexer
         head = lexer.atoms(single.before)
-        tail = lexer.atoms(single.after)
         two = self._second(single, thoughts)
         if two is None:
             header = single.before + single.name + single.between
             return Calls(
                 header=header.lstrip(), end=single.after, arguments=arguments, is_parallel=False
             )
+        # Some templates write the end of all calls only after several.
+        is_longer = bool(single.after) and two.after.startswith(single.after)
+        tail = lexer.atoms(two.after if is_longer else single.after)
         middle = lexer.atoms(two.middle)
         same = self._unbound(common_suffix(head, middle), head, middle)
         end = min(common_prefix(middle, tail), len(middle) - same)
@@ -350,7 +363,7 @@ class _Derivation:
         middle, found, after = rest.partition(single.name.replace("%name%", OTHER_TOOL))
         if not found:
             raise NotDerived("the second of two calls is written otherwise than the first.")
-        between, found, _ = after.partition(single.written)
+        between, found, after = after.partition(single.written)
         if not found:
             raise NotDerived("the arguments of the second of two calls are written otherwise.")
         return _Said(

@@ -120,6 +120,7 @@ def readable(family: DerivedFamily, lexer: Lexer) -> Readable:
             thought,
             dropped=family.dropped,
             is_listed=split.is_listed,
+            is_lined=split.is_lined,
             is_bare=not split.begins,
         ),
         _spelling(calls),
@@ -152,6 +153,8 @@ class _Split:
         # Objects without a mark, with commas between, or calls in a section that have a mark each.
         separated = (",", ";") if section else () if begin else (",",)
         self.is_listed |= calls.separator.strip() in separated
+        between = calls.end + calls.separator
+        self.is_lined = bool(section and section_end) and between.isspace() and "\n" in between
         self.begins = (begin,) if begin else ()
         self.ends = (end,) if end else ()
         if begin and not lexer.begins_with_mark(begin):

@@ -147,7 +147,7 @@ def proven(
             )
         if made.spelling is None or not _is_spelt(made.spelling, samples):
             refused["forced"] = (
-                "a forced call is an object without marks: its words are not those of the template."
+                "a forced call is written as an object, and not in the words of the template."
             )
             made = Readable(made.format, None)
         if why := proof.failing_calls_after_words():

@@ -128,6 +128,10 @@ class Samples:
             return None
         same = _same(cued, spoken)
         text = spoken[len(same) :]
+        _, asked, cue = cued.rpartition(str(before[-1]["content"]))
+        if same != cued and asked and f"{asked}{cue}" in text:
+            # The question is written otherwise, once it is answered.
+            same, text = cued, text.rpartition(f"{asked}{cue}")[2]
         return Sampled(self._ended(text) if is_ended else text, cued, same == cued)
 
     def written(self, chat: Chat) -> str | None:

@@ -88,6 +88,8 @@ class CallFormat:
     loose: str = ""
     # Whether calls stand in a list.
     is_listed: bool = False
+    # Whether calls that begin with the name of the tool stand on lines of their own, up to the end of them all.
+    is_lined: bool = False
     # Whether a call is a bare object, as the beginning of an answer.
     is_bare: bool = False
     # Whether an answer that is nothing but the JSON of a call, in a fence or not, is meant as a call: small models

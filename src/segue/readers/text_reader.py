@@ -433,7 +433,7 @@ class TextReader:
         if self._format.is_listed and text[0] in ",;":
             return True
         headers = (header(shape.header, shape.ahead) for shape in self._format.shapes
-                   if not shape.header.lstrip().startswith("%"))  # fmt: skip
+                   if self._format.is_lined or not shape.header.lstrip().startswith("%"))  # fmt: skip
         return any(shape.may_begin(text) or shape.whole.match(text) for shape in headers)
 
     # Calls without marks.
