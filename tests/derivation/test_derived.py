@@ -27,8 +27,12 @@ from tests.contracts.dialect import read, tools_of
 from tests.models.cells import heard
 from tests.models.families import model_folder
 
-# JSON in marks, tags on lines, tags with keys, special tokens around JSON, tags with the name inside.
-FAMILIES = ("Qwen3.5", "GLM-4.6", "DeepSeek V3.1", "Kimi K2 Thinking", "MiniMax M2", "Llama 3.3")
+# JSON in marks, tags on lines, tags with keys, special tokens around JSON, tags with the name inside; and families of
+# which no table knows.
+FAMILIES = (
+    "Qwen3.5", "GLM-4.6", "DeepSeek V3.1", "Kimi K2 Thinking", "MiniMax M2", "Llama 3.3", "Hunyuan (Hy3)", "MiniCPM5",
+    "Nemotron Nano v2",
+)  # fmt: skip
 BEGINS = {
     "Qwen3.5": "<tool_call>\n<function=%name%>\n",
     "GLM-4.6": "<tool_call>%name%\n",
@@ -36,6 +40,9 @@ BEGINS = {
     "Kimi K2 Thinking": "<|tool_call_begin|>functions.%name%:%index%<|tool_call_argument_begin|>",
     "MiniMax M2": '<invoke name="%name%">\n',
     "Llama 3.3": '{"name": "%name%", "parameters": ',
+    "Hunyuan (Hy3)": "<tool_call:opensource>%name%<tool_sep:opensource>\n",
+    "MiniCPM5": '<function name="%name%">',
+    "Nemotron Nano v2": '{"name": "%name%", "arguments": ',
 }
 SCHEMA = {
     "type": "object",

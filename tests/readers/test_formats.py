@@ -443,15 +443,17 @@ def test_any_row_of_marks_is_read_to_its_end(name: str, data: st.DataObject) -> 
 # --- which format ---------------------------------------------------------------------------------
 
 
-# Every template of the collection; "-": it shows no calls, or none that are read.
+# Without a row: how they write calls is worked out from them.
+DERIVED = {
+    "Apertus-8B-Instruct", "NVIDIA-Nemotron-Nano-v2", "meetkai-functionary-medium-v3.1", "tencent-Hy3",
+}  # fmt: skip
+# Every template of the collection; "-": it shows no calls, or none that are read by a row.
 EXPECTED = {
-    "apertus": "Apertus-8B-Instruct",
     "apriel": "Apriel-1.6-15b-Thinker-fixed MiniMax-M1 unsloth-Apriel-1.5",
     "command-r": "Cohere2MoE CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "deepseek-v3": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"
     " deepseek-ai-DeepSeek-V3.1 llama-cpp-deepseek-r1",
     "dsml": "deepseek-ai-DeepSeek-V3.2 deepseek-ai-DeepSeek-V4 deepseek-ai-DeepSeek-V4-Flash-0731",
-    "functionary": "meetkai-functionary-medium-v3.1",
     "gemma4": "google-gemma-4-31B-it google-gemma-4-31B-it-interleaved",
     "gigachat3": "GigaChat3-10B-A1.8B",
     "gigachat3.1": "GigaChat3.1-10B-A1.8B",
@@ -461,7 +463,6 @@ EXPECTED = {
     "hermes": "Bielik-11B-v3.0-Instruct MiMo-VL NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"
     " NousResearch-Hermes-3-Llama-3.1-8B-tool_use Qwen-QwQ-32B Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B"
     " Reka-Edge ibm-granite-granite-4.0 ibm-granite-granite-4.1",
-    "hy3": "tencent-Hy3",
     "kimi-k2": "Kimi-K2-Instruct Kimi-K2-Thinking moonshotai-Kimi-K2",
     "kimi-k3": "Kimi-K3",
     "lfm2": "LFM2-8B-A1B LFM2.5-8B-A1B LFM2.5-Instruct",
@@ -472,7 +473,6 @@ EXPECTED = {
     "mistral": "Mistral-Small-3.2-24B-Instruct-2506 mistralai-Ministral-3-14B-Reasoning-2512"
     " mistralai-Mistral-Nemo-Instruct-2407 unsloth-mistral-Devstral-Small-2507",
     "minicpm5": "openbmb-MiniCPM5-1B",
-    "nemotron-v2": "NVIDIA-Nemotron-Nano-v2",
     "seed": "ByteDance-Seed-OSS",
     "solar": "upstage-Solar-Open-100B",
     "xml": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 Qwen3-Coder Qwen3.5-4B StepFun3.5-Flash",
@@ -480,6 +480,8 @@ EXPECTED = {
     " openai-gpt-oss-120b CohereForAI-c4ai-command-r-plus-tool_use"
     " fireworks-ai-llama-3-firefunction-v2 meetkai-functionary-medium-v3.2 muse-glimmer",
 }
+# Of those in DERIVED, which have a mark that looks like a call's.
+NOTICED = {"NVIDIA-Nemotron-Nano-v2", "tencent-Hy3"}
 UNREAD = {
     "CohereForAI-c4ai-command-r-plus-tool_use", "fireworks-ai-llama-3-firefunction-v2",
     "meetkai-functionary-medium-v3.2", "muse-glimmer",
@@ -492,11 +494,13 @@ def test_table_knows_the_models_own_templates() -> None:
         row = format_of(template(name))
         found.setdefault(row.name if row else "-", set()).add(name)
 
-    assert found == {name: set(models.split()) for name, models in EXPECTED.items()}
+    expected = {name: set(models.split()) for name, models in EXPECTED.items()}
+    expected["-"] |= DERIVED
+    assert found == expected
 
 
 def test_calls_that_nobody_reads_are_noticed_in_a_template() -> None:
-    assert {name for name in template_names() if unread_marks(template(name))} == UNREAD
+    assert {name for name in template_names() if unread_marks(template(name))} == UNREAD | NOTICED
 
 
 OPEN_FUNCTION = r"<tool_call>\s*<function=(?P<name>\w+)>"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from segue.readers.formats import FORMATS, CallFormat
 
-HY, MM = ":opensource", "]<]minimax[>["
+MM = "]<]minimax[>["
 Arguments = Mapping[str, object]
 Call = tuple[str, Arguments]
 
@@ -74,14 +74,6 @@ def params(name: str, arguments: Arguments) -> str:
     return f'<function name="{name}">{each}</function>'
 
 
-def hunyuan(name: str, arguments: Arguments) -> str:
-    each = "".join(
-        f"<arg_key{HY}>{k}</arg_key{HY}>\n<arg_value{HY}>{text(v)}</arg_value{HY}>\n"
-        for k, v in arguments.items()
-    )
-    return f"<tool_call{HY}>{name}<tool_sep{HY}>\n{each}</tool_call{HY}>"
-
-
 def kimi(name: str, arguments: Arguments) -> str:
     each = "".join(
         f'<|open|>argument key="{k}" type="{"string" if isinstance(v, str) else "number"}"<|sep|>'
@@ -133,13 +125,6 @@ WRITTEN: dict[str, Written] = {
         specials=("｜DSML｜",),
     ),
     "glm": Written(keyed, between="\n", specials=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>")),
-    "hy3": Written(
-        hunyuan, f"<tool_calls{HY}>\n", "\n", f"\n</tool_calls{HY}>",
-        specials=tuple(
-            f"<{slash}{tag}{HY}>" for slash in ("", "/")
-            for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
-        ),
-    ),
     "kimi-k3": Written(
         kimi, "<|open|>tools<|sep|>", end="<|close|>tools<|sep|>", specials=("<|open|>", "<|close|>", "<|sep|>")
     ),
@@ -186,19 +171,13 @@ WRITTEN: dict[str, Written] = {
         "<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>",
         specials=("<|START_ACTION|>", "<|END_ACTION|>"),
     ),
-    "apertus": Written(
-        lambda name, arguments: dumps({name: arguments}), "<|tools_prefix|>[", ", ", "]<|tools_suffix|>",
-        specials=("<|tools_prefix|>", "<|tools_suffix|>"),
-    ),
     "apriel": Written(named, "<tool_calls>[", ", ", "]</tool_calls>"),
-    "nemotron-v2": Written(named, "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "granite3": Written(named, "<|tool_call|>[", ", ", "]", specials=("<|tool_call|>",)),
     "gigachat3.1": Written(named, "<|function_call|>", "<|function_call|>", specials=("<|function_call|>",)),
     "gigachat3": Written(
         named, "function call<|role_sep|>\n", "<|message_sep|>function call<|role_sep|>\n",
         specials=("<|role_sep|>",),
     ),
-    "functionary": Written(lambda name, arguments: f"<function={name}>{dumps(arguments)}</function>"),
     "solar": Written(
         lambda name, arguments: (
             f"<|tool_call:begin|>abc<|tool_call:name|>{name}<|tool_call:args|>{dumps(arguments)}<|tool_call:end|>"

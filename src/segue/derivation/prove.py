@@ -261,10 +261,11 @@ class _Proof:
             return None
         think, ended = self._format.think, self._format.thought
         text = sampled.text
+        if think and ended in text and sampled.common.rstrip().endswith(think):
+            # Also where the cue ends the thought at once.
+            return text, True
         if not think or not sampled.cued.rstrip().endswith(think):
             return text, False
-        if sampled.is_after_cue and ended in text:
-            return text, True
         bare = text.lstrip()
         if bare.startswith(think):
             return text, False

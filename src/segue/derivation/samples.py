@@ -54,9 +54,9 @@ class Sampled:
     """What a model says."""
 
     text: str
-    # What stands before it, up to where the model speaks, and whether an answer in history begins so too.
+    # What stands before it, up to where the model speaks; and how much of that an answer in history has, too.
     cued: str
-    is_after_cue: bool
+    common: str
 
 
 ONE = SaidCall(FIRST_TOOL, {FIRST_KEY: VALUE})
@@ -119,7 +119,7 @@ class Samples:
         before: Chat = QUESTION,
         is_ended: bool = True,
     ) -> Sampled | None:
-        """The same, and whether it goes on from the cue."""
+        """The same, and what stands before it."""
         tools = [tool_of(call) for call in {call.name: call for call in calls}.values()]
         try:
             cued = self._run(before, tools, is_cued=True)
@@ -132,7 +132,7 @@ class Samples:
         if same != cued and asked and f"{asked}{cue}" in text:
             # The question is written otherwise, once it is answered.
             same, text = cued, text.rpartition(f"{asked}{cue}")[2]
-        return Sampled(self._ended(text) if is_ended else text, cued, same == cued)
+        return Sampled(self._ended(text) if is_ended else text, cued, same)
 
     def written(self, chat: Chat) -> str | None:
         """The whole conversation; None: the template refuses it."""

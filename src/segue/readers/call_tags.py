@@ -20,7 +20,7 @@ from itertools import accumulate
 import msgspec
 
 from segue.readers.forced import QUOTE, UNQUOTE, CallForm, Chunks, Forced
-from segue.readers.formats import HUNYUAN, MINIMAX, CallFormat
+from segue.readers.formats import MINIMAX, CallFormat
 from segue.readers.offers import forced, format_schema, parameters_of
 from segue.readers.tags import (
     Node,
@@ -383,11 +383,6 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
     ("glm", "</arg_key><arg_value>", _keyed("")),
     ("glm", "", _keyed("\n")),
     ("glm", "", _keyed("\n", "\n")),
-    ("hy3", "", Spelling(
-        f"<tool_calls{HUNYUAN}>\n", f"<tool_call{HUNYUAN}>%name%<tool_sep{HUNYUAN}>\n",
-        f"</tool_call{HUNYUAN}>\n</tool_calls{HUNYUAN}>",
-        (f"<arg_key{HUNYUAN}>%key%</arg_key{HUNYUAN}>\n<arg_value{HUNYUAN}>", f"</arg_value{HUNYUAN}>\n"),
-    )),
     ("minimax-m3", "", Spelling(
         f"{MINIMAX}<tool_call>\n", f'{MINIMAX}<invoke name="%name%">',
         f"{MINIMAX}</invoke>\n{MINIMAX}</tool_call>", (f"{MINIMAX}<%key%>", f"{MINIMAX}</%key%>"), item="item",
@@ -406,7 +401,6 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
     )),
     ("gigachat3.1", "", Spelling("<|function_call|>", HERMES.header, "}")),
     ("gigachat3", "", Spelling("function call<|role_sep|>\n", HERMES.header, "}")),
-    ("functionary", "", Spelling("<function=", "%name%>", "</function>")),
     ("kimi-k2", "", Spelling(
         "<|tool_calls_section_begin|>", KIMI_HEADER, "<|tool_call_end|><|tool_calls_section_end|>",
     )),
@@ -430,7 +424,5 @@ SPELLINGS: tuple[tuple[str, str, Spelling], ...] = (
     )),
     ("apriel", "begin_of_document", replace(HERMES, begin="<tool_calls>\n", end="}\n</tool_calls>")),
     ("apriel", "", _list("<tool_calls>", "</tool_calls>")),
-    ("apertus", "", _list("<|tools_prefix|>", "<|tools_suffix|>", '{"%name%": ')),
-    ("nemotron-v2", "", _list("<TOOLCALL>", "</TOOLCALL>")),
     ("granite3", "", _list("<|tool_call|>", "")),
 )  # fmt: skip

@@ -131,16 +131,12 @@ def _invoke(before: str, attributes: str, after: str = ">") -> CallShape:
     )
 
 
-def _keyed(suffix: str = "", before: str = "", after: str = "", closing: str = "") -> CallShape:
-    """A name, and each parameter as `<arg_key>` and `<arg_value>`; `suffix` stands at the end of every tag."""
-    key = f"arg_key{suffix}>"
-    value = f"arg_value{suffix}>"
-    return CallShape(
-        f"{before}%name%{after} ",
-        (f"<{key}", f"</tool_call{suffix}>"),
-        Tags(f"<{key} %key% </{key} <{value}", f"</{value}"),
-        closing,
-    )
+# A name, and each parameter as a key and a value.
+KEYED = CallShape(
+    "%name% ",
+    ("<arg_key>", "</tool_call>"),
+    Tags("<arg_key> %key% </arg_key> <arg_value>", "</arg_value>"),
+)
 
 
 def _named(before: str, after: str, closing: str = "", noise: str = "") -> CallShape:
@@ -174,7 +170,6 @@ XML = CallFormat(
     loose="<function=",
 )
 DSML = "｜DSML｜"
-HUNYUAN = ":opensource"
 MINIMAX = "]<]minimax[>["
 PYTHON = CallFormat(
     "pythonic",
@@ -233,23 +228,7 @@ FORMATS: tuple[CallFormat, ...] = (
         (f"</{DSML}function_calls>", f"</{DSML}tool_calls>"),
         (_invoke(DSML, '"%key%" string="%type%"'),),
     ),
-    CallFormat("glm", ("<arg_key>",), ("<tool_call>",), ("</tool_call>",), (_keyed(),)),
-    CallFormat(
-        "hy3",
-        ("<arg_key{}>", HUNYUAN),
-        (f"<tool_calls{HUNYUAN}>",),
-        (f"</tool_calls{HUNYUAN}>",),
-        (
-            _keyed(
-                HUNYUAN,
-                f"<tool_call{HUNYUAN}> ",
-                f" <tool_sep{HUNYUAN}>",
-                f"</tool_call{HUNYUAN}>",
-            ),
-        ),
-        think=f"<think{HUNYUAN}>",
-        thought=f"</think{HUNYUAN}>",
-    ),
+    CallFormat("glm", ("<arg_key>",), ("<tool_call>",), ("</tool_call>",), (KEYED,)),
     CallFormat(
         "kimi-k3",
         ("<|open|>", "<|close|>", "argument"),
@@ -315,9 +294,7 @@ FORMATS: tuple[CallFormat, ...] = (
         thought="<|END_THINKING|>",
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    _list("apertus", "<|tools_prefix|>", "<|tools_suffix|>", CallShape('{ "%name%" : ', ("{",), closing="}")),
     _list("apriel", "<tool_calls>", "</tool_calls>"),
-    _list("nemotron-v2", "<TOOLCALL>", "</TOOLCALL>"),
     _list("granite3", "<|tool_call|>", "<|/tool_call|>"),
     _list("gigachat3.1", "<|function_call|>", "<|message_sep|>"),
     CallFormat(
@@ -326,13 +303,6 @@ FORMATS: tuple[CallFormat, ...] = (
         ("function call<|role_sep|>",),
         ("<|message_sep|>",),
         OBJECTS,
-    ),
-    CallFormat(
-        "functionary",
-        ("<function=", "</function>"),
-        ("<function=",),
-        ("</function>",),
-        (CallShape("%name%> ", ("{",)),),
     ),
     CallFormat(
         "minicpm5",
