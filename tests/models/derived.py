@@ -51,7 +51,10 @@ GLM = ("[gMASK]", "<sop>")
 GLM_ENDS = ("<|user|>", "<|observation|>")
 # Templates of public repositories: `vllm-project/vllm` (examples) at a014e35f, `ggml-org/llama.cpp` (models/templates)
 # at b21e4de7, `ikawrakow/ik_llama.cpp` at 8337e4cd, `huggingface/trl` at f2cd5771, `openvinotoolkit/model_server` at
-# 7e4df0c7, `RkFeeder/LG-AI-Research` at 022e5336.
+# 7e4df0c7, `RkFeeder/LG-AI-Research` at 022e5336. Of the third set, too: `lightseekorg/smg` at 73da68ca,
+# `axolotl-ai-cloud/axolotl` at 067b021c, `huggingface/huggingface.js` (chat-template-automap.ts) at fe42e680,
+# `xorbitsai/inference` (llm_family.json) at 7ecec16b; `vllm-project/vllm` also at c40063ef, 85fce11e and 0676dfcb,
+# `ggml-org/llama.cpp` at 5ff3a7fc and 969368ae.
 FURTHER = (
     ModelFamily("FunctionGemma", f"{VLLM}functiongemma", GEMMA3, end="<end_of_turn>",
                 texts=("<start_function_call>", "<end_function_call>", "<escape>")),

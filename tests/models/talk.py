@@ -319,7 +319,7 @@ class Talk:
         parsed = read(self.model.dialect, scene, [[id] for id in self.sampled])
         self._check_heard(parsed, words, thought, calls)
         made = self._items(parsed, numbered)
-        if self.model.shows_ids:
+        if calls and self.model.shows_ids:
             self._take_ids(said, numbered)
         closed = [value for value in parsed if isinstance(value, ItemClosed)]
         tail = parsed[-1]
