@@ -36,8 +36,7 @@ MANY_ITEMS = 2_000
 ReasoningView = Literal["text", "summary", "hidden"]
 
 
-@dataclass(frozen=True, slots=True)
-class Guards:
+class Guards(Struct, frozen=True):
     """The guards of a model or an owner: for what the model is given, and for what it answers."""
 
     inputs: tuple[Guard, ...] = ()

@@ -8,7 +8,6 @@ and the numbers of events are not known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from msgspec import UNSET, Raw, Struct, structs
@@ -54,20 +53,18 @@ class Where(TypedDict):
     output_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvents:
+class TextEvents(Struct, frozen=True):
     """The events of a text that the client reads as it is written."""
 
     delta: type[events.Numbered]
     done: Callable[[Where, Draft], events.Numbered]
     # The fields of every delta beside its item and its text.
-    place: Mapping[str, int | list[Raw]] = field(default_factory=dict)
+    place: Mapping[str, int | list[Raw]] = {}
     # The content part around the text.
     part: Callable[[Draft], events.ContentPart | items.SummaryText] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEvents:
+class CommandEvents(Struct, frozen=True):
     """The events of commands among the arguments, which the client reads one by one as they are written."""
 
     added: type[events.Numbered]
@@ -75,8 +72,7 @@ class CommandEvents:
     done: type[events.Numbered]
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(Struct, frozen=True):
     """How an item is built that the model writes."""
 
     # What the client reads meanwhile: the text, commands one by one, or nothing until it is done. An item that is held

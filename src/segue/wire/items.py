@@ -454,8 +454,7 @@ ITEM_BYTES, VALUE_BYTES = 500, 60
 def weigh(items: Iterable[Item]) -> int:
     """What these items hold in memory: their bytes, and a typed form whose text is as long, or longer where it is not
     ASCII."""
-    if not (items := [*items]):
-        return 0
+    items = [*items]
     raws = [item.raw for item in items]
     longer = sum(map(len, filterfalse(bytes.isascii, raws)))
     inside = sum([weigh_values(item.value) for item in items])
