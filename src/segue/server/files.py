@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from segue.errors import ApiError, Refused, need_package
-from segue.memory.budget import sent_bytes
 from segue.seams.files import FileQuota, FileRows
 from segue.seams.history import Owner
 from segue.seams.skills import SkillRows, SkillVersion
@@ -50,7 +49,7 @@ class LateFiles(AsyncExitStack):
         self._settings = settings
         self._rows = rows
         self._skills = skills
-        # Refuses what would hold so much more, where the limit of memory is reached.
+        # Refuses to read so many bytes, where the limit of memory is reached.
         self.check_memory: Callable[[int], None] = lambda size: None
         if settings.files_url:
             need_package("files_url", "obstore", "s3")
@@ -114,11 +113,8 @@ class LateFiles(AsyncExitStack):
     async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
         """The name and the bytes of a file, for an input."""
         depot = self.load()
-        file, data = await depot.read_whole(owner, file_id, bytes_max, self._check)
+        file, data = await depot.read_whole(owner, file_id, bytes_max, self.check_memory)
         return file.filename, data
-
-    def _check(self, size: int) -> None:
-        self.check_memory(sent_bytes(size, 1))
 
     # --- for containers ---
 

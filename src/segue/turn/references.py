@@ -73,13 +73,11 @@ async def resolve_references(
         )
     known = await _items_in_history(parent, is_stored=is_stored)
     await _add_items_of_turns(known, names, caller, is_stored=is_stored)
-    named = tuple(
+    _check_size(sum(len(known[name].raw) for name in names if name in known))
+    return tuple(
         _named(item.value, known, index) if isinstance(item.value, ItemReference) else item
         for index, item in enumerate(items)
     )
-    pairs = zip(items, named, strict=True)
-    _check_size(sum(len(item.raw) for reference, item in pairs if item is not reference))
-    return named
 
 
 def _check_size(size: int) -> None:
