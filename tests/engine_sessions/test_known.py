@@ -6,10 +6,17 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from segue.dialects.template import template_dialect
 from segue.engine_sessions.frames import id_bytes
 from segue.engine_sessions.known import KnownTurn, KnownTurns, new_digest
-from segue.seams.prompt import NO_TOKENS, Tokens, id_array
+from segue.seams.model import Scene
+from segue.seams.prompt import NO_TOKENS, Head, Tokens, id_array
+from segue.turn.commit import warm_after
+from segue.vocabularies.chat_template import ChatTemplate
+from tests.contracts.dialect import TOOLS, message, turn_after
+from tests.dialects import templates
 from tests.engines.asking import tokens
 
 SCOPE = ("alice", None)
@@ -40,6 +47,24 @@ def test_same_ids_in_other_nodes_are_sent_as_a_whole() -> None:
     told(known, tokens([1, 2, 3]), [4], 9)
     begins = known.find(tokens([1, 2, 3], [4]), SCOPE)
     assert (begins.handle, begins.length) == (0, 0)
+
+
+def test_turn_of_a_model_with_nothing_but_its_template_sends_only_what_is_new() -> None:
+    text = ChatTemplate(templates.template_of("qwen3"), end="<|im_end|>")
+    dialect = template_dialect(templates.vocabulary("qwen3"), text)
+    known, past, before = KnownTurns(), None, 0
+    for handle in range(1, 5):
+        question = message("user", f"Question {handle} " + "word " * 50)
+        scene = Scene(Head(tools=TOOLS), past, (question,), root_at=templates.ROOT_AT)
+        rendered = dialect.render(scene)
+        assert isinstance(rendered.prompt, Tokens)
+        assert known.find(rendered.prompt, SCOPE).length >= before
+        before = rendered.prompt.length
+        sampled = dialect.write((message("assistant", "So it is."),)).tolist()
+        told(known, rendered.prompt, sampled, handle)
+        turn = turn_after(dialect, scene, sampled)
+        warm = warm_after(dialect.fingerprint, scene.head, rendered, turn.rounds[-1])
+        past = replace(turn, warm=warm)
 
 
 def test_another_owner_or_salt_knows_nothing() -> None:
