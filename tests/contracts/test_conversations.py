@@ -62,9 +62,17 @@ async def test_erased_item_leaves_its_place_empty_and_the_tip_unknown(kept: Conv
     assert list(await kept.read(OWNER, "conv_1")) == shelf("a", "c")
     await kept.save(conversation, shelf("d"))
     assert list(await kept.read(OWNER, "conv_1", 3)) == shelf("d")
-    rows = [tuple(row) for row in await kept.names(OWNER, "conv_1")]
+    rows = [tuple(row[:2]) for row in await kept.names(OWNER, "conv_1")]
     assert rows == [(0, "a"), (2, "c"), (3, "d")]
     assert not await kept.names(OWNER, "conv_none")
+
+
+async def test_size_of_an_item_is_known_before_it_is_read(kept: Conversations) -> None:
+    entry = ConversationItem("long", said("ab \u00e9 " * 20_000))
+    await kept.save(new(), [*shelf("a"), entry])
+    short, long = [size for _, _, size in await kept.names(OWNER, "conv_1")]
+    assert 0 < short < 1_000
+    assert len(entry.item.raw) <= long <= len(entry.item.raw) + 100
 
 
 @pytest.mark.parametrize("odd", ["\ud800", "\0", "conv_1\0", "' OR 1=1 --", "x" * 100_000, "%"])
@@ -84,7 +92,7 @@ async def test_item_with_the_longest_id_that_a_client_may_give_is_kept(kept: Con
     """Of characters that no index makes shorter."""
     longest = "".join(map(chr, range(0x20000, 0x20000 + ITEM_ID_CHARS_MAX)))
     await kept.save(new(), shelf(longest))
-    assert [name for _, name in await kept.names(OWNER, "conv_1")] == [longest]
+    assert [name for _, name, _ in await kept.names(OWNER, "conv_1")] == [longest]
     assert await kept.delete(OWNER, "conv_1", longest)
 
 

@@ -371,3 +371,30 @@ async def test_small_requests_that_name_large_files_hold_no_more_than_the_limit(
         assert statuses <= {200, 503}
         # Two are read at a time, each of which is in memory as it came, in base64, and as an item.
         assert peak_bytes(served.process.pid) - before < limit + 2 * 3 * 6 * size
+
+
+async def test_conversation_that_is_larger_than_the_memory_is_read_in_pages_and_by_no_turn(
+    tmp_path: Path,
+) -> None:
+    size, count = 500_000, 48
+    with limited(tmp_path, LIMIT_BYTES, SHORT, ("--store", f"sqlite:///{tmp_path}/s.db")) as served:
+        name = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
+        path = f"/v1/conversations/{name}/items"
+        before = await metric(served, RESIDENT)
+        if not before:
+            pytest.skip("the system does not say how much memory a process has")
+        items = [{"role": "user", "content": "word " * (size // 5)}] * 4
+        for _ in range(count // len(items)):
+            assert (await fetch(served, "POST", path, {"items": items})).status == 200
+        refused = (await post(served, input="x", conversation=name)).json["error"]
+        assert (refused["code"], refused["param"]) == ("context_length_exceeded", "conversation")
+        pages: list[list[str]] = []
+        has_more = True
+        while has_more:
+            after = f"&after={pages[-1][-1]}" if pages else ""
+            page = (await fetch(served, "GET", f"{path}?limit=100&order=asc{after}")).json
+            pages.append([one["id"] for one in page["data"]])
+            has_more = page["has_more"]
+        assert {*map(len, pages)} == {3}
+        assert len({name for names in pages for name in names}) == count
+        assert peak_bytes(served.process.pid) - before < LIMIT_BYTES

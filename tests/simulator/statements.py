@@ -669,7 +669,7 @@ def read_shelved(t: Transaction, owner: str, id: str, since: int, until: int) ->
 
 @statement
 def name_shelved(t: Transaction, owner: str, id: str) -> object:
-    return [(row["position"], row["item_id"]) for row in shelved(t, owner, id)]
+    return [(row["position"], row["item_id"], len(row["body"])) for row in shelved(t, owner, id)]
 
 
 @statement

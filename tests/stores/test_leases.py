@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from segue.errors import Fenced, ServerFault, Unavailable
 from segue.limits import Draw, HeldPlaces, KeyLimits
+from segue.memory.budget import Memory
 from segue.process.conversations import acquire
 from segue.seams.history import Turn
 from segue.seams.store import Claim, Conversation
@@ -205,10 +206,10 @@ async def test_conversation_that_was_given_away_gets_no_late_items(open_one: Ope
     paused, other = await open_one(), await open_one()
     await other.conversations.save(Conversation("conv", OWNER, 0, {}))
     create = Create(model="m", conversation="conv")
-    late = await acquire(create, OWNER, paused.turns, paused.conversations, "late")
+    late = await acquire(create, OWNER, paused.turns, paused.conversations, Memory(), "late")
     await paused.crash()
     await other.maintenance.recover()
-    held = await acquire(create, OWNER, other.turns, other.conversations, "next")
+    held = await acquire(create, OWNER, other.turns, other.conversations, Memory(), "next")
     with pytest.raises(ServerFault):
         await late.save(make_turn("late"))
     await late.release("late")
@@ -225,7 +226,7 @@ async def test_turn_that_was_stored_after_its_conversation_was_given_away_can_st
     paused, other = await open_one(), await open_one()
     await other.conversations.save(Conversation("conv", OWNER, 0, {}))
     create = Create(model="m", conversation="conv")
-    late = await acquire(create, OWNER, paused.turns, paused.conversations, "late")
+    late = await acquire(create, OWNER, paused.turns, paused.conversations, Memory(), "late")
     await paused.crash()
     await other.maintenance.recover()
     assert not await paused.maintenance.beat()

@@ -100,6 +100,8 @@ class Memory:
         # One message is always accepted. Most of the memory is for histories and prompts.
         self.intake = Intake(max(bytes_max // 32, body_bytes_max))
         self.unread = Unread(bytes_max // 16)
+        # Of one history, as the store has it.
+        self.history_bytes_max = bytes_max // (2 * SENT_COST)
         # Whether the limit is reached although the caches are empty.
         self.is_full = False
         # What the requests hold that are being prepared, and what came since the last look.

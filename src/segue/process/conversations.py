@@ -23,6 +23,7 @@ from segue.errors import (
     conversation_not_found,
 )
 from segue.ids import given_id
+from segue.memory.budget import Memory, sent_bytes
 from segue.seams.history import Owner, Turn
 from segue.seams.store import ConversationItem, Conversations, Turns
 from segue.turn.plan import Joined
@@ -34,7 +35,7 @@ ATTEMPTS_MAX = 5
 
 
 async def join(
-    create: Create, owner: Owner, turns: Turns, conversations: Conversations
+    create: Create, owner: Owner, turns: Turns, conversations: Conversations, memory: Memory
 ) -> Joined | None:
     """The conversation that this request names; None if it names none."""
     name = create.conversation_id
@@ -59,16 +60,33 @@ async def join(
     if tip is not None and not is_continuable(tip):
         tip = None
     since = conversation.tip_items if tip is not None else 0
-    unseen = await conversations.read(owner, name, since)
+    if since >= conversation.count:
+        return Joined(conversation, tip, ())
+    rows = await conversations.names(owner, name)
+    sizes = [size for position, _, size in rows if position >= since]
+    if (size := sum(sizes)) > memory.history_bytes_max:
+        raise InvalidRequest(
+            f"The conversation has {size:,} bytes that this turn would read, more than the {memory.history_bytes_max:,}"
+            " that this server has memory for.",
+            code="context_length_exceeded",
+            param="conversation",
+        )
+    with memory.preparing(sent_bytes(size, len(sizes))):
+        unseen = await conversations.read(owner, name, since)
     return Joined(conversation, tip, tuple(added.item for added in unseen))
 
 
 async def acquire(
-    create: Create, owner: Owner, turns: Turns, conversations: Conversations, turn_id: str
+    create: Create,
+    owner: Owner,
+    turns: Turns,
+    conversations: Conversations,
+    memory: Memory,
+    turn_id: str,
 ) -> LockedConversation:
     """The conversation that the request names, locked by this turn."""
     for _ in range(ATTEMPTS_MAX):
-        joined = await join(create, owner, turns, conversations)
+        joined = await join(create, owner, turns, conversations, memory)
         assert joined is not None, "the request names a conversation"
         locked = await _lock(joined, turn_id, conversations)
         if locked is not None:

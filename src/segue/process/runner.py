@@ -55,7 +55,7 @@ from segue.turn.prepare import prepare
 from segue.turn.resources import Resources
 from segue.turn.running import Running, Subscriber
 from segue.wire.codec import check_item_ids
-from segue.wire.items import Item, contains_media
+from segue.wire.items import Item, contains_media, weigh
 from segue.wire.requests import Create
 from segue.wire.response import NO_USAGE, Response
 
@@ -177,7 +177,7 @@ class Runner:
         """How many tokens the engine would be given for this request."""
         caller = arrival.caller
         conversations = self.records.conversations
-        joined = await join(arrival.create, caller.owner, caller.turns, conversations)
+        joined = await join(arrival.create, caller.owner, caller.turns, conversations, self._memory)
         if joined is not None:
             arrival = structs.replace(arrival, caller=structs.replace(caller, joined=joined))
         with self._beginnings.enter():
@@ -221,7 +221,10 @@ class Runner:
         _refuse_if(self.is_draining)
         sent = arrival.create.input
         items = len(sent) if isinstance(sent, list) else 1
-        with self._memory.preparing(sent_bytes(arrival.receipt.bytes_received, items)):
+        size = sent_bytes(arrival.receipt.bytes_received, items)
+        if (joined := arrival.caller.joined) is not None:
+            size += weigh(joined.new_items)
+        with self._memory.preparing(size):
             plan = await prepare(arrival, self.resources, turn_id)
         try:
             _refuse_if(self.is_draining)
@@ -459,7 +462,7 @@ class Runner:
         caller = arrival.caller
         conversations = self.records.conversations
         acquiring = asyncio.create_task(
-            acquire(create, caller.owner, caller.turns, conversations, turn_id)
+            acquire(create, caller.owner, caller.turns, conversations, self._memory, turn_id)
         )
         free = partial(unlock, caller.owner, create.conversation_id or "", turn_id, conversations)
         try:

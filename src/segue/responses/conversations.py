@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from msgspec import Raw, structs
@@ -13,8 +14,9 @@ from segue.errors import InvalidRequest, NotFound, conversation_not_found
 from segue.ids import new_id
 from segue.listener.exchange import Exchange
 from segue.listener.services import Services
+from segue.memory.budget import sent_bytes
 from segue.process.conversations import too_many_writers
-from segue.responses.paging import choose_page, distinct, encode_page
+from segue.responses.paging import choose_page, distinct, encode_page, within
 from segue.seams.store import Conversation, ConversationItem
 from segue.turn.prepare import decode_items
 from segue.wire.codec import (
@@ -30,8 +32,12 @@ from segue.wire.items import Item
 from segue.wire.response import ConversationDeleted, ConversationObject
 
 T = TypeVar("T")
+# Of an item: its position, its name, its bytes.
+_Row = tuple[int, str, int]
 # Items in one request (docs/protocol.md 1).
 ADDED_MAX = 20
+# A page of large items has fewer of them; where there is little memory, fewer still.
+PAGE_BYTES_MAX = 16 * 1024 * 1024
 # How often a change is tried again after a concurrent one.
 ATTEMPTS_MAX = 5
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -81,13 +87,16 @@ class ConversationRoutes:
         conversation = await self._find(exchange)
         for _ in range(ATTEMPTS_MAX):
             rows = await self._names(conversation)
-            page = choose_page([name for _, name in rows], exchange.query)
-            chosen = [rows[at][0] for at in page.positions]
-            items = await self._items(conversation, chosen)
-            # An item that was deleted meanwhile is missing.
-            if len(items) == len(chosen):
-                await exchange.answer(200, encode_page(page, items))
-                return
+            page = choose_page([name for _, name, _ in rows], exchange.query)
+            bytes_max = min(PAGE_BYTES_MAX, self._services.memory.unread.bytes_max // 2)
+            page = within(page, [size for _, _, size in rows], bytes_max)
+            chosen = [rows[at] for at in page.positions]
+            with self._reading(chosen):
+                items = await self._items(conversation, chosen)
+                # An item that was deleted meanwhile is missing.
+                if len(items) == len(chosen):
+                    await exchange.answer(200, encode_page(page, items))
+                    return
         raise too_many_writers(conversation.id)
 
     async def add_items(self, exchange: Exchange) -> None:
@@ -105,12 +114,13 @@ class ConversationRoutes:
         """One item of it."""
         conversation, name = await self._find(exchange), exchange.arguments["item_id"]
         rows = await self._names(conversation)
-        names = distinct([name for _, name in rows])
-        chosen = [rows[names.index(name)][0]] if name in names else []
-        items = await self._items(conversation, chosen)
-        if not items:
-            raise _item_not_found(name)
-        await exchange.answer(200, listed_item(items[0], name))
+        names = distinct([name for _, name, _ in rows])
+        chosen = [rows[names.index(name)]] if name in names else []
+        with self._reading(chosen):
+            items = await self._items(conversation, chosen)
+            if not items:
+                raise _item_not_found(name)
+            await exchange.answer(200, listed_item(items[0], name))
 
     async def delete_item(self, exchange: Exchange) -> None:
         """Erase one item; the next response reads the conversation anew."""
@@ -131,15 +141,20 @@ class ConversationRoutes:
             raise conversation_not_found(name)
         return conversation
 
-    async def _names(self, conversation: Conversation) -> Sequence[tuple[int, str]]:
+    def _reading(self, chosen: Sequence[_Row]) -> AbstractContextManager[None]:
+        """While items of these sizes are read and leave."""
+        size = sum(size for _, _, size in chosen)
+        return self._services.memory.preparing(sent_bytes(size, len(chosen)))
+
+    async def _names(self, conversation: Conversation) -> Sequence[_Row]:
         return await self._conversations.names(conversation.owner, conversation.id)
 
-    async def _items(self, conversation: Conversation, positions: Sequence[int]) -> Sequence[Item]:
-        """The items at these positions, which are neighbours."""
-        if not positions:
+    async def _items(self, conversation: Conversation, chosen: Sequence[_Row]) -> Sequence[Item]:
+        """The items of these rows, which are neighbours."""
+        if not chosen:
             return ()
         key = (conversation.owner, conversation.id)
-        found = await self._conversations.read(*key, positions[0], positions[-1] + 1)
+        found = await self._conversations.read(*key, chosen[0][0], chosen[-1][0] + 1)
         return [entry.item for entry in found]
 
 

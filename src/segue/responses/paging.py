@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from segue.errors import InvalidRequest
 from segue.wire.codec import list_object
@@ -64,6 +65,17 @@ def choose_page(names: Sequence[str], query: Mapping[str, str]) -> ListPage:
     page = page[: int(limit)] if order == "asc" else page[-int(limit) :]
     has_more = len(page) < stop - start
     return ListPage(page, names[page.start : page.stop], has_more, is_descending=order == "desc")
+
+
+def within(page: ListPage, sizes: Sequence[int], bytes_max: int) -> ListPage:
+    """As much of the page as may leave at once, and one item at least; `sizes`: of all items of the list, in bytes."""
+    order = reversed(page.positions) if page.is_descending else page.positions
+    sums = accumulate(sizes[at] for at in order)
+    count = max(1, sum(size <= bytes_max for size in sums))
+    if count >= len(page.positions):
+        return page
+    part = slice(-count, None) if page.is_descending else slice(count)
+    return ListPage(page.positions[part], page.names[part], True, page.is_descending)
 
 
 def encode_page(page: ListPage, items: Sequence[Item]) -> bytes:

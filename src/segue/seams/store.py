@@ -157,8 +157,8 @@ class Conversations(Protocol):
     ) -> Sequence[ConversationItem]:
         """Its items in order, from this position to before that one. Positions of erased items stay empty."""
 
-    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
-        """The position and the name of each item, in order."""
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str, int]]:
+        """The position and the name of each item, and about how many bytes it has, in order."""
 
     async def save(
         self,

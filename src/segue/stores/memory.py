@@ -298,9 +298,10 @@ class MemoryConversations:
         row = self._rows.get((owner, conversation_id))
         return [] if row is None else [item for item in row[1][since:until] if item is not None]
 
-    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str, int]]:
         _, items = self._rows.get((owner, conversation_id), (None, ()))
-        return [(position, item.id) for position, item in enumerate(items) if item is not None]
+        places = enumerate(items)
+        return [(at, item.id, len(item.item.raw)) for at, item in places if item is not None]
 
     async def save(
         self,

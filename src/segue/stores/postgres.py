@@ -270,7 +270,7 @@ class _Conversations:
         key = (owner, conversation_id, since, until)
         return await self.database.fetch("read_shelved", records.unpack_added, *key)
 
-    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str, int]]:
         return await self.database.fetch("name_shelved", as_row, owner, conversation_id)
 
     async def save(

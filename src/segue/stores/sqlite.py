@@ -192,7 +192,7 @@ class _Conversations:
         key = {"owner": owner, "id": conversation_id, "since": since, "until": until}
         return await self.database.fetch("read_shelved", records.unpack_added, key)
 
-    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str]]:
+    async def names(self, owner: Owner, conversation_id: str) -> Sequence[tuple[int, str, int]]:
         key = {"owner": owner, "id": conversation_id}
         return await self.database.fetch("name_shelved", lambda *row: row, key)
 

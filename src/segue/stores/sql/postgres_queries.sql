@@ -499,7 +499,7 @@ WHERE owner = $1 AND conversation_id = $2 AND position >= $3 AND position < $4
 ORDER BY position;
 
 -- name: name_shelved
-SELECT position, item_id FROM shelved
+SELECT position, item_id, octet_length(body) FROM shelved
 WHERE owner = $1 AND conversation_id = $2
 ORDER BY position;
 

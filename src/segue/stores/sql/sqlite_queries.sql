@@ -298,7 +298,7 @@ WHERE owner = :owner AND conversation_id = :id AND position >= :since AND positi
 ORDER BY position;
 
 -- name: name_shelved
-SELECT position, item_id FROM shelved
+SELECT position, item_id, length(body) FROM shelved
 WHERE owner = :owner AND conversation_id = :id
 ORDER BY position;
 
