@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from segue_conform.case import Case, Result
+from segue_conform.case import Case, Result, printable
 from segue_conform.report import Report, as_badge, as_json, as_page, as_text
 from segue_conform.suite import CASES, run_suite
 from segue_conform.target import ANSWER_S, Target
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 def say(options: argparse.Namespace, words: str) -> None:
     """What went wrong, after the name of the command."""
-    print(f"{options.program}: {words}", file=sys.stderr)
+    print(f"{options.program}: {printable(words)}", file=sys.stderr)
 
 
 def serve_upstream(options: argparse.Namespace) -> int:

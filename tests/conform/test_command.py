@@ -67,6 +67,11 @@ def test_exit_status_says_what_happened(capsys: pytest.CaptureFixture[str]) -> N
     assert "does not answer" in capsys.readouterr().err
 
 
+def test_orders_to_a_terminal_are_shown_and_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "http://x\x1b]52;c;YQ=="]) == 2
+    assert "http://x\\x1b]52;c;YQ==" in capsys.readouterr().err
+
+
 def test_words_name_the_command_that_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     """`segue conform` is not there where only the suite is installed."""
     with pytest.raises(SystemExit):
