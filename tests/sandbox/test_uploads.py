@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from segue.errors import ApiError
 from segue.isolation.limits import MIB, Limits
 from segue.sandbox.client import KeeperClient
 from segue.sandbox.containers import Containers
-from segue.sandbox.keeper import Keeper
+from segue.sandbox.keeper import TRANSFERS_MAX, Keeper
 from segue.sandbox.messages import FileEntry, RunCommand
 from tests.escapes.conftest import outside, sandboxes_can_be_made
 from tests.escapes.places import ADAPTERS, SMALL, Shell, containers_with
@@ -121,6 +121,23 @@ async def test_names_of_uploads_are_forgotten_with_their_files(
         assert "9" in held.uploaded
         await place.client.delete_file("me", place.id, "9")
         assert "9" not in held.uploaded
+
+
+async def test_client_that_moves_many_files_slowly_is_refused_more(outside: Path) -> None:
+    async with opened(outside) as place, AsyncExitStack() as open:
+        held = place.containers.find("me", place.id)
+        for number in range(TRANSFERS_MAX):
+            write = await open.enter_async_context(
+                place.client.writing("me", place.id, str(number))
+            )
+            await write(b"first")
+        await until(lambda: held.transfers == TRANSFERS_MAX)
+        with pytest.raises(ApiError, match="files of this container") as refused:
+            await place.write("more", 1)
+        assert refused.value.status == 429
+        await open.aclose()
+        await place.write("more", 1)
+        assert held.transfers == 0
 
 
 async def test_slow_upload_keeps_its_container(outside: Path) -> None:

@@ -314,6 +314,8 @@ class Held:
     starting: asyncio.Task[LiveSandbox]
     # Paths that the client has uploaded.
     uploaded: set[str] = field(default_factory=set)
+    # How many of its files are on their way in or out.
+    transfers: int = 0
     # By their folders.
     skills: dict[str, SkillEntry] = field(default_factory=dict)
     # Whether a command was run in it, or somebody has asked for it since it was made.

@@ -16,8 +16,8 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +70,9 @@ SWEEP_S = 5.0
 # After the server has gone: what closing everything in order may take.
 CLOSE_S_MAX = 0.8
 # What each container holds open here, commands and files included; and everything else.
-CONTAINER_FDS, OTHER_FDS = 16, 256
+CONTAINER_FDS, OTHER_FDS = 64, 256
+# Files of a container that clients put in or take out at once. Each may be as slow as it likes.
+TRANSFERS_MAX = 8
 # A client may take its time for a piece of a file, and hold it for as long.
 PIECE_BYTES = 64 * 1024
 # Files that a list shows, and names that are known as uploaded.
@@ -191,6 +193,7 @@ class Keeper:
     async def _read_file(self, request: ReadContainerFile, writer: asyncio.StreamWriter) -> None:
         held, place = await self._containers.place(request.owner, request.container_id)
         with (
+            _transfer(held),
             _file_errors(request.path),
             _open_folder(place.sandbox.data) as folder,
             plain_file(folder, request.path) as fd,
@@ -212,7 +215,7 @@ class Keeper:
         folder_path = place.sandbox.home if request.is_skill else place.sandbox.data
         # The size of a folder in memory holds it.
         room = nullcontext(_take_nothing) if is_held else place.room.upload(request.path)
-        with _file_errors(request.path), _open_folder(folder_path) as folder:
+        with _transfer(held), _file_errors(request.path), _open_folder(folder_path) as folder:
             async with room as take:
                 with new_file(folder, request.path, place.sandbox.spec.uid) as fd:
                     await self._receive(held, reader, fd, take)
@@ -228,6 +231,19 @@ class Keeper:
             take(len(data))
             self._containers.refresh(held)
             await asyncio.to_thread(_write, fd, data)
+
+
+@contextmanager
+def _transfer(held: Held) -> Iterator[None]:
+    """One more file goes in or out while inside."""
+    if held.transfers >= TRANSFERS_MAX:
+        message = f"{TRANSFERS_MAX} files of this container are read or written already."
+        raise KeeperFault(KeeperFailure(code="too_many_containers", message=message))
+    held.transfers += 1
+    try:
+        yield
+    finally:
+        held.transfers -= 1
 
 
 def _take_nothing(size: int) -> None: ...
