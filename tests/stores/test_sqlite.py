@@ -188,6 +188,15 @@ async def test_bad_row_does_not_take_its_group_down(path: Path) -> None:
     assert count(path, "usage") == 6
 
 
+async def test_cursor_does_not_leave_the_thread_of_its_connection(database: SqliteDatabase) -> None:
+    """Freed by its caller it would reset the statement that the writing thread is using."""
+    with pytest.raises(AssertionError, match="cursor"):
+        await database.write(lambda writer: writer.execute("SELECT 1"))
+    with pytest.raises(AssertionError, match="cursor"):
+        await database.read(lambda reader: reader.execute("SELECT 1"))
+    assert await database.write(lambda writer: writer.execute("SELECT 1").fetchone()[0]) == 1
+
+
 async def test_full_disk_fails_the_save_that_does_not_fit(
     path: Path, database: SqliteDatabase
 ) -> None:

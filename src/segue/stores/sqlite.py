@@ -115,7 +115,8 @@ class _Ledger:
         if entries:
             rows = [structs.asdict(entry) for entry in entries]
             # Rows that are there already stay as they are.
-            await self.database.write(lambda writer: writer.executemany(QUERIES["settle"], rows))
+            query = QUERIES["settle"]
+            await self.database.write(lambda writer: writer.executemany(query, rows).rowcount)
 
     async def report(
         self, owner: Owner | None, since: int, until: int = SECONDS_MAX

@@ -230,7 +230,7 @@ class SqliteDatabase:
                 self._readers.append(connection)
             connection.execute("BEGIN")
             try:
-                return work(connection)
+                return _result(work, connection)
             finally:
                 _roll_back(connection)
 
@@ -275,7 +275,9 @@ class SqliteDatabase:
         try:
             with border(is_logged=False):
                 self._writer.execute("BEGIN IMMEDIATE")
-                done: list[_Outcome] = [(write, write.work(self._writer), None) for write in group]
+                done: list[_Outcome] = [
+                    (write, _result(write.work, self._writer), None) for write in group
+                ]
                 if self._on_commit is not None:
                     self._on_commit(len(group))
                 self._writer.execute("COMMIT")
@@ -286,6 +288,14 @@ class SqliteDatabase:
             if len(group) == 1 or isinstance(error, Unavailable):
                 return [(write, None, error) for write in group]
             return [outcome for write in group for outcome in self._commit([write])]
+
+
+def _result(work: SqliteWork[T], connection: sqlite3.Connection) -> T:
+    """What the work returns. Never a cursor: it would be freed in the caller's thread, and its statement be reset while
+    this thread uses it for another write, which would fail."""
+    result = work(connection)
+    assert not isinstance(result, sqlite3.Cursor), "a cursor must not leave its thread"
+    return result
 
 
 def _deliver(outcomes: list[_Outcome]) -> None:
