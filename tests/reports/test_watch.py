@@ -19,7 +19,7 @@ RULES = "Follow the rules of the house. " * 60
 @asynccontextmanager
 async def watched(path: Path, bytes_max: int = BUDGET) -> AsyncIterator[tuple[Stage, ReuseWatch]]:
     """A process whose prompts wait to be compared until somebody asks."""
-    watch = ReuseWatch(bytes_max)
+    watch = ReuseWatch(bytes_max, set())
     async with staged(path / "turns.db") as stage:
         stage.runner.resources = replace(
             stage.runner.resources, report_prompt=watch.add, diagnose=watch.diagnose

@@ -318,7 +318,7 @@ async def test_words_of_a_deleted_ancestor_leave_the_reports_of_the_chain() -> N
 async def test_response_that_was_deleted_while_the_next_one_ran_is_not_quoted(
     tmp_path: Path,
 ) -> None:
-    watch = ReuseWatch(BUDGET)
+    watch = ReuseWatch(BUDGET, set())
     async with staged_process(tmp_path / "turns.db") as stage:
         stage.runner.resources = replace(stage.runner.resources, report_prompt=watch.add)
         first = (await stage.turn(input="Hi.", instructions=f"SECRET {RULES}")).response

@@ -262,17 +262,21 @@ async def test_client_pages_through_input_items() -> None:
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 async def test_turn_that_runs_while_its_parent_is_deleted_does_not_bring_it_back(
-    is_on_disk: bool, tmp_path: Path
+    is_on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However long it runs, and whatever is deleted after it."""
+    monkeypatch.setattr("segue.stores.erased.KEPT_S_MIN", 0.0)
     script = tmp_path / "script.json"
     script.write_text('{"turns": [{"text": "First."}, {"text": "Second", "pad_tokens": 400}]}')
     store = store_in(tmp_path / "store") if is_on_disk else "memory"
     async with serving(store=store, script=str(script), tps=400) as served:
         async with wire(served) as socket:
+            other = (await socket.turn(input="other"))["response"]["id"]
             parent = (await socket.turn(input="secret"))["response"]["id"]
             await socket.create(input="go on", previous_response_id=parent)
             await socket.next()
-            assert (await delete(served, parent)).status == 200
+            for name in (parent, other):
+                assert (await delete(served, name)).status == 200
             child = (await socket.events())[-1]["response"]["id"]
         assert (await get(served, parent)).status == 404
         assert (await get(served, child)).status == 200

@@ -138,7 +138,7 @@ def resent(item: dict[str, Any]) -> dict[str, Any]:
 
 async def test_answer_that_is_sent_back_as_it_was_is_known_by_the_ids_that_were_sampled() -> None:
     """The model spells its words letter by letter, as no tokenizer would; a client without a chain sends them back."""
-    dialect, watch = chatml(), ReuseWatch(BUDGET)
+    dialect, watch = chatml(), ReuseWatch(BUDGET, set())
     spelt = [dialect.write([assistant(letter)])[0] for letter in "Buzzing bees."]
     usual = dialect.write([assistant("Buzzing bees.")]).tolist()
     assert len(spelt) > 2 * len(usual)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Protocol, assert_never
 
 from segue.errors import Unavailable
@@ -67,6 +68,11 @@ class TurnRegistry:
         # What ended turns that may be followed again hold in memory.
         self.ended_bytes = 0
         self.others: OtherWorkers | None = None
+
+    def oldest_at(self) -> float:
+        """When the turn was received that runs for longest; the present, if none runs."""
+        first = next(iter(self.running.values()), None)
+        return perf_counter() if first is None else first.received_at
 
     def new_id(self) -> str:
         """An id for a turn that begins in this process."""

@@ -331,6 +331,7 @@ class Runner:
             check=partial(_check_later, plan.model, conversation is not None),
             input_bytes=held,
             transport=plan.arrival.receipt.transport,
+            received_at=plan.arrival.receipt.received_at,
         )
         if plan.is_stored and (plan.response.background or plan.key):
             self.log_events(running)

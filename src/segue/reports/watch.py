@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -51,8 +51,6 @@ ITEM_COST, TOKEN_COST = 3, 4
 RECENT_MAX = 32
 # How often the same reason at the same replica is logged, and of how many that is known.
 LOG_S, LOGGED_MAX = 60.0, 1_000
-# Turns that were erased lately: what runs meanwhile, and goes on from one of them, must not quote it afterwards.
-ERASED_MAX = 10_000
 
 ReportKey = tuple[Owner, str]
 
@@ -79,18 +77,28 @@ class Waiting(NamedTuple):
     bytes: int
 
 
+class Erased(Protocol):
+    """What was erased while turns run: one that goes on from it must not quote it afterwards."""
+
+    def add(self, key: ReportKey, /) -> None:
+        """It is erased now."""
+
+    def __contains__(self, key: object, /) -> bool:
+        """Whether it was."""
+
+
 class ReuseWatch:
     """Compares the prompts of this process, and keeps what it finds."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, erased: Erased) -> None:
         self._bytes_max = bytes_max
+        self._erased = erased
         # The oldest first.
         self._records: OrderedDict[ReportKey, Record] = OrderedDict()
         # The turns of an owner whose prompt is kept, the oldest first.
         self._recent: dict[Owner, OrderedDict[str, None]] = {}
         # The turns whose reports have words of this one.
         self._quoting: dict[ReportKey, set[str]] = {}
-        self._erased: OrderedDict[ReportKey, None] = OrderedDict()
         self._owner_bytes: Counter[Owner] = Counter()
         self.bytes = 0
         # In the order in which the turns have ended.
@@ -398,12 +406,10 @@ class ReuseWatch:
         self.trim(owner, 0)
 
     async def forget(self, owner: Owner, turn_id: str) -> None:
-        """The turn is erased: its report, and what other reports quote of it."""
+        """The turn is erased: its report goes, and what other reports quote of it."""
         key = (owner, turn_id)
         self._leave(key)
-        self._erased[key] = None
-        if len(self._erased) > ERASED_MAX:
-            self._erased.popitem(last=False)
+        self._erased.add(key)
         if key in self._records:
             self._drop(key)
         for other in tuple(self._quoting.get(key, ())):

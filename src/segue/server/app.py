@@ -231,6 +231,7 @@ def build_runner(
         outlives=settings.store_kind != "memory",
         memory=state.memory,
     )
+    state.store.state.erased.oldest_at = runner.registry.oldest_at
     if cluster is not None:
         # Imported here: one process alone needs nothing of the cluster room.
         from segue.cluster.remote import RemoteTurns

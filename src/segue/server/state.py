@@ -86,7 +86,7 @@ class State:
 
     def open_cache(self, account: Account) -> tuple[NearTurns, Turns]:
         """A fresh cache for a connection, and the same cache in front of the store."""
-        near = MemoryTurns(self.settings.connection_state_bytes_max)
+        near = MemoryTurns(self.settings.connection_state_bytes_max, erased=self.store.state.erased)
         quota = account.quota
         limit = (lambda: quota.state_bytes_max) if quota.limits.state_bytes_max else None
         self.budget.add(near, account.key_id, limit)
@@ -147,7 +147,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
         threads=Threads(budget, settings.connections_state_bytes_max),
         render_cache=RenderCache(settings.render_cache_bytes_max - memo_bytes),
         memo=Memo(memo_bytes),
-        reuse=ReuseWatch(settings.reuse_bytes_max),
+        reuse=ReuseWatch(settings.reuse_bytes_max, store.state.erased),
         memory=Memory(settings.memory_bytes_max, settings.body_bytes_max),
     )
 

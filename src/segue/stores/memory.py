@@ -26,8 +26,9 @@ from segue.seams.store import (
     Retention,
     UsageTotal,
 )
+from segue.stores.erased import ErasedTurns, TurnKey
 from segue.stores.maintenance import CLAIM_S, SPENDING_S
-from segue.stores.memory_turns import ERASED_MAX, MemoryTurns, TurnKey
+from segue.stores.memory_turns import MemoryTurns
 from segue.stores.records import digest_key, usage_of
 from segue.stores.shelves import FileTable, MemoryTables, SkillTable
 from segue.wire.events import Event
@@ -62,11 +63,14 @@ class MemoryStore:
     def __init__(self, bytes_max: int, clock: _Clock = time.time) -> None:
         self.ledger = MemoryLedger()
         # Turns have the whole budget; events and conversations a quarter more each. Idempotency keys are small.
-        self.events = MemoryEventLog(bytes_max // 4, clock)
+        erased = ErasedTurns()
+        self.events = MemoryEventLog(bytes_max // 4, clock, erased)
         self.idempotency_keys = MemoryIdempotencyKeys(clock=clock)
         self.conversations = MemoryConversations(bytes_max // 4)
         erase = [self.events.erase, self.idempotency_keys.erase]
-        self.turns = MemoryTurns(bytes_max, stored_only=True, on_save=self._record, on_erase=erase)
+        self.turns = MemoryTurns(
+            bytes_max, stored_only=True, on_save=self._record, on_erase=erase, erased=erased
+        )
         self.listing = self.turns
         self.keys = MemoryKeys(clock)
         tables = MemoryTables()
@@ -161,13 +165,15 @@ class _TurnLog:
 class MemoryEventLog:
     """Events in memory, bounded in bytes. The log that was longest without a new event goes first."""
 
-    def __init__(self, bytes_max: int, clock: _Clock = time.time) -> None:
+    def __init__(
+        self, bytes_max: int, clock: _Clock = time.time, erased: ErasedTurns | None = None
+    ) -> None:
         self._bytes_max = bytes_max
         self._clock = clock
         # By the time of their last event.
         self._logs: OrderedDict[TurnKey, _TurnLog] = OrderedDict()
         # Turns that were deleted while they ran.
-        self._erased: OrderedDict[TurnKey, None] = OrderedDict()
+        self._erased = erased or ErasedTurns()
         # How much is held; at most the budget.
         self.bytes = 0
 
@@ -203,9 +209,7 @@ class MemoryEventLog:
 
     def erase(self, owner: Owner, turn_id: str) -> None:
         """Drop them and take no more: their turn was deleted, and may still be running."""
-        self._erased[(owner, turn_id)] = None
-        if len(self._erased) > ERASED_MAX:
-            self._erased.popitem(last=False)
+        self._erased.add((owner, turn_id))
         self._remove((owner, turn_id))
 
     def expire(self, before: float) -> None:

@@ -37,9 +37,8 @@ from msgspec import Struct, structs
 
 from segue.seams.history import Owner, Turn
 from segue.seams.store import Turns
+from segue.stores.erased import ErasedTurns, TurnKey
 from segue.wire.response import ENDED
-
-TurnKey = tuple[Owner, str]
 
 # A slot, its key and its entries in the two dictionaries; so that turns of no weight are bounded as
 # well.
@@ -50,8 +49,6 @@ SLACK_PART = 128
 SLACK_BYTES_MAX = 4 * 1024 * 1024
 # Comparing this few owners costs next to nothing.
 OWNERS_FEW = 16
-# Deletions that are remembered; only turns that ran while one happened can still refer to it.
-ERASED_MAX = 10_000
 
 
 class _Slot(Struct):
@@ -79,6 +76,7 @@ class MemoryTurns:
         clock: Callable[[], float] | None = None,
         on_save: Callable[[Turn], None] | None = None,
         on_erase: Sequence[Callable[[Owner, str], None]] = (),
+        erased: ErasedTurns | None = None,
     ) -> None:
         # How much is held; at most `bytes_max` after each save.
         self.bytes = 0
@@ -94,8 +92,8 @@ class MemoryTurns:
         # Shared with other caches.
         self.budget: Budget | None = None
         self.dropped = DroppedTurns()
-        # What was deleted here, so that a turn that still runs after it does not bring it back.
-        self._erased: OrderedDict[TurnKey, None] = OrderedDict()
+        # So that a turn that still runs after it was deleted, or one that goes on from it, does not bring it back.
+        self.erased = erased or ErasedTurns()
 
     def close(self) -> None:
         """The cache is no longer used: what it holds stops counting, unless it is used elsewhere."""
@@ -143,7 +141,7 @@ class MemoryTurns:
         return self.held(owner, turn_id)
 
     async def save(self, turn: Turn) -> None:
-        if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self._erased:
+        if (self._stored_only and not turn.is_stored) or (turn.owner, turn.id) in self.erased:
             return
         self._hold(turn)
         if self.bytes > self._bytes_max:
@@ -157,9 +155,7 @@ class MemoryTurns:
     async def delete(self, owner: Owner, turn_id: str) -> bool:
         """Erase the turn; its descendants keep their own items and are no longer whole."""
         key = (owner, turn_id)
-        self._erased[key] = None
-        if len(self._erased) > ERASED_MAX:
-            self._erased.popitem(last=False)
+        self.erased.add(key)
         slot = self._slots.get(key)
         if slot is None:
             return False
@@ -256,7 +252,7 @@ class MemoryTurns:
         missing = [turn]
         while (parent := missing[-1].parent) is not None:
             key = (parent.owner, parent.id)
-            is_barred = key in self._erased or (self._stored_only and not parent.is_stored)
+            is_barred = key in self.erased or (self._stored_only and not parent.is_stored)
             if key in self._slots or is_barred:
                 break
             missing.append(parent)

@@ -85,6 +85,7 @@ class Running:
         turn: Turn | None = None,
         tally: Tally | None = None,
         transport: str = "",
+        received_at: float = 0.0,
     ) -> None:
         """`turn`: as it was saved before; `input_bytes`: what its request holds in memory."""
         self.id = assembler.response.id
@@ -95,6 +96,7 @@ class Running:
         self.can_be_steered = can_be_steered
         self.tally = tally or Tally()
         self.transport = transport
+        self.received_at = received_at
         self.is_ended = False
         self.check = check
         # The saved turn.
