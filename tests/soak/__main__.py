@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from segue.isolation.bwrap import NO_NAMESPACES
+from segue.process.chains import PARENTS_MAX
 from segue.web.index import build
 from tests import shapes
 from tests.crashes import GONE
@@ -34,7 +35,7 @@ from tests.postgres import PostgresServer, programs, reachable, temporary_folder
 from tests.soak import figures, stories
 from tests.soak.book import Book, Wrong
 from tests.soak.picture import picture
-from tests.support import ServedProcess, metric, served_process
+from tests.support import ServedProcess, Wire, metric, served_process, wire
 
 WARM_S = 1200.0
 SAMPLE_S = 10.0
@@ -42,6 +43,8 @@ REST_S = 300.0
 REST_AFTER_S = 3.0
 STORY_S_MAX = 150.0
 AT_ONCE_MAX = 30
+# Sockets land at workers by chance: one may get more than its share.
+FILLED_PART, FILLED_CHAINS = 2, 200
 WORKERS = 2
 POSTGRES_DOWN_S = 4.0
 # Sandboxes come and go.
@@ -55,6 +58,14 @@ LIMITS = {
     "events_retention_s": 600,
     "retention_s": 3600,
 }
+
+
+async def continued_once(socket: Wire, said: str) -> None:
+    """A short chain."""
+    await socket.create(model="short", input=said, store=False)
+    parent = (await stories.heard(socket))["id"]
+    await socket.create(model="short", input=said, store=False, previous_response_id=parent)
+    await stories.heard(socket)
 
 
 @dataclass
@@ -112,6 +123,19 @@ class Soak:
                 self.book.counts["errors beside a kill"] += 1
             else:
                 self.book.blame(f"{story.__name__}: {error!r:.600}")
+
+    async def fill(self) -> None:
+        """What a process remembers up to a number is remembered before the figures count: the beginnings of chains, and
+        the parents that were continued."""
+        chains = iter(range(FILLED_PART * WORKERS * PARENTS_MAX // FILLED_CHAINS))
+
+        async def fill_by_turns() -> None:
+            for _ in chains:
+                async with wire(self.book.served) as socket:
+                    for _ in range(FILLED_CHAINS):
+                        await continued_once(socket, f"{self.chance.random()}")
+
+        await asyncio.gather(fill_by_turns(), fill_by_turns())
 
     # --- kills ---
 
@@ -307,6 +331,8 @@ async def run(minutes: float, rate: float, seed: int, folder: Path) -> int:
     )
     async with installation(folder, has_shell) as (served, postgres):
         soak = Soak(Book(served), postgres, minutes, rate, random.Random(seed), has_shell)
+        await soak.fill()
+        soak.began = time.monotonic()
         try:
             await soak.run()
         finally:

@@ -28,6 +28,7 @@ SCRIPTS: dict[str, Sequence[Body]] = {
         {"text": "That is all.", "pad_tokens": 10},
     ],
     "plain": [{"text": "Once upon a time", "pad_tokens": 30}],
+    "short": [{"text": "Yes"}],
     "slow": [{"text": "Slowly", "pad_tokens": 60}],
     "web": [calling("web.search", query="rain"), {"text": ANSWER}],
     "mcp": [calling("own.echo", text="hello"), {"text": ANSWER}],
