@@ -11,6 +11,8 @@ import asyncio
 import ctypes
 import gc
 from functools import cache
+from math import inf
+from time import perf_counter
 
 from segue.memory.budget import resident_bytes
 
@@ -20,9 +22,12 @@ MMAP_THRESHOLD, ARENA_MAX = -3, -8
 MAPPED_BYTES_MIN = MIB
 # Threads inflate, hash and write; each arena more is one more to fragment.
 ARENAS = 2
-# A turn leaves some 150 objects that live on, and none that need the collector. To look at 5,000 takes a tenth of a
-# millisecond; Python's own 700 cost a turn 4 % more. Full collections are ten times as seldom as Python's own.
-COLLECT_AT = (5_000, 5, 30)
+# A turn leaves some 150 objects that live on, and none that need the collector. To look at 3,000 takes up to a
+# millisecond, in which everybody waits. Full collections are ten times as seldom as Python's own,
+COLLECT_AT = (1_000, 2, 250)
+# and where they are short also made by the clock: what failed connections leave would stay for hours in a server with
+# few turns.
+COLLECT_S, COLLECTING_S_MAX = 600.0, 0.02
 LOOK_S = 5.0
 # A trim holds other threads up, for about a millisecond for each 5 MiB.
 FREED_BYTES_MIN = 16 * MIB
@@ -87,7 +92,11 @@ async def trim_heap(kept_bytes: int) -> int:
 
 async def keep_trimmed() -> None:
     """Give memory back whenever much of it was freed."""
-    kept_bytes = resident_bytes()
+    kept_bytes, collect_at = resident_bytes(), perf_counter() + COLLECT_S
     while True:
+        if (began := perf_counter()) > collect_at:
+            gc.collect()
+            is_short = perf_counter() - began < COLLECTING_S_MAX
+            collect_at = perf_counter() + COLLECT_S if is_short else inf
         kept_bytes = await trim_heap(kept_bytes)
         await asyncio.sleep(LOOK_S)
