@@ -22,9 +22,9 @@ MMAP_THRESHOLD, ARENA_MAX = -3, -8
 MAPPED_BYTES_MIN = MIB
 # Threads inflate, hash and write; each arena more is one more to fragment.
 ARENAS = 2
-# A turn leaves some 150 objects that live on, and none that need the collector. To look at 3,000 takes up to a
+# A turn leaves some 150 objects that live on, and none that need the collector. To look at 2,000 takes up to a
 # millisecond, in which everybody waits. Full collections are ten times as seldom as Python's own,
-COLLECT_AT = (1_000, 2, 250)
+COLLECT_AT = (1_000, 0, 375)
 # and where they are short also made by the clock: what failed connections leave would stay for hours in a server with
 # few turns.
 COLLECT_S, COLLECTING_S_MAX = 600.0, 0.02
