@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from msgspec import Raw
 
-from segue.rests import PIECE, SLICE_S, Rests, copied, joined
+from segue.rests import PIECE, RESTS_MAX, SLICE_S, Rests, copied, joined
 
 
 def work(times: int) -> tuple[float, float]:
@@ -24,6 +25,25 @@ def work(times: int) -> tuple[float, float]:
 async def test_work_in_a_thread_rests_as_long_as_it_has_worked() -> None:
     cpu_s, wall_s = await asyncio.to_thread(work, 10)
     assert wall_s >= 1.8 * cpu_s
+
+
+async def test_work_in_a_thread_rests_on_while_the_event_loop_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+
+    def counted(rest_s: float) -> None:
+        rests.append(rest_s)
+        time.sleep(rest_s)
+
+    monkeypatch.setattr("segue.rests.sleep", counted)
+    worked = asyncio.create_task(asyncio.to_thread(work, 20))
+    while not worked.done():
+        until = time.thread_time() + 20 * SLICE_S
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep(0)
+    assert 20 < len(rests) <= 20 * RESTS_MAX
 
 
 async def test_event_loop_does_not_sleep() -> None:
