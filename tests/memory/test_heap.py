@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
+from segue.aio import in_background
+from segue.memory import heap
 from segue.memory.heap import FREED_BYTES_MIN, trim_heap
 
 STATM = Path("/proc/self/statm")
@@ -24,6 +28,30 @@ def resident_bytes() -> int:
 def test_what_lies_free_between_blocks_in_use_goes_back() -> None:
     """In a process of its own: this one has free blocks enough of what other tests have left."""
     subprocess.run([sys.executable, __file__], check=True, timeout=60)
+
+
+class Left:
+    """Something that refers to itself."""
+
+    itself: Left
+
+
+async def test_what_refers_to_itself_is_freed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a server with few turns the collector would come by itself after hours."""
+    monkeypatch.setattr(heap, "COLLECT_S", 0.0)
+    monkeypatch.setattr(heap, "LOOK_S", 0.001)
+    gc.disable()
+    try:
+        left = Left()
+        left.itself = left
+        is_freed = asyncio.Event()
+        weakref.finalize(left, is_freed.set)
+        del left
+        assert not is_freed.is_set()
+        async with asyncio.timeout(10), in_background("memory_trim", heap.keep_trimmed):
+            await is_freed.wait()
+    finally:
+        gc.enable()
 
 
 async def check_trim() -> None:
