@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from segue.engines.upstream import EngineLost
+from segue.border.refusals import EngineLost
 from segue.seams.model import Finish, Ids, Job, Sampling
 from segue.seams.prompt import NO_TOKENS, Tokens, id_array
 from tests.engine_sessions.replica import Replica, answer_to

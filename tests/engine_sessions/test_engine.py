@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
+from segue.border.refusals import EngineLost
 from segue.engine_sessions import link
 from segue.engine_sessions.engine import SessionEngine
 from segue.engines.queued import QueuedEngine, forget
 from segue.engines.token_engine import TokenEngine
-from segue.engines.upstream import EngineLost
 from segue.engines.vllm import VLLM
 from segue.errors import EngineFailed, Unavailable
 from segue.observe.metrics import Metrics

@@ -172,15 +172,27 @@ def mutated(draw: st.DrawFn, sound: bytes) -> bytes:
     return raw
 
 
+def until_its_end(name: str) -> bytes:
+    """The sound answer up to the event with which it is whole."""
+    sound = STREAMS[name].removesuffix(DONE)
+    end = sound.find(b'"finish_reason": "')
+    return sound if end < 0 else sound[: sound.index(b"\n\n", end) + 2]
+
+
+def chunk(data: bytes) -> bytes:
+    """A part of a body that comes in chunks."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 
-def whole_response(body: bytes, chunk: int) -> bytes:
-    """A response with this body: chunked, or ended by its connection where `chunk` is 0."""
-    if not chunk:
+def whole_response(body: bytes, size: int) -> bytes:
+    """A response with this body: chunked, or ended by its connection where `size` is 0."""
+    if not size:
         return HEAD + b"\r\n" + body
-    parts = [body[at : at + chunk] for at in range(0, len(body), chunk)]
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(map(chunk, parts))
     return HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
 

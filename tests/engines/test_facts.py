@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.border.refusals import ContextRefused, error_for_status
 from segue.engines.facts import facts_in, fitted, learned
 from segue.engines.sglang import SGLANG
 from segue.engines.token_engine import TokenEngine
-from segue.engines.upstream import ContextRefused, error_for_status
 from segue.engines.vllm import VLLM
 from segue.errors import InvalidRequest
 from segue.seams.model import EngineFacts

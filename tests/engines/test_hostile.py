@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 
 import pytest
@@ -21,16 +22,19 @@ from segue.engines.upstream import Timeouts, Upstream
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed, TooMany, Unavailable
 from segue.limits import UNSEEN_TOKENS_MAX
+from tests.engines.asking import WAIT_S
 from tests.engines.hostile import (
     HEAD,
     LIMIT,
     STREAMS,
     Heard,
     answer_from,
+    chunk,
     event,
     job_for,
     mutated,
     raw_server,
+    until_its_end,
     whole_response,
 )
 
@@ -94,6 +98,80 @@ async def test_answer_that_is_cut_at_any_byte_is_lost_only_before_its_end(name: 
         if heard.finish is not None:
             assert (heard.ids, heard.text) == (whole.ids, whole.text)
         assert server.jobs == 1, "a job that was answered is not sent again"
+
+
+# What comes after an answer that is whole, in a body of chunks that does not end.
+AFTER_THE_END: dict[str, list[bytes]] = {
+    "cut": [],
+    "no chunk": [b"zzz\r\n"],
+    "no event": [chunk(b"data: {oops\n\n")],
+    "an error": [chunk(event({"error": {"message": "late", "code": 500}}))],
+    "a count of its own": [chunk(event({"id": "r-1", "usage": {"prompt_tokens": "3"}}))],
+    "a flood": [chunk(event({"id": "r-1", "choices": [{"delta": {"content": "late"}}]}) * 4_000)],
+    "a line without an end": [chunk(b"x" * 1_000_000)] * 11,
+}
+
+
+@pytest.mark.parametrize("after", AFTER_THE_END)
+@pytest.mark.parametrize("name", STREAMS)
+async def test_answer_that_is_whole_is_delivered_whatever_its_engine_does_then(
+    name: str, after: str
+) -> None:
+    ended = until_its_end(name)
+    async with raw_server([whole_response(STREAMS[name], 7)]) as server:
+        whole = await answer_from(name, server, job_for(name), PATIENT)
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(ended)
+    async with raw_server([head, *AFTER_THE_END[after]]) as server:
+        heard = await answer_from(name, server, job_for(name), PATIENT)
+    assert (heard.ids, heard.text, heard.error) == (whole.ids, whole.text, None)
+    assert heard.finish is not None
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_answer_that_is_whole_waits_for_no_engine_that_falls_silent(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("segue.engines.upstream.LINGER_S", 0.05)
+    pieces = [HEAD + b"transfer-encoding: chunked\r\n\r\n", chunk(until_its_end(name))]
+    patient = Timeouts(connect_s=2, first_s=2 * WAIT_S, silence_s=2 * WAIT_S, probe_s=2)
+    async with raw_server(pieces, hangs_up=False) as server:
+        heard = await answer_from(name, server, job_for(name), patient)
+    assert heard.finish is not None
+
+
+@pytest.mark.parametrize("said", ['"3"', "3.5", "[1]", '"x"', "true", "9" * 400])
+@pytest.mark.parametrize("name", STREAMS)
+async def test_count_of_another_kind_costs_no_answer(name: str, said: str) -> None:
+    """Wherever an engine writes how many tokens it has counted."""
+    counted = re.compile(rb'"(prompt_tokens|cached_tokens|tokens_evaluated|cache_n|cache)": \d+')
+    sound = STREAMS[name]
+    for found in counted.finditer(sound):
+        spoilt = sound[: found.end(1)] + b'": ' + said.encode() + sound[found.end() :]
+        async with raw_server([whole_response(spoilt, 0)]) as server:
+            heard = await answer_from(name, server, job_for(name), PATIENT)
+        check(heard)
+        assert heard.finish is not None, found[0]
+
+
+async def test_endpoint_that_names_its_reason_in_every_event_can_break_off() -> None:
+    """Then a reason is not the end."""
+    said = event({"choices": [{"delta": {"content": "A bee"}, "finish_reason": "stop"}]})
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    for count in (1, 3):
+        async with raw_server([head, chunk(said * count)]) as server:
+            heard = await answer_from("chat", server, job_for("chat"), PATIENT)
+        assert isinstance(heard.error, EngineFailed)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_stream_that_begins_with_a_mark_of_its_bytes_is_the_same(name: str) -> None:
+    body = b"\xef\xbb\xbf" + STREAMS[name]
+    async with (
+        raw_server([whole_response(STREAMS[name], 0)]) as plain,
+        raw_server([whole_response(body, 0)]) as marked,
+    ):
+        whole = await answer_from(name, plain, job_for(name), PATIENT)
+        assert await answer_from(name, marked, job_for(name), PATIENT) == whole
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -11,15 +11,10 @@ from email.utils import format_datetime
 import pytest
 
 from segue.border.numbers import WAIT_S_MAX, wait_of
+from segue.border.refusals import error_for_status, error_in_stream
 from segue.engines.llamacpp import LLAMACPP
 from segue.engines.token_engine import TokenEngine
-from segue.engines.upstream import (
-    Timeouts,
-    Upstream,
-    error_for_status,
-    error_in_stream,
-    split_address,
-)
+from segue.engines.upstream import Timeouts, Upstream, split_address
 from segue.engines.vllm import VLLM
 from segue.errors import ApiError, EngineFailed, InvalidRequest, TooMany, Unavailable
 from tests.engines.asking import WAIT_S, finish_of, heard, ids_of, job, played, tokens, upstream

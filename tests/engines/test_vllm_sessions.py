@@ -19,11 +19,12 @@ import msgspec
 import pytest
 
 from bench.hollow.server import HollowVllm, hollow_vllm
+from segue.border.refusals import ContextRefused, EngineLost
 from segue.engine_sessions.engine import ABOUT, SessionEngine, session_offer
 from segue.engine_sessions.frames import SessionAsk, SessionFailed, SessionForget, id_bytes, new_key
 from segue.engine_sessions.link import SessionAnswered, SessionLink
 from segue.engines.token_engine import TokenEngine
-from segue.engines.upstream import ContextRefused, EngineLost, Upstream
+from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
 from segue.errors import ApiError, EngineFailed
 from segue.seams.model import Ids, Job, Sampling

@@ -68,6 +68,13 @@ def are_ids(ids: Collection[int]) -> bool:
     return not ids or 0 <= min(ids) <= max(ids) <= ID_MAX
 
 
+def count_in(value: object) -> int | None:
+    """A count as a server has written it; what is no count is one that cannot be."""
+    if value is None:
+        return None
+    return value if type(value) is int else -1
+
+
 def finite(logprob: float) -> float:
     """A logprob that can be written as JSON."""
     return max(LOGPROB_MIN, min(logprob, 0.0))

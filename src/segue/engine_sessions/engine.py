@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.border.numbers import events_max
+from segue.border.refusals import EngineLost, error_for_status
 from segue.engine_sessions.frames import (
     PROTOCOL,
     SessionAsk,
@@ -35,7 +36,7 @@ from segue.engine_sessions.known import Beginning, KnownTurn, KnownTurns, unknow
 from segue.engine_sessions.link import SessionAnswered, SessionLink
 from segue.engines.facts import fitted
 from segue.engines.token_engine import TokenAnswer, TokenCodec, TokenEngine, TokenJson, images_of
-from segue.engines.upstream import EngineLost, Upstream, error_for_status
+from segue.engines.upstream import Upstream
 from segue.engines.vllm import VLLM, VllmEvent, VllmOffer
 from segue.errors import ApiError, EngineFailed
 from segue.seams.history import Owner

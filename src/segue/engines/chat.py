@@ -16,6 +16,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -23,19 +24,17 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from segue.border.believed import CALLS_MAX
 from segue.border.numbers import LOGPROB_MIN, LOGPROBS_MAX, events_max, finite
-from segue.engines.client import HttpResponse
-from segue.engines.facts import MODELS, facts_in, learned, more_facts
-from segue.engines.token_engine import DONE, SamplingFields
-from segue.engines.upstream import (
-    ANSWERED,
+from segue.border.refusals import (
     UNREADABLE,
     ContextRefused,
-    EventStream,
     RequestRefused,
-    Upstream,
     error_in_stream,
     unreadable,
 )
+from segue.engines.client import HttpResponse
+from segue.engines.facts import MODELS, facts_in, learned, more_facts
+from segue.engines.token_engine import DONE, SamplingFields
+from segue.engines.upstream import ANSWERED, EventStream, Upstream
 from segue.errors import ApiError, CallerError, ServerFault
 from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import (
@@ -343,7 +342,8 @@ class ChatEngine(Generic[F]):
             return
         stream.events_left = events_max(job)
         with closing(stream):
-            while not answer.is_over and await stream.read(answer.read):
+            read = partial(answer.read, stream)
+            while not answer.is_over and await stream.read(read):
                 stream.is_over = answer.is_over
                 if answer.deltas:
                     yield answer.take()
@@ -594,7 +594,8 @@ class _Answer:
         self._is_warm_up = job.output_tokens_max == 0
         self._must_call = not self._is_warm_up and _must_call(job.scene)
         self._reason: str | None = None
-        self._is_closed = False
+        # Whether nothing more belongs to it, and whether nothing of it can be missing.
+        self._is_closed = self._is_whole = False
         self._usage: bytes = b"null"
         self._calls = _Calls()
         self._marks = _ThinkMarks()
@@ -608,7 +609,7 @@ class _Answer:
         # Whether the endpoint has ended it.
         self.is_over = False
 
-    def read(self, events: list[bytes]) -> bool:
+    def read(self, stream: EventStream, events: list[bytes]) -> bool:
         """Add what came together; whether there is something to yield, because the turn did not take it."""
         for data in events:
             if data == DONE:
@@ -617,21 +618,29 @@ class _Answer:
             try:
                 event = _event.decode(data)
             except UNREADABLE as error:
-                self.error = unreadable(error)
-                return True
+                return self._fail(unreadable(error))
             if event.error is not UNSET and bytes(event.error) != b"null":
-                self.error = error_in_stream(event.error)
-                return True
+                return self._fail(error_in_stream(event.error))
             if event.usage is not UNSET and bytes(event.usage) != b"null":
                 self._usage = bytes(event.usage)
             if event.choices and not self._is_closed:
                 self._choose(event.choices)
+        if self._is_whole:
+            stream.note_whole()
         if not self.deltas:
             return False
         if self._take is None or not self._take(Deltas(tuple(self.deltas))):
             return True
         self.deltas.clear()
         return False
+
+    def _fail(self, error: ApiError) -> bool:
+        """Something is wrong: with the answer, unless that is whole."""
+        if self._is_whole:
+            self.is_over = True
+        else:
+            self.error = error
+        return True
 
     def take(self) -> Deltas:
         """What was not yet taken."""
@@ -646,10 +655,12 @@ class _Answer:
             choice = next((one for one in choices if not one.index), NO_CHOICE)
         delta = choice.delta
         if choice.finish_reason:
-            # Alone it is the end; some endpoints name a reason in every event, with what the event brings.
-            self._reason = choice.finish_reason
+            # Alone it is the end; some endpoints name a reason in every event, with what the event brings. Where the
+            # events before had none, it is the end as well.
+            is_new, self._reason = self._reason is None, choice.finish_reason
             self._stop = choice.stop_reason or choice.matched_stop
             self._is_closed = delta is None or delta.is_empty
+            self._is_whole = self._is_closed or (is_new and self._marks.is_over)
         if delta is None or self._is_warm_up:
             return
         content, calls = delta.content, delta.tool_calls

@@ -25,7 +25,6 @@ from segue.engines.vllm import (
     COMPLETIONS,
     SAMPLING,
     VllmChoice,
-    VllmUsage,
     constraint,
     read_choice,
     read_usage,
@@ -52,7 +51,7 @@ class _Nvext(Struct, frozen=True):
 class _Event(Struct, frozen=True):
     id: Raw | UnsetType = UNSET
     choices: list[VllmChoice] = []
-    usage: VllmUsage | None = None
+    usage: Raw | UnsetType = UNSET
     nvext: _Nvext | None = None
     error: Raw | UnsetType = UNSET
 
@@ -97,7 +96,7 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     if not answer.is_ours(event.id):
         return
     nvext = event.nvext or _NO_NVEXT
-    if event.usage:
+    if event.usage is not UNSET:
         read_usage(event.usage, answer)
     if nvext.worker_id is not None and answer.started is None:
         answer.start(None, str(nvext.worker_id.decode_worker_id))

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.border.numbers import context_size
-from segue.engines.upstream import UNREADABLE, ContextRefused, Upstream
+from segue.border.refusals import UNREADABLE, ContextRefused
+from segue.engines.upstream import Upstream
 from segue.seams.model import EngineFacts, Job
 from segue.seams.prompt import Tokens
 

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Protocol, runtime_checkable
 
+from segue.border.refusals import EngineLost, NotServed
 from segue.engines.client import HttpResponse
 from segue.engines.queued import QueuedEngine, refusal, servers_of
-from segue.engines.upstream import DEFAULT_TIMEOUTS, EngineLost, NotServed
+from segue.engines.upstream import DEFAULT_TIMEOUTS
 from segue.errors import ApiError, NotFound, Unavailable
 from segue.seams.history import Owner
 from segue.seams.model import Engine

@@ -28,7 +28,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.border.believed import check_ids
-from segue.border.numbers import context_size, slots_of
+from segue.border.numbers import context_size, count_in, slots_of
+from segue.border.refusals import UNREADABLE, unreadable
 from segue.engines.hidden_tokens import TokenVocabulary
 from segue.engines.token_engine import (
     SamplingFields,
@@ -36,9 +37,10 @@ from segue.engines.token_engine import (
     TokenCodec,
     TokenLikelihood,
     TokenRequest,
+    counts_in,
     images_of,
 )
-from segue.engines.upstream import UNREADABLE, Upstream, unreadable
+from segue.engines.upstream import Upstream
 from segue.errors import EngineFailed, InvalidRequest
 from segue.schemas.structural_tags import gbnf, lark
 from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
@@ -63,11 +65,11 @@ ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 
 
 class _Timings(Struct, frozen=True):
-    cache_n: int | None = None
+    cache_n: object = None
 
 
 class _Progress(Struct, frozen=True):
-    cache: int = 0
+    cache: object = 0
 
 
 class _Event(Struct, frozen=True):
@@ -76,10 +78,10 @@ class _Event(Struct, frozen=True):
     # How many by now; of a character that took several tokens only the last one is shown.
     tokens_predicted: int = 0
     # How many tokens the prompt has.
-    tokens_evaluated: int | None = None
+    tokens_evaluated: object = None
     stop: bool = False
     stop_type: str = ""
-    timings: _Timings = _Timings()
+    timings: Raw | UnsetType = UNSET
     prompt_progress: _Progress | None = None
     completion_probabilities: list[TokenLikelihood] = []
     error: Raw | UnsetType = UNSET
@@ -133,14 +135,14 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     answer.is_reading_prompt = event.prompt_progress is not None
     if event.prompt_progress is not None:
         # The id in this event was never sampled.
-        answer.start(event.prompt_progress.cache)
+        answer.start(count_in(event.prompt_progress.cache))
         return
+    ids = _ids(event, answer)
     if event.stop:
         answer.is_over = True
         answer.reason = "stop" if event.stop_type in ("eos", "word") else "length"
-        answer.cached_tokens = event.timings.cache_n
-        answer.input_tokens = event.tokens_evaluated
-    ids = _ids(event, answer)
+        answer.cached_tokens = count_in(counts_in(event.timings, _Timings).cache_n)
+        answer.input_tokens = count_in(event.tokens_evaluated)
     answer.count = event.tokens_predicted or answer.count
     if not ids:
         return

@@ -34,8 +34,8 @@ from operator import attrgetter
 from msgspec import Struct, structs
 
 from segue.border.believed import Correction, believed
+from segue.border.refusals import EngineLost, NotServed, not_served
 from segue.engines.fair_queue import FairQueue
-from segue.engines.upstream import EngineLost, NotServed, not_served
 from segue.errors import ApiError, CallerError, EngineFailed, TooMany, Unavailable
 from segue.seams.engine_status import EngineStatus
 from segue.seams.history import Owner

@@ -13,6 +13,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from segue.border.numbers import count_in
+from segue.border.refusals import UNREADABLE, error_for_status
 from segue.engines.facts import listed_facts
 from segue.engines.token_engine import (
     SamplingFields,
@@ -23,7 +25,7 @@ from segue.engines.token_engine import (
     session_headers,
     token_logprob,
 )
-from segue.engines.upstream import UNREADABLE, Upstream, error_for_status
+from segue.engines.upstream import Upstream
 from segue.ids import new_id
 from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
@@ -52,8 +54,8 @@ class _Meta(Struct, frozen=True):
     id: Raw | UnsetType = UNSET
     finish_reason: _Reason | None = None
     completion_tokens: int = 0
-    cached_tokens: int | None = None
-    prompt_tokens: int | None = None
+    cached_tokens: object = None
+    prompt_tokens: object = None
     # As many as there are ids: all so far, or only the new ones.
     output_token_logprobs: list[_Likelihood] = []
     output_top_logprobs: list[list[_Likelihood] | None] | None = None
@@ -125,8 +127,8 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
     meta = event.meta_info
     if not answer.is_ours(meta.id):
         return
-    answer.start(meta.cached_tokens)
-    answer.input_tokens = meta.prompt_tokens
+    if answer.started is None:
+        answer.start(count_in(meta.cached_tokens))
     count = meta.completion_tokens - answer.count
     if count > 0 and answer.reason is None:
         # The new ids are the last ones of the list, whether it holds all or only the new ones.
@@ -140,7 +142,8 @@ def _read(event: _Event, answer: TokenAnswer) -> None:
         body = msgspec.json.encode({"message": reason.message or ""})
         raise error_for_status(reason.status_code or 503, body)
     answer.reason = answer.reason or ("stop" if reason.type == "stop" else "length")
-    answer.cached_tokens = meta.cached_tokens
+    answer.cached_tokens = count_in(meta.cached_tokens)
+    answer.input_tokens = count_in(meta.prompt_tokens)
 
 
 def _logprobs(meta: _Meta, count: int, sampling: Sampling) -> list[TokenLogprob | None]:

@@ -28,19 +28,18 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from segue.border.believed import check_ids
 from segue.border.numbers import BRACKETS_MAX, events_max, finite
-from segue.engines.client import HttpResponse
-from segue.engines.facts import fitted, learned, listed_facts
-from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
-from segue.engines.upstream import (
+from segue.border.refusals import (
     UNREADABLE,
     ContextRefused,
-    EventStream,
     NotServed,
     RequestRefused,
-    Upstream,
     error_in_stream,
     unreadable,
 )
+from segue.engines.client import HttpResponse
+from segue.engines.facts import fitted, learned, listed_facts
+from segue.engines.hidden_tokens import HiddenTokens, TokenVocabulary
+from segue.engines.upstream import EventStream, Upstream
 from segue.errors import ApiError, EngineFailed, Unavailable
 from segue.seams.model import (
     EngineFacts,
@@ -90,6 +89,7 @@ class TokenEvent(Protocol):
 # What a codec remembers about one server, and the event that it reads.
 S = TypeVar("S")
 E = TypeVar("E", bound=TokenEvent)
+C = TypeVar("C", bound=Struct)
 
 
 class TokenCodec(Struct, Generic[S, E], frozen=True):
@@ -328,6 +328,12 @@ class TokenEngine(Generic[S, E]):
         """Add what came together; whether there is something to yield, because it was not taken."""
         had_started = answer.started is not None
         answer.error = self._decode(events, answer, stream)
+        if answer.reason is not None:
+            if answer.error is not None:
+                # After its end nothing is wrong with it.
+                answer.error, answer.is_over = None, True
+            elif not answer.is_over:
+                stream.note_whole()
         if answer.error or answer.is_over or had_started != (answer.started is not None):
             return True
         return bool(answer.ids) and not answer.is_taken()
@@ -407,6 +413,18 @@ class TokenJson:
 def images_of(job: Job) -> list[ImageAt]:
     """The images in a prompt of ids."""
     return job.prompt.all_images() if isinstance(job.prompt, Tokens) else []
+
+
+# --- what answers have in common ----------------------------------------------------------------------
+
+
+def counts_in(said: Raw | UnsetType, kind: type[C]) -> C:
+    """What a server has counted, in a place of its own; nothing where that is not there. Whatever it is, it must not
+    cost an answer that is whole."""
+    try:
+        return kind() if said is UNSET else msgspec.json.decode(said, type=kind | None) or kind()
+    except UNREADABLE:
+        return kind()
 
 
 # --- what requests have in common -------------------------------------------------------------------

@@ -14,7 +14,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
-from segue.border.numbers import LOGPROBS_MAX
+from segue.border.numbers import LOGPROBS_MAX, count_in
+from segue.border.refusals import UNREADABLE, RequestRefused
 from segue.engines.facts import listed_facts
 from segue.engines.token_engine import (
     SamplingFields,
@@ -22,12 +23,13 @@ from segue.engines.token_engine import (
     TokenCodec,
     TokenLikelihood,
     TokenRequest,
+    counts_in,
     id_in,
     images_of,
     session_headers,
     token_logprob,
 )
-from segue.engines.upstream import UNREADABLE, RequestRefused, Upstream
+from segue.engines.upstream import Upstream
 from segue.errors import EngineFailed, InvalidRequest
 from segue.seams.model import EngineFacts, Grammar, Job, Sampling, TokenLogprob
 
@@ -49,14 +51,14 @@ STRUCTURED_SINCE = (0, 11)
 
 
 class _Details(Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: object = None
 
 
-class VllmUsage(Struct, frozen=True):
+class _Usage(Struct, frozen=True):
     """How long the prompt was, and how much of it was cached."""
 
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens: object = None
+    prompt_tokens_details: Raw | UnsetType = UNSET
 
 
 class _Logprobs(Struct, frozen=True):
@@ -85,7 +87,7 @@ class VllmEvent(Struct, frozen=True):
 
     id: Raw | UnsetType = UNSET
     choices: list[VllmChoice] = []
-    usage: VllmUsage | None = None
+    usage: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
 
@@ -249,7 +251,7 @@ def constraint(schema: bytes | Grammar) -> tuple[str, Raw]:
 def _read(event: VllmEvent, answer: TokenAnswer) -> None:
     if not answer.is_ours(event.id):
         return
-    if event.usage:
+    if event.usage is not UNSET:
         read_usage(event.usage, answer)
     for choice in event.choices:
         if choice.text and choice.token_ids is None:
@@ -257,11 +259,15 @@ def _read(event: VllmEvent, answer: TokenAnswer) -> None:
         read_choice(choice, choice.token_ids, choice.stop_reason, answer)
 
 
-def read_usage(usage: VllmUsage, answer: TokenAnswer) -> None:
+def read_usage(said: Raw, answer: TokenAnswer) -> None:
     """Add how the prompt was counted."""
-    answer.input_tokens = usage.prompt_tokens
-    if usage.prompt_tokens_details:
-        answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
+    if bytes(said) == b"null":
+        # As in every event but the last.
+        return
+    usage = counts_in(said, _Usage)
+    details = counts_in(usage.prompt_tokens_details, _Details)
+    answer.input_tokens = count_in(usage.prompt_tokens)
+    answer.cached_tokens = count_in(details.cached_tokens)
 
 
 def read_choice(

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from segue.engines.facts import MODELS
-from segue.engines.upstream import UNREADABLE, Timeouts, Upstream
+from segue.engines.upstream import Timeouts, Upstream
 from segue.errors import ApiError, Misconfigured, shown_names
 from segue.printable import shown_address
 from segue.server.names import NAMED
@@ -72,7 +72,7 @@ async def _listed(url: str, key: str) -> list[str] | None:
         cards = _cards.decode(body).data if status == 200 else []
     except ApiError:
         return None
-    except UNREADABLE:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []
     finally:
         await upstream.close()
