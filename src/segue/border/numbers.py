@@ -29,9 +29,12 @@ TOKEN_CHARS_MAX, CHARS_MIN = 128, 64 * 1024
 TOKEN_EVENTS_MAX, EVENTS_MIN = 16, 1_024
 # What endpoints themselves send for a token that is impossible.
 LOGPROB_MIN = -9999.0
-# Brackets in an event, or in a short answer, as far as they are looked at; and commas: the ids of the longest prompt.
+# Brackets in an event, or in a short answer, as far as they are looked at; and commas for each of them: the ids of a
+# long answer, which an engine may repeat in every event. So many are decoded within some 10 ms.
 LOOKED_AT_BYTES = 64 * 1024
-BRACKETS_MAX, COMMAS_MAX = 65_536, 2_000_000
+BRACKETS_MAX, COMMAS_FOR_BRACKET = 65_536, 4
+# Of the ids of a whole prompt, with which vLLM begins: they are not decoded.
+ECHOED = re.compile(rb'"prompt_token_ids": ?\[')
 # Tokens that come together with their logprobs.
 LOGPROBS_MAX = 8_192
 # Nobody is asked to wait longer, whatever a server says.
@@ -49,9 +52,12 @@ def events_max(job: Job) -> int:
 
 def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
     """Whether this has more values than can be decoded without holding up others."""
-    return len(data) > LOOKED_AT_BYTES and (
-        has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", COMMAS_MAX)
-    )
+    if len(data) <= LOOKED_AT_BYTES:
+        return False
+    commas_max = brackets_max * COMMAS_FOR_BRACKET
+    if echoed := ECHOED.search(data):
+        commas_max += data.count(b",", echoed.end(), data.find(b"]", echoed.end()))
+    return has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", commas_max)
 
 
 def few(data: bytes) -> bytes:

@@ -34,7 +34,8 @@ A = TypeVar("A", bound=Struct)
 PATH = "/generate"
 ABORT = "/abort_request"
 SERVER_INFO = "/get_server_info"
-# Servers draft a few tokens ahead. Brackets of an event that repeats the logprobs of 20,000 tokens with twenty others.
+# Servers draft a few tokens ahead. Brackets of an event that repeats the logprobs of 20,000 tokens with twenty others,
+# where a client wants logprobs.
 DRAFTS_MAX, REPEATED = 1_024, 524_288
 SAMPLING = SamplingFields(top_p_min=1e-6, seed="sampling_seed")
 

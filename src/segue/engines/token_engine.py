@@ -114,7 +114,7 @@ class TokenCodec(Struct, Generic[S, E], frozen=True):
     hides_tokens: bool = False
     # The prompt with images, for a server that does not take them beside the ids of their placeholders.
     image_prompt: Callable[[Tokens, TokenVocabulary, S], object] | None = None
-    # How many values an event may have: of a server that repeats all logprobs so far, many.
+    # How many values an event with logprobs may have: of a server that repeats all of them so far, many.
     brackets_max: int = BRACKETS_MAX
     # What the server says of itself, and of the model that it knows under this name.
     facts: Callable[[Upstream, str], Awaitable[EngineFacts]] = listed_facts
@@ -257,7 +257,9 @@ class TokenEngine(Generic[S, E]):
             answer.job = fitted(job, told or self.facts)
             request = self._codec.request(answer.job, self._model, known)
             stream = await self._send(job, request)
-            stream.events_left, stream.brackets_max = events_max(job), self._codec.brackets_max
+            stream.events_left = events_max(job)
+            if job.sampling.wants_logprobs:
+                stream.brackets_max = self._codec.brackets_max
             self.facts = told or self.facts
             read = partial(self._read, answer, stream)
             while not answer.is_over and await stream.read(read):

@@ -46,6 +46,8 @@ SAMPLING = SamplingFields(top_p_min=1e-6)
 # Where the context is unknown: without a limit it would write 16 tokens; when it refuses this one, it names its own.
 NO_LIMIT_TOKENS = 2**31 - 1
 DYNAMO_REFUSAL = "Bad Request"
+# Of the likeliest tokens in the place of one; some of them with their texts.
+TOP_BYTES_MAX, NO_TOP = 16 * 1024, Raw(b"null")
 # Before this version a JSON schema was called `guided_json`, and after the next one it no longer is.
 STRUCTURED_SINCE = (0, 11)
 
@@ -66,7 +68,8 @@ class _Logprobs(Struct, frozen=True):
 
     content: list[TokenLikelihood] | None = None
     token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] | None = None
+    # Each an object, with the twenty likeliest at most.
+    top_logprobs: list[Raw] | None = None
 
 
 class VllmChoice(Struct, frozen=True):
@@ -127,6 +130,7 @@ class VllmOffer(Struct, frozen=True):
 
 
 _event = msgspec.json.Decoder(VllmEvent)
+_likeliest = msgspec.json.Decoder(dict[str, float] | None)
 _version = msgspec.json.Decoder(_Version)
 _refused = msgspec.json.Decoder(_Refused)
 _rendered = msgspec.json.Decoder(list[_Rendered])
@@ -294,13 +298,17 @@ def read_choice(
 def _logprobs(logprobs: _Logprobs, sampling: Sampling) -> list[TokenLogprob | None]:
     if logprobs.content is not None:
         return [token.logprobs(sampling) for token in logprobs.content[:LOGPROBS_MAX]]
-    tops = logprobs.top_logprobs or [None] * len(logprobs.token_logprobs)
-    pairs = [
-        [(id_in(key), value) for key, value in (top or {}).items() if key.startswith("token_id:")]
-        for top in tops
-    ]
-    sampled = zip(logprobs.token_logprobs, pairs, strict=True)
-    return [token_logprob(logprob, top, sampling) for logprob, top in sampled]
+    values = logprobs.token_logprobs[:LOGPROBS_MAX]
+    tops = logprobs.top_logprobs or [NO_TOP] * len(values)
+    sampled = zip(values, tops[:LOGPROBS_MAX], strict=True)
+    return [token_logprob(logprob, _top(top), sampling) for logprob, top in sampled]
+
+
+def _top(raw: Raw) -> list[tuple[int, float]]:
+    if len(bytes(raw)) > TOP_BYTES_MAX:
+        raise ValueError("more tokens than anybody wants")
+    told = _likeliest.decode(raw) or {}
+    return [(id_in(key), value) for key, value in told.items() if key.startswith("token_id:")]
 
 
 async def _facts(upstream: Upstream, model: str) -> EngineFacts:
