@@ -37,6 +37,7 @@ class Remote:
 def build(remote: Remote) -> Any:
     """The server itself."""
     from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp_types import ToolAnnotations
 
     server = MCPServer("test")
@@ -71,7 +72,7 @@ def build(remote: Remote) -> Any:
 
     @server.tool(description="Never works.")
     async def fail(text: str) -> str:
-        raise ValueError(text)
+        raise ToolError(text)
 
     @server.tool(description="Ends the server.")
     async def die(text: str) -> str:

@@ -456,9 +456,35 @@ async def test_failure_of_a_tool_is_told_and_the_turn_goes_on(tmp_path: Path) ->
     failed = response_of(told)["output"][1]
     assert failed["status"] == "failed"
     assert failed["error"]["type"] == "mcp_tool_execution_error"
-    assert "fail" in failed["error"]["content"][0]["text"]
+    assert "no" in failed["error"]["content"][0]["text"]
     # A tool that the server does not have is nobody's but the client's.
     assert types_of(told) == ["mcp_list_tools", "mcp_call", "function_call"]
+
+
+async def test_long_failure_of_a_tool_is_cut_as_its_output_is(tmp_path: Path) -> None:
+    """For the client, which sends it again, as for the model."""
+    async with (
+        hosting_own(
+            tmp_path, calling("own.fail", text="x" * 5000), DONE, tool_output_bytes_max=1000
+        ) as (served, _),
+        asking(served, "json") as ask,
+    ):
+        failed = response_of(await ask({"input": "Go", "tools": [OWN]}))["output"][1]
+    assert failed["error"]["type"] == "mcp_tool_execution_error"
+    assert 900 < len(failed["error"]["content"][0]["text"]) < 1100
+
+
+async def test_server_that_speaks_no_mcp_is_not_quoted(tmp_path: Path) -> None:
+    async with (
+        hosting_own(tmp_path, DONE) as (served, far),
+        asking(served, "json") as ask,
+    ):
+        far.status = 200
+        for far.body in (b'{"jsonrpc": "2.0", "secret": 1}', b"secret"):
+            (told, *_) = response_of(await ask({"input": "Go", "tools": [OWN]}))["output"]
+            assert told["error"].startswith("The MCP server 'own' ")
+            assert "secret" not in told["error"]
+            assert len(told["error"]) < 200
 
 
 async def test_server_that_dies_in_a_call_fails_the_call_alone(tmp_path: Path) -> None:

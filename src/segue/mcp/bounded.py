@@ -8,7 +8,8 @@ tool or block after the other. So what is large is looked at here first, in a th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 
 import httpx2
@@ -25,6 +26,16 @@ EVENT_BYTES_MAX = 1024 * 1024
 SMALL_BYTES = 16 * 1024
 # Brackets and commas: of a list of hundreds of tools, ten thousand.
 MARKS_MAX = 65_536
+# Parts of an event or of an answer, each of which the library takes for itself; so many of them some milliseconds,
+# after which others have their time. And the lines of an event: of JSON that is printed for people, some thousands.
+CHUNKS_MAX, CHUNKS_AT_ONCE, LINES_MAX = 65_536, 64, 16_384
+# Events of one answer: a call that reports ten times a second how far it is has 6,000 in ten minutes.
+EVENTS_MAX = 16_384
+# The fields of an event; all other lines, comments among them, say nothing.
+FIELDS = (b"data:", b"event:", b"id:", b"retry:")
+# A number of more digits takes long to read, and is none that a tool has meant.
+DIGITS_MAX = 1_024
+LONG_NUMBER = re.compile(rb"[0-9]{%d}" % DIGITS_MAX)
 # How many blocks of an output are used.
 BLOCKS_MAX = 1_024
 ENCODED = "identity"
@@ -77,40 +88,73 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _Events(httpx2.AsyncByteStream):
-    """A stream of events, each of them whole and within limits."""
+    """A stream of events, each of them whole and within limits, without what is no part of an event."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, note: Noting) -> None:
         self._inner = inner
         self._note = note
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        lines: list[bytes] = []
-        rest, size = bytearray(), 0
+        reader = _EventReader()
+        events = chunks = 0
         try:
             async for chunk in self._inner:
-                rest += chunk
-                *whole, last = rest.split(b"\n")
-                rest = last
-                for line in whole:
-                    lines.append(bytes(line).rstrip(b"\r"))
-                    size += len(line) + 1
-                    if not lines[-1]:
-                        yield await _event(lines, size)
-                        lines, size = [], 0
-                if size + len(rest) > EVENT_BYTES_MAX:
-                    raise _TooMuch(f"it sent an event of more than {EVENT_BYTES_MAX:,} bytes")
+                chunks += 1
+                if chunks % CHUNKS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                for lines in reader.read(chunk):
+                    events += 1
+                    if events > EVENTS_MAX:
+                        raise _TooMuch(f"it sent more than {EVENTS_MAX:,} events at a time")
+                    yield await _event(lines)
         except _TooMuch as error:
             self._note(str(error))
             raise
-        yield b"\n".join([*lines, bytes(rest)])
+        yield reader.rest()
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-async def _event(lines: list[bytes], size: int) -> bytes:
+class _EventReader:
+    """Takes events out of bytes that are cut anywhere; what is said between them is left out, and not for ever."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        # The beginning of a line, and how much has come since the last event.
+        self._parts: list[bytes] = []
+        self._bytes = self._chunks = 0
+
+    def read(self, chunk: bytes) -> Iterator[list[bytes]]:
+        """The lines of each event that is whole with this."""
+        self._bytes += len(chunk)
+        self._chunks += 1
+        if b"\n" in chunk:
+            *whole, last = b"".join([*self._parts, chunk]).split(b"\n")
+            self._parts = [last] if last else []
+            for line in whole:
+                # Most lines of those who send much are empty.
+                if line.startswith(FIELDS):
+                    self._lines.append(line.rstrip(b"\r"))
+                elif self._lines and line in (b"", b"\r"):
+                    yield self._lines
+                    self._lines = []
+                    self._bytes, self._chunks = len(last), 1
+        else:
+            self._parts.append(chunk)
+        if self._bytes > EVENT_BYTES_MAX:
+            raise _TooMuch(f"it sent an event of more than {EVENT_BYTES_MAX:,} bytes")
+        if self._chunks > CHUNKS_MAX or len(self._lines) > LINES_MAX:
+            raise _TooMuch("it sent an event in more parts than are read")
+
+    def rest(self) -> bytes:
+        """What is left at the end."""
+        return b"\n".join([*self._lines, b"".join(self._parts)])
+
+
+async def _event(lines: list[bytes]) -> bytes:
     """An event as it came, or with what is left of its data."""
-    if size > SMALL_BYTES:
+    if sum(map(len, lines)) > SMALL_BYTES:
         data = b"\n".join(
             line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")
         )
@@ -119,15 +163,21 @@ async def _event(lines: list[bytes], size: int) -> bytes:
             others = [line for line in lines if not line.startswith(b"data:")]
             # JSON has line breaks between its values only.
             lines = [b"data: " + data.replace(b"\r", b" ").replace(b"\n", b" "), *others]
-    return b"\n".join(lines) + b"\n"
+    return b"\n".join([*lines, b"", b""])
 
 
 async def _whole(stream: httpx2.AsyncByteStream) -> bytes:
     body = bytearray()
+    chunks = 0
     async for chunk in stream:
         body += chunk
+        chunks += 1
+        if chunks % CHUNKS_AT_ONCE == 0:
+            await asyncio.sleep(0)
         if len(body) > ANSWER_BYTES_MAX:
             raise _TooMuch(f"it answered with more than {ANSWER_BYTES_MAX:,} bytes")
+        if chunks > CHUNKS_MAX:
+            raise _TooMuch("it answered in more parts than are read")
     if len(body) <= SMALL_BYTES:
         return bytes(body)
     return await asyncio.to_thread(within_limits, bytes(body))
@@ -138,6 +188,8 @@ def within_limits(body: bytes) -> bytes:
     marks = sum(map(body.count, (b",", b"{", b"[")))
     if marks > MARKS_MAX and sum(1 for _ in islice(marks_of(body), MARKS_MAX + 1)) > MARKS_MAX:
         raise _TooMuch("it answered with more values than are read")
+    if LONG_NUMBER.search(body) and _has_long_number(body):
+        raise _TooMuch("it answered with a number that is too long")
     try:
         message = _fields.decode(body)
         result = _fields.decode(message["result"]) if "result" in message else {}
@@ -150,3 +202,15 @@ def within_limits(body: bytes) -> bytes:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise _TooMuch("it did not answer with a message of the protocol") from None
     return encode(message | {"result": Raw(encode(result))}) if is_cut else body
+
+
+def _has_long_number(body: bytes) -> bool:
+    """Whether a number between two marks has so many digits; those of a string are letters."""
+    before = 0
+    for _, at in marks_of(body):
+        if at - before > DIGITS_MAX:
+            value = body[before:at].rstrip()
+            if not value.endswith(b'"') and LONG_NUMBER.search(value):
+                return True
+        before = at + 1
+    return False

@@ -64,6 +64,10 @@ CONNECT_S_MAX = 20.0
 LIST_PAGES_MAX = 16
 # Listings that are known, of all owners: clients name servers with secrets of their own, each of which is another.
 LISTS_MAX, LISTS_BYTES_MAX = 256, 16 * 1024 * 1024
+# Of what a server says instead of its list.
+LIST_ERROR_CHARS_MAX = 1_000
+# What the library calls an answer that it cannot read, with words of that answer.
+UNREAD = ("Failed to parse JSON response", "Failed to parse SSE message")
 # How long a server may be silent in the middle of an answer; the loop's own limit comes first.
 READ_S_MAX = 600.0
 # How long a server's process may take to stop.
@@ -269,7 +273,8 @@ class McpLister:
                 call.item_id, definition, await self._servers.list(definition, call.owner)
             )
         except McpFailed as failed:
-            label, error = definition.server_label, Raw(encode(failed.message))
+            words = failed.message[:LIST_ERROR_CHARS_MAX]
+            label, error = definition.server_label, Raw(encode(words))
             item = McpListTools(id=call.item_id, server_label=label, tools=[], error=error)
         return ToolResult("", as_item(item))
 
@@ -404,6 +409,8 @@ class _McpConnection:
                 )
             case _ if status is not None:
                 return McpFailed(f"{server} answered {status}.", status, "http_error")
+            case MCPError(message=message) if message.startswith(UNREAD):
+                message = f"{server} did not answer with a message of the protocol."
             case MCPError(code=code, message=message) if code != CONNECTION_CLOSED:
                 return McpFailed(message, code)
             case MCPError():

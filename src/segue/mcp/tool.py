@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from segue.mcp.definitions import (
+    ErrorKind,
     check_servers,
     error_of,
     listed_offers,
@@ -176,7 +177,24 @@ def _public(result: ToolResult, begun: ItemValue, create: Create) -> ItemValue:
     if not isinstance(value, McpCall) or not isinstance(begun, McpCall):
         return value
     output = result.text if isinstance(value.output, str) else value.output
-    return structs.replace(value, approval_request_id=begun.approval_request_id, output=output)
+    return structs.replace(
+        value,
+        approval_request_id=begun.approval_request_id,
+        output=output,
+        error=_shortened(value.error, result.text) if isinstance(value.error, Raw) else value.error,
+    )
+
+
+def _shortened(error: Raw, text: str) -> Raw:
+    """An error with no more words than the model reads."""
+    words = text.removeprefix("Error: ")
+    match msgspec.json.decode(error):
+        case {"type": "mcp_tool_execution_error"}:
+            return error_of("mcp_tool_execution_error", words)
+        case {"type": str() as kind, "code": int() as code}:
+            return error_of(cast("ErrorKind", kind), words, code)
+        case _:
+            return error
 
 
 def words_of(value: ItemValue) -> str | None:

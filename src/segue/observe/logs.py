@@ -75,3 +75,5 @@ def set_up_logging(level: str, log_format: LogFormat, *, workers: int = 1) -> No
     for handler in logging.getLogger().handlers:
         handler.setFormatter(make_formatter(log_format, workers=workers))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # It quotes what MCP servers answer; what goes wrong with them is said in words of our own.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
