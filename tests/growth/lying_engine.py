@@ -1,7 +1,8 @@
-"""A chat endpoint that says whatever it is asked to: a process of its own, so that only Segue's work is measured.
+"""An engine that says whatever it is asked to: a process of its own, so that only Segue's work is measured.
 
-The last user message names what is said, and how often: `deltas 20000`. As a module it prints its port and answers
-until it is ended.
+A chat endpoint, whose last user message names what is said, and how often: `deltas 20000`. And a vLLM, an SGLang and a
+llama.cpp, which are sent no words: the temperature is the place in `TOKEN_SAID`, and the limit how often. As a module
+it prints its port and answers until it is ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 Json = Any
 MODEL = "liar"
-WAIT_S = 30
+SSE = "text/event-stream"
 
 
 def event(value: object) -> bytes:
@@ -98,9 +99,54 @@ SAID: dict[str, Callable[[int], bytes]] = {
     "lies": lambda size: WORD * 3 + STOP + usage(size, size) + END,
     "negative": lambda size: WORD * 3 + STOP + usage(-size, -size, -size) + END,
     "cached": lambda size: WORD * 3 + STOP + usage(10, 3, size) + END,
+    "bytes-at-once": filled(
+        DELTA + b'"content":"a"},"logprobs":{"content":[{"bytes":[', b"7", b"]}]}}]}"
+    ),
     # The size is the number of bytes after which the connection ends.
     "cut": lambda size: WHOLE[:size],
+    "cut-chunks": lambda size: WHOLE[:size],
 }
+
+# --- engines of token ids: what begins, a token, what ends, and what says that the answer is whole -------------------
+
+TOKEN = b"1000"
+SHAPES: dict[str, tuple[bytes, bytes, bytes]] = {
+    "/v1/completions": (
+        b'{"choices":[{"index":0,"text":"","token_ids":[',
+        b']}],"usage":null}',
+        b'{"choices":[{"index":0,"text":"","token_ids":[],"finish_reason":"stop"}]}',
+    ),
+    "/generate": (
+        b'{"output_ids":[',
+        b'],"meta_info":{"completion_tokens":%d}}',
+        b'{"output_ids":[],"meta_info":{"finish_reason":{"type":"stop"}}}',
+    ),
+    "/completion": (
+        b'{"content":"a","tokens":[',
+        b'],"tokens_predicted":%d}',
+        b'{"stop":true,"stop_type":"eos"}',
+    ),
+}
+
+
+def tokens(path: str, count: int, by_now: int) -> bytes:
+    """An event with so many ids."""
+    begin, end, _ = SHAPES[path]
+    end = end % by_now if b"%d" in end else end
+    return b"data: " + begin + b",".join([TOKEN] * count) + end + b"\n\n"
+
+
+def ended(path: str) -> bytes:
+    return b"data: " + SHAPES[path][2] + b"\n\n"
+
+
+TOKEN_SAID: list[Callable[[str, int], bytes]] = [
+    lambda path, size: b"".join(tokens(path, 1, n + 1) for n in range(size)) + ended(path) + END,
+    lambda path, size: tokens(path, size, size) + ended(path) + END,
+    # Much that is none of its business, when the answer is whole.
+    lambda path, size: tokens(path, 1, 1) + ended(path) + tokens(path, 1, 2) * size + END,
+]
+ONE_BY_ONE, AT_ONCE, AFTER_THE_END = range(len(TOKEN_SAID))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -118,18 +164,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in SHAPES:
+            asked = body.get("sampling_params") or body
+            limits = ("max_tokens", "max_new_tokens", "n_predict")
+            size = next(asked[name] for name in limits if name in asked)
+            said = TOKEN_SAID[round(100 * asked["temperature"])]
+            self._answer(said(self.path, size), SSE)
+            return
         if not self.path.endswith("/chat/completions"):
             self.send_error(404)
             return
         asked = body["messages"][-1]["content"]
         text = asked if isinstance(asked, str) else asked[0]["text"]
         kind, _, size = text.partition(" ")
-        self._answer(SAID[kind](int(size)), "text/event-stream")
+        data = SAID[kind](int(size))
+        if kind == "cut-chunks":
+            self._answer(b"%x\r\n%b\r\n" % (len(data), data) if data else b"", SSE, "chunked")
+        else:
+            self._answer(data, SSE)
 
-    def _answer(self, data: bytes, kind: str) -> None:
+    def _answer(self, data: bytes, kind: str, encoding: str = "") -> None:
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Connection", "close")
+        if encoding:
+            self.send_header("Transfer-Encoding", encoding)
         self.end_headers()
         self.wfile.write(data)
         self.close_connection = True

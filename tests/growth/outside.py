@@ -11,22 +11,26 @@ import asyncio
 import json
 import zipfile
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import httpx2
 import msgspec
 
-from segue.border.numbers import few
+from segue.border.numbers import BRACKETS_MAX, COMMAS_FOR_BRACKET, few
 from segue.bundles.bundle import inline_bundle
 from segue.engine_sessions.frames import ProtocolBroken, SessionTokens, read_said
 from segue.engines.facts import facts_in
 from segue.errors import ApiError
 from segue.guards.rules import Rules, RulesGuard
+from segue.mcp.bounded import BoundedTransport
 from segue.mcp.definitions import listed_offers, listing, servers_of
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
@@ -41,9 +45,17 @@ from segue.wire.codec import decode_tools
 from segue.wire.effects import Effects
 from segue.wire.items import RemoteTool
 from segue.wire.tools import FunctionTool, Offer, Tools
+from segue_embedded.weights import find_weights
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
-from tests.growth.lying_engine import WHOLE, lying_engine
+from tests.growth.lying_engine import (
+    AFTER_THE_END,
+    AT_ONCE,
+    GOOD,
+    ONE_BY_ONE,
+    WHOLE,
+    lying_engine,
+)
 from tests.growth.measure import Bench, Case, Structure, bench
 
 Json = Any
@@ -405,6 +417,69 @@ def outside_case(server: Bench, one: Outside) -> Case:
     return case
 
 
+# --- MCP servers ------------------------------------------------------------------------------------------
+
+
+class Sent(httpx2.AsyncBaseTransport, httpx2.AsyncByteStream):
+    """What comes over the wire, in these pieces."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=self)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+
+async def hear_mcp(pieces: Iterable[bytes]) -> object:
+    """As the library for the protocol reads it: line by line."""
+    transport = BoundedTransport(Sent(pieces), lambda fault: None)
+    async with httpx2.AsyncClient(transport=transport) as client:
+        with suppress(httpx2.ReadError):
+            async with client.stream("GET", "http://tools.example/mcp") as response:
+                return [line async for line in response.aiter_lines() if line]
+    return None
+
+
+def in_pieces(data: bytes) -> list[bytes]:
+    """As they come from a socket."""
+    return [data[at : at + 65_536] for at in range(0, len(data), 65_536)]
+
+
+def numbered(size: int) -> list[bytes]:
+    values = b",".join([b"7" * 4_000] * (size // 4_000))
+    return in_pieces(b'data: {"id":1,"result":{"structuredContent":[' + values + b"]}}\n\n")
+
+
+MCP = [
+    Outside(
+        "MCP server: pieces of an event",
+        lambda n: [b"data: ", *[b"a"] * n, b"\n\n"],
+        hear_mcp,
+        60_000,
+        1_000_000,
+    ),
+    Outside(
+        "MCP server: pieces of a text",
+        lambda n: in_pieces(b"data: 1\n" * n),
+        hear_mcp,
+        10_000,
+        130_000,
+    ),
+    Outside(
+        "MCP server: blank lines", lambda n: in_pieces(b"\n" * n), hear_mcp, 500_000, 4_000_000
+    ),
+    Outside(
+        "MCP server: comments", lambda n: in_pieces(b":\n\n" * n), hear_mcp, 200_000, 1_300_000
+    ),
+    Outside("MCP server: other lines", lambda n: in_pieces(b"a\n" * n), hear_mcp, 200_000, 500_000),
+    Outside("MCP server: long numbers", numbered, hear_mcp, 400_000, 900_000),
+]
+OUTSIDE += MCP
+
 FORMS = [
     Structure("form: fields", uploaded(form(FIELD)), 2_000, 20_000),
     Structure("form: beginnings of parts", uploaded(form(ALMOST)), 2_000, 20_000),
@@ -416,12 +491,30 @@ FORMS = [
 # --- engines ----------------------------------------------------------------------------------------------
 
 
-def said_by_engine(kind: str, **fields: Json) -> Case:
+def said_by_engine(kind: str, output_tokens_max: int | None = None, **fields: Json) -> Case:
     """A turn in which the engine says this."""
 
     def case(client: Client, size: int) -> Callable[[], object]:
-        body = create(model="liar", input=f"{kind} {size}", max_output_tokens=None, **fields)
+        asked = {"input": f"{kind} {size}", "max_output_tokens": output_tokens_max, **fields}
+        body = create(model="liar", **asked)
         return lambda: check_answer(client.post(RESPONSES, body))
+
+    return case
+
+
+def said_in_tokens(model: str, kind: int) -> Case:
+    """A turn in which an engine of token ids says this; too much in one event is refused."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        body = create(model=model, temperature=kind / 100, max_output_tokens=max(size, 16))
+
+        def work() -> None:
+            if kind == AT_ONCE and size > IDS_AT_ONCE:
+                client.post(RESPONSES, body, status=502)
+            else:
+                check_answer(client.post(RESPONSES, body))
+
+        return work
 
     return case
 
@@ -476,7 +569,24 @@ def cut_streams(client: Client, size: int) -> Callable[[], object]:
     return work
 
 
+def broken_streams(client: Client, size: int) -> Callable[[], object]:
+    """The same stream in chunks, which ends without its last one: an answer, if its reason has come."""
+
+    def work() -> None:
+        for at in range(size):
+            cut = at * len(WHOLE) // size
+            body = create(model="liar", input=f"cut-chunks {cut}", max_output_tokens=None)
+            # An event may be read when its line has ended.
+            is_whole = cut >= WHOLE.index(GOOD) - 1
+            client.post(RESPONSES, body, status=200 if is_whole else 502)
+
+    return work
+
+
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+TOKEN_ENGINES = ("vllm", "sglang", "llamacpp")
+# More of them in one event are refused.
+IDS_AT_ONCE = BRACKETS_MAX * COMMAS_FOR_BRACKET
 # Fewer than an event may have; and some megabytes of them.
 FEW, N = 64_000, 1_000_000
 ENGINES = [
@@ -503,17 +613,41 @@ ENGINES = [
     Structure("engine: arguments as an object", event_of_engine("arguments-at-once"), N, 8 * N),
     Structure("engine: the name of an error", event_of_engine("an-error"), N, 8 * N),
     Structure("engine: streams cut at any byte", cut_streams, 60, len(WHOLE)),
+    Structure("engine: streams that break off", broken_streams, 60, len(WHOLE)),
+    Structure("engine: much after the end", said_by_engine("late-deltas", 16), 4_000, 60_000),
+    Structure("engine: bytes of one token", event_of_engine("bytes-at-once"), 500_000, 4_000_000),
 ]
+for _model in TOKEN_ENGINES:
+    ENGINES += [
+        Structure(f"{_model}: ids", said_in_tokens(_model, ONE_BY_ONE), 4_000, 60_000),
+        Structure(
+            f"{_model}: ids of one event", said_in_tokens(_model, AT_ONCE), 250_000, 1_900_000
+        ),
+        Structure(
+            f"{_model}: much after the end", said_in_tokens(_model, AFTER_THE_END), 4_000, 60_000
+        ),
+    ]
+
+
+def written_models(folder: Path, url: str) -> str:
+    """Settings of a model for each kind of engine, all of them at this address."""
+    tokenizer = find_weights("smollm2")
+    tables = ['name = "liar"\nengine = "chat"']
+    for name in TOKEN_ENGINES:
+        tables.append(f'name = "{name}"\nengine = "{name}"\ntokenizer = "{tokenizer}"')
+    file = folder / "segue.toml"
+    file.write_text("".join(f'[[models]]\n{one}\nengine_url = ["{url}"]\n' for one in tables))
+    return str(file)
 
 
 @contextmanager
 def engine_bench() -> Iterator[Bench]:
-    """A server in front of the engine that says whatever it is asked to."""
-    flags: dict[str, object] = {"engine": "chat", "model": ("liar",)}
+    """A server in front of the engine that says whatever it is asked to, as each kind of engine."""
     with (
         lying_engine() as url,
         # An engine that breaks off is not asked for a moment; here each of its answers counts.
         patch("segue.engines.queued.PAUSE_S", 0.0),
-        bench(engine_url=(url,), **flags) as server,
+        TemporaryDirectory() as folder,
+        bench(config=written_models(Path(folder), url), engine=None) as server,
     ):
         yield server

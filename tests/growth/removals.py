@@ -7,14 +7,16 @@ are those of the fuzzer that must find it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import segue.border.believed
+import segue.border.numbers
 import segue.engines.client
+import segue.mcp.bounded
 import segue.mcp.definitions
 import segue.messages.routes
 import segue.readers.call_tags
@@ -22,6 +24,7 @@ import segue.readers.plain_names
 import segue.schemas.json_schema
 import segue.turn.references
 import segue.wire.tools
+from segue.engines.upstream import EventStream
 from segue.mcp.definitions import ToolRules
 from segue.readers.call_tags import _CallTags
 from segue.readers.tags import Node, any_of, sequence
@@ -93,6 +96,27 @@ def _counts(stack: ExitStack) -> None:
         return said
 
     stack.enter_context(patch.object(segue.border.believed, "plausible", believed))
+
+
+def _whole_answers(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(EventStream, "note_whole", lambda _: None))
+
+
+def _few_values(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(segue.border.numbers, "COMMAS_FOR_BRACKET", 64))
+
+
+def _mcp_pauses(stack: ExitStack) -> None:
+    for name in ("CHUNKS_AT_ONCE", "CHUNKS_MAX"):
+        stack.enter_context(patch.object(segue.mcp.bounded, name, NO_LIMIT))
+
+
+def _mcp_lines(stack: ExitStack) -> None:
+    async def as_they_come(events: segue.mcp.bounded._Events) -> AsyncIterator[bytes]:
+        async for chunk in events._inner:
+            yield chunk
+
+    stack.enter_context(patch.object(segue.mcp.bounded._Events, "__aiter__", as_they_come))
 
 
 def _sealed_kinds(stack: ExitStack) -> None:
@@ -180,6 +204,29 @@ REMOVALS: dict[str, Removal] = {
         "what is allowed of a remote server is read again for each of its tools",
         _rules_once,
         ("tools of an MCP server, by name",),
+    ),
+    "whole-answers": Removal(
+        "what an engine does after the end of its answer costs the answer",
+        _whole_answers,
+        ("engine: streams that break off", "engine: much after the end"),
+    ),
+    "few-values": Removal(
+        "an event of an engine has two million token ids",
+        _few_values,
+        ("vllm: ids of one event", "sglang: ids of one event"),
+        is_long=True,
+    ),
+    "mcp-pauses": Removal(
+        "the pieces of an answer of an MCP server are read without a pause",
+        _mcp_pauses,
+        ("MCP server: pieces of an event",),
+        is_long=True,
+    ),
+    "mcp-lines": Removal(
+        "what is no event reaches the library for the protocol",
+        _mcp_lines,
+        ("MCP server: blank lines", "MCP server: comments"),
+        is_long=True,
     ),
     "pauses": Removal(
         "what an engine says at once is worked off at once",

@@ -100,7 +100,7 @@ class _Events(httpx2.AsyncByteStream):
         try:
             async for chunk in self._inner:
                 chunks += 1
-                if chunks % CHUNKS_AT_ONCE == 0:
+                if chunks % CHUNKS_AT_ONCE == 0 or len(chunk) > SMALL_BYTES:
                     await asyncio.sleep(0)
                 for lines in reader.read(chunk):
                     events += 1
@@ -172,7 +172,7 @@ async def _whole(stream: httpx2.AsyncByteStream) -> bytes:
     async for chunk in stream:
         body += chunk
         chunks += 1
-        if chunks % CHUNKS_AT_ONCE == 0:
+        if chunks % CHUNKS_AT_ONCE == 0 or len(chunk) > SMALL_BYTES:
             await asyncio.sleep(0)
         if len(body) > ANSWER_BYTES_MAX:
             raise _TooMuch(f"it answered with more than {ANSWER_BYTES_MAX:,} bytes")
