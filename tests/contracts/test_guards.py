@@ -297,6 +297,67 @@ async def test_endpoint_that_answers_nonsense_has_not_answered(body: bytes) -> N
         await runner.cleanup()
 
 
+@asynccontextmanager
+async def answering_in(
+    pieces: Sequence[bytes],
+) -> AsyncIterator[tuple[ModerationGuard, list[bytes]]]:
+    """A guard that lets everything pass where its endpoint has not answered; it answers so, in a segment for each."""
+    heads: list[bytes] = []
+    visits: list[asyncio.Task[None] | None] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(asyncio.current_task())
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        guard = ModerationGuard(f"http://127.0.0.1:{port}", unreachable="pass")
+        try:
+            yield guard, heads
+        finally:
+            await guard.close()
+            await asyncio.gather(*filter(None, visits), return_exceptions=True)
+
+
+def moderated(*flagged: bool) -> bytes:
+    """Their verdicts, as an endpoint sends them."""
+    results = [{"flagged": one, "categories": {"violence": one}} for one in flagged]
+    body = json.dumps({"results": results}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def test_verdict_that_comes_in_pieces_is_read_to_its_end() -> None:
+    whole = moderated(True)
+    body = whole.index(b"\r\n\r\n") + 8
+    pieces = [whole[:body], *(whole[at : at + 1] for at in range(body, len(whole)))]
+    async with answering_in(pieces) as (guard, _):
+        assert (await guard.check([BAD])).reason == "violence"
+
+
+async def test_text_that_an_endpoint_has_not_judged_has_not_passed() -> None:
+    async with answering_in([moderated(False)]) as (guard, _):
+        closed = ModerationGuard(guard._url)
+        with pytest.raises(Unavailable):
+            await closed.check([GOOD, BAD])
+        await closed.close()
+    async with answering_in([moderated(False, True)]) as (guard, _):
+        assert (await guard.check([GOOD, BAD])).reason == "violence"
+
+
+async def test_texts_go_nowhere_that_an_endpoint_names() -> None:
+    async with answering_in([moderated(False)]) as (elsewhere, heads):
+        moved = b"HTTP/1.1 307 Moved\r\nlocation: %b\r\ncontent-length: 0\r\n\r\n"
+        async with answering_in([moved % elsewhere._url.encode()]) as (guard, _):
+            assert (await guard.check([BAD])).reason is None
+        assert not heads
+
+
 async def test_endpoint_that_is_too_slow_has_not_answered() -> None:
     async def answer(request: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -89,9 +89,10 @@ class ModerationGuard:
         try:
             async with self._slots:
                 results = await self._post(msgspec.json.encode({"input": parts, **self._settings}))
-            if results:
+            # One for each text: what was not judged has not passed.
+            if len(results) >= len(parts) or any(each.flagged for each in results):
                 return _verdict(results)
-            problem = "no results"
+            problem = f"{len(results)} results for {len(parts)} texts"
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
             # The kind of the error only: its message may contain a URL with a key in it.
             problem = type(error).__name__
@@ -103,9 +104,17 @@ class ModerationGuard:
     async def _post(self, body: bytes) -> list[_Result]:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
-        async with self._session.post(self._url, data=body, headers=self._headers) as response:
+        # The texts of a user are for this endpoint, and not for where it leads.
+        async with self._session.post(
+            self._url, data=body, headers=self._headers, allow_redirects=False
+        ) as response:
             response.raise_for_status()
-            return _decoder.decode(await response.content.read(ANSWER_BYTES_MAX)).results
+            answer = bytearray()
+            async for part in response.content.iter_any():
+                answer += part
+                if len(answer) > ANSWER_BYTES_MAX:
+                    raise aiohttp.ClientPayloadError("an answer that is too long")
+            return _decoder.decode(answer).results
 
 
 def _parts(text: str) -> list[str]:
