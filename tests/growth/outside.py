@@ -38,6 +38,7 @@ from segue.schemas.followed import UNROLLED_MAX, unrolled
 from segue.tools.tool_search import search
 from segue.vocabularies.chat_template import ChatTemplate, TemplateRunner
 from segue.web.cite import cite
+from segue.web.fetch import Fetcher, Policy
 from segue.web.html import Page, open_page, read_page
 from segue.web.search import JsonEngine, read_answer, read_hits
 from segue.web.web import PATTERN_CHARS_MAX, PATTERN_WORDS_MAX, matches_text
@@ -99,6 +100,27 @@ def page(text: str) -> Callable[[int], bytes]:
 
 async def read(data: bytes) -> object:
     return await open_page(PAGE, data, "text/html")
+
+
+async def fetch(sent: bytes) -> None:
+    """From a site that sends this, and does not care whether it is read."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    fetcher = Fetcher(Policy("own"))
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        with suppress(ApiError):
+            await fetcher.fetch(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    fetcher.close()
+
+
+def interim(size: int) -> bytes:
+    return b"HTTP/1.1 100 Continue\r\n\r\n" * size + b"HTTP/1.1 204 Nothing\r\n\r\n"
 
 
 def said_charset(charset: str, text: bytes) -> Callable[[int], bytes]:
@@ -363,6 +385,7 @@ OUTSIDE = [
     Outside(
         "page: letters in Chinese", said_charset("gb18030", b"\x81\x30"), read, 50_000, 4_000_000
     ),
+    Outside("page: interim answers", interim, fetch, 50_000, 400_000),
     Outside("page: a word that is nearly everywhere", lambda n: "a" * n, find, 100_000, 400_000),
     Outside("page: words that are nearly everywhere", lambda n: "a  " * n, find, 50_000, 130_000),
     Outside("page: Markdown", lambda n: b"# a\n    ###### \n" * n, read_markdown, 20_000, 500_000),

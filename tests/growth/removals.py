@@ -23,6 +23,7 @@ import segue.readers.call_tags
 import segue.readers.plain_names
 import segue.schemas.json_schema
 import segue.turn.references
+import segue.web.answering
 import segue.wire.tools
 from segue.engines.upstream import EventStream
 from segue.mcp.definitions import ToolRules
@@ -117,6 +118,10 @@ def _mcp_lines(stack: ExitStack) -> None:
             yield chunk
 
     stack.enter_context(patch.object(segue.mcp.bounded._Events, "__aiter__", as_they_come))
+
+
+def _one_answer(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(segue.web.answering, "ANSWERS_MAX", NO_LIMIT))
 
 
 def _sealed_kinds(stack: ExitStack) -> None:
@@ -227,6 +232,11 @@ REMOVALS: dict[str, Removal] = {
         _mcp_lines,
         ("MCP server: blank lines", "MCP server: comments"),
         is_long=True,
+    ),
+    "one-answer": Removal(
+        "all interim answers of a page are kept and worked off at once",
+        _one_answer,
+        ("page: interim answers",),
     ),
     "pauses": Removal(
         "what an engine says at once is worked off at once",

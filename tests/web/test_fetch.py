@@ -252,6 +252,16 @@ async def test_page_that_just_fits_is_read_and_a_longer_one_is_not(length: bool)
         assert await code_of(fetcher, url) == "url_failed"
 
 
+@pytest.mark.parametrize("count, is_read", [(2, True), (20_000, False)])
+async def test_page_after_many_interim_answers_is_not_waited_for(count: int, is_read: bool) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * count
+    async with site(lambda head: interim + page(b"hello")) as (url, fetcher, _):
+        if is_read:
+            assert (await fetcher.fetch(url)).data == b"hello"
+        else:
+            assert await code_of(fetcher, url) == "url_failed"
+
+
 async def test_compressed_page_is_inflated_within_the_limit() -> None:
     bodies = iter([gzip.compress(b"x" * 1_000), gzip.compress(b"x" * 50_000_000)])
     async with site(

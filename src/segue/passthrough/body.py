@@ -25,6 +25,7 @@ DONE = b"data: [DONE]"
 END_BYTES = 8 * 1024
 # An event that is longer than this passes unread.
 EVENT_BYTES_MAX = 1024 * 1024
+NO_CHOICES = re.compile(rb"\[\s*\]")
 _END = re.compile(rb"\r?\n\r?\n")
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 
@@ -103,7 +104,7 @@ _usage = msgspec.json.Decoder(PassedUsage)
 
 
 class ChunkRead(Struct, frozen=True):
-    choices: list[Raw] | None = None
+    choices: RawField = UNSET
     usage: RawField = UNSET
 
 
@@ -188,7 +189,10 @@ class StreamedAnswer:
             return True
         usage = _read_usage(bytes(read.usage)) if isinstance(read.usage, Raw) else None
         self._usage = usage or self._usage
-        return self._wants_usage or read.choices != []
+        has_choices = (
+            not isinstance(read.choices, Raw) or NO_CHOICES.fullmatch(read.choices) is None
+        )
+        return self._wants_usage or has_choices
 
 
 def _read_usage(raw: bytes) -> PassedUsage | None:

@@ -151,8 +151,10 @@ class Fetcher:
         """One request: the content, or where it redirects to."""
         import aiohttp
 
+        from segue.web.answering import OneAnswerConnector
+
         addresses = _CheckedAddresses(await self._addresses(target))
-        connector = aiohttp.TCPConnector(
+        connector = OneAnswerConnector(
             resolver=cast("AbstractResolver", addresses),
             use_dns_cache=False,
             force_close=True,
