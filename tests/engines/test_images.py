@@ -115,6 +115,23 @@ async def test_llamacpp_gets_the_same_text_and_the_images() -> None:
         assert fake.requests[-1]["prompt"] == [5]
 
 
+@pytest.mark.parametrize("named", ["", "<" + "m" * 1_000_000])
+async def test_marker_that_llama_cpp_cannot_mean_is_the_usual_one(named: str) -> None:
+    """One of a million characters took a second, for everybody, to be looked for in each text."""
+    vocabulary = smollm2()
+    fake = FakeLlama(vocabulary=vocabulary, named_marker=named)
+    image = ImageAt(0, 1, URLS[0])
+    prompt = Tokens(None, id_array([IMAGE_ID, 5]), 2, images=(image,))
+    async with fake, upstream(fake.url) as address:
+        engine = TokenEngine(LLAMACPP, address, hidden_tokens=HiddenTokens(vocabulary))
+        with pytest.raises(ApiError):
+            # The fake takes the marker that it has, and no other.
+            await heard(engine, job(prompt, 5))
+    sent = fake.requests[-1]["prompt"]
+    assert isinstance(sent, dict)
+    assert sent["prompt_string"].startswith("<__media__>")
+
+
 async def test_data_url_without_base64_is_sent_as_base64() -> None:
     plain = ImageAt(0, 1, "data:image/svg+xml,%3Csvg/%3E")
     fake = FakeLlama(vocabulary=smollm2())

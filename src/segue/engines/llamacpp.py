@@ -53,6 +53,9 @@ LAST_FIELDS = ["stop", "stop_type", "tokens", "tokens_evaluated", "timings"]
 SAMPLING = SamplingFields(seed_values=2**32 - 1)
 # A bias that makes a token certain: more than any model's logits differ.
 CERTAIN = 1_000.0
+# What stands for an image in a text where a server names nothing else, as older ones; and how long a name may be, which
+# is looked for in every text.
+MARKER, MARKER_CHARS_MAX = "<__media__>", 256
 # Grammars that were tried; each is tried once.
 GRAMMARS_MAX = 1_000
 
@@ -196,7 +199,8 @@ async def _prepare(upstream: Upstream, job: Job, known: KnownGrammars | None) ->
     known = known or KnownGrammars()
     if images_of(job):
         # Asked each time: a server that was started again has another one.
-        known.marker = (await _read_props(upstream)).media_marker
+        marker = (await _read_props(upstream)).media_marker
+        known.marker = marker if 0 < len(marker) <= MARKER_CHARS_MAX else MARKER
         known.added_ids = await _added_ids(upstream)
     grammar = job.schema
     if not isinstance(grammar, Grammar) or job.output_tokens_max == 0:
@@ -305,8 +309,7 @@ class _Props(Struct, frozen=True):
     total_slots: int | None = None
     model_alias: str = ""
     modalities: _Modalities = _Modalities()
-    # Older servers have no other one.
-    media_marker: str = "<__media__>"
+    media_marker: str = MARKER
 
 
 _props = msgspec.json.Decoder(_Props)

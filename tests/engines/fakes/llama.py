@@ -23,6 +23,8 @@ class FakeLlama(Fake):
     sees: bool = True
     # What it puts before every text.
     first_id: int | None = None
+    # What stands for an image in a text, as it says.
+    named_marker: str = MARKER
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -32,7 +34,10 @@ class FakeLlama(Fake):
         ]
 
     async def _props(self, request: web.Request) -> web.Response:
-        props = {"modalities": {"vision": self.sees, "audio": False}, "media_marker": MARKER}
+        props = {
+            "modalities": {"vision": self.sees, "audio": False},
+            "media_marker": self.named_marker,
+        }
         slot = {"n_ctx": self.context_tokens, "params": {}}
         return web.json_response({"total_slots": 1, "default_generation_settings": slot, **props})
 
