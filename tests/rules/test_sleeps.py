@@ -44,6 +44,7 @@ ALLOWED = {
     "simulator/removals.py": (1, "on a simulated clock"),
     "simulator/seed.py": (2, "on a simulated clock"),
     "test_aio.py": (1, STUCK),
+    "test_rests.py": (1, PACE),
     "tools/test_hosted.py": (2, STUCK),
     "contracts/test_tools.py": (1, STUCK),
     "dashboard/pictures.py": (2, LONG),
