@@ -328,7 +328,8 @@ class ReuseWatch:
             return
         record.known = new
         sent = ITEM_COST * plan.tally.bytes_received + ITEM_BYTES * len(new.items)
-        record.known_bytes = sent + TOKEN_COST * new.tokens
+        # A small request may name large files.
+        record.known_bytes = max(sent, plan.resolved.given_bytes) + TOKEN_COST * new.tokens
         self._count(owner, record.known_bytes)
         recent = self._recent.setdefault(owner, OrderedDict())
         recent[plan.id] = None

@@ -31,7 +31,7 @@ from segue.seams.history import (
 )
 from segue.seams.prompt import Tokens
 from segue.turn.plan import Composed, Plan
-from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning
+from segue.wire.items import AdditionalTools, Item, ItemValue, Reasoning, weigh
 from segue.wire.kinds import shown_as
 from segue.wire.requests import Create
 
@@ -279,6 +279,10 @@ def _known_history(
     else:
         before_key = None if before is None else before.key
     prompt = context if isinstance(context, Tokens) else warm.prompt
+    given = resolved.given
+    if before is not None and not before.is_direct and resent.known_count(given):
+        # What was read anew for this request, files above all, is the same: it is held once.
+        given = (*before.given, *given[len(before.given) :])
     return RememberedHistory(
         turn_id=plan.id,
         owner=plan.owner,
@@ -288,14 +292,23 @@ def _known_history(
         tools=b"" if resolved.create.tools is UNSET else resolved.head.tools.raw,
         sent=resent.sent,
         digests=resent.digests,
-        given=resolved.given,
+        unsent_bytes=_unsent_bytes(resent.sent, given),
+        given=given,
         given_bytes=resolved.given_bytes,
-        is_direct=not resolved.has_media and _is_direct(resent.sent, resolved.given),
+        is_direct=not resolved.has_media and _is_direct(resent.sent, given),
         past=Unfinished(first.scene.past, (last,), warm),
         prompts=(prompt, warm.prompt),
         open_calls=resolved.open_calls,
         model_turns=resolved.model_turns,
     )
+
+
+def _unsent_bytes(sent: tuple[Item, ...], given: tuple[Item, ...]) -> int:
+    """What the given items hold that are not the very ones that were sent."""
+    if given is sent:
+        return 0
+    known = set(map(id, sent))
+    return weigh(item for item in given if id(item) not in known)
 
 
 def _is_direct(sent: tuple[Item, ...], given: tuple[Item, ...]) -> bool:

@@ -51,6 +51,8 @@ class RememberedHistory(KnownHistory):
     # The items as they were sent, with digests of what they mean.
     sent: tuple[Item, ...]
     digests: tuple[bytes, ...]
+    # What items hold that were not sent as they are understood: with what was read for them, files above all.
+    unsent_bytes: int
     # Whether items that mean the same are understood alike at any time: there are no references and no media.
     is_direct: bool
     # Its prompt without the answer, and with it.
@@ -159,7 +161,8 @@ def shared_items(history: RememberedHistory, other: RememberedHistory) -> int:
 
 def _own_bytes(history: RememberedHistory) -> int:
     instructions = 2 * len(history.head.instructions or "")
-    return HISTORY_BYTES + LISTED_BYTES * len(history.sent) + instructions
+    listed = LISTED_BYTES * len(history.sent)
+    return HISTORY_BYTES + listed + instructions + history.unsent_bytes
 
 
 def _seen_bytes(raw: bytes) -> int:
