@@ -97,7 +97,7 @@ def _done(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
         log.error("background task %s failed", name, exc_info=error)
 
 
-async def cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Collection[asyncio.Future[T]]) -> None:
     """Cancel these tasks and wait for them."""
     for task in tasks:
         task.cancel()

@@ -30,7 +30,7 @@ def tools(*others: dict[str, Any], **fields: Any) -> Tools:
     return decode_tools(json.dumps([tool, *others]).encode(), None)[0]
 
 
-async def read_pdf(data: bytes) -> None: ...
+async def read_pdf(data: str) -> None: ...
 
 
 HOSTED = ServerTools([mcp(None)], read_pdf=read_pdf)

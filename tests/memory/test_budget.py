@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from segue.errors import Unavailable
+from segue.errors import InvalidRequest, Unavailable
 from segue.memory.budget import UNREAD_BYTES_MIN, Memory, Unread, machine_bytes, memory_for
 
 MIB = 1024 * 1024
@@ -74,6 +76,52 @@ def test_request_counts_while_it_is_prepared() -> None:
         assert memory.bytes == MIB
         raise KeyError
     assert memory.bytes == 0
+
+
+async def test_reader_of_much_waits_until_another_lets_go() -> None:
+    memory = Memory(100 * MIB)
+    memory.watch({}, ())
+    with memory.preparing(0) as first, memory.preparing(0) as second:
+        await first.take(60 * MIB)
+        taking = asyncio.create_task(second.take(60 * MIB))
+        await asyncio.sleep(0)
+        assert memory.bytes == 60 * MIB
+        first.give(20 * MIB)
+        await taking
+        assert memory.bytes == 100 * MIB
+    assert memory.bytes == 0
+
+
+async def test_reader_of_much_lets_caches_give_way() -> None:
+    memory, cache = Memory(100 * MIB), Part(80 * MIB)
+    memory.watch({"cache": lambda: cache.bytes}, (cache.shrink,))
+    async with memory.reading(60 * MIB):
+        assert cache.bytes == 40 * MIB
+
+
+async def test_reader_of_too_much_is_refused_at_once_and_one_that_waited_for_long_is_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, running = Memory(100 * MIB), Part(60 * MIB)
+    memory.watch({"running": lambda: running.bytes}, ())
+    with pytest.raises(InvalidRequest) as refused:
+        async with memory.reading(101 * MIB):
+            pass
+    assert refused.value.code == "context_length_exceeded"
+    monkeypatch.setattr("segue.memory.budget.ROOM_S", 0.01)
+    with pytest.raises(Unavailable) as waited:
+        async with memory.reading(60 * MIB):
+            pass
+    assert waited.value.wait_s
+    assert memory.bytes == 60 * MIB
+
+
+async def test_what_is_small_is_read_at_the_limit_too() -> None:
+    memory, running = Memory(100 * MIB), Part(200 * MIB)
+    memory.watch({"running": lambda: running.bytes}, ())
+    memory.enforce()
+    async with memory.reading(MIB // 4):
+        pass
 
 
 def test_unread_answers_share_a_limit() -> None:

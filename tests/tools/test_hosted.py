@@ -38,6 +38,7 @@ from segue.turn.resources import Gate, Hosted, HostedCalls
 from segue.turn.running import Running
 from segue.web.tool import SOURCES, web_search
 from segue.wire.codec import as_item, decode_create, decode_item, encode
+from segue.wire.files import contents
 from segue.wire.items import Item, McpCall, McpListTools, SearchAction, UrlSource, WebSearchCall
 from tests.contracts.turns import response_of
 from tests.hosted import AtHand
@@ -112,9 +113,9 @@ class FakeWeb(FakeTool):
         return ToolResult(url, as_item(done), (Source(url, "A page"),))
 
 
-async def read_pdf(data: bytes) -> str | None:
+async def read_pdf(data: str) -> str | None:
     await asyncio.sleep(0)
-    return f"{len(data)} bytes"
+    return f"{len(contents(data) or b'')} bytes"
 
 
 async def may_act(_: object) -> bool:

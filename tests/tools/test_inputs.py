@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from segue.dialects.parts import part_of
 from segue.documents.pdf import PdfTexts
 from segue.errors import InvalidRequest
 from segue.tools.hosted import ServerTools
-from segue.tools.inputs import URLS_MAX, attach
-from segue.web.fetch import read_as_data
+from segue.tools.inputs import TEXT_COST, URLS_MAX, UrlKind, attach
+from segue.web.fetch import DataReader
 from segue.wire.codec import decode_item
 from segue.wire.items import Item
 from tests.hosted import AtHand
@@ -35,15 +34,36 @@ def said(*parts: dict[str, Any]) -> Item:
     return item(type="message", role="user", extra=1, content=list(parts))
 
 
-async def read(url: str, kind: str) -> str:
-    if "missing" in url:
-        raise InvalidRequest("no", code="url_failed")
-    return f"data:text/plain;base64,{base64.b64encode(f'{kind} at {url}'.encode()).decode()}"
+class Reader:
+    """Says what was asked for."""
+
+    bytes_max = 1_000_000
+
+    async def __call__(self, url: str, kind: UrlKind) -> str:
+        if "missing" in url:
+            raise InvalidRequest("no", code="url_failed")
+        return f"data:text/plain;base64,{base64.b64encode(f'{kind} at {url}'.encode()).decode()}"
+
+
+read = Reader()
+
+
+class Room:
+    """As much memory as anybody wants."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    async def take(self, size: int) -> None:
+        self.taken.append(size)
+
+    def give(self, size: int) -> None:
+        self.taken.append(-size)
 
 
 async def test_file_is_read_and_its_words_are_told() -> None:
     (found,) = await attach(
-        (said({"type": "input_file", "file_url": "https://a.com/x/notes.txt?v=1"}),), read
+        (said({"type": "input_file", "file_url": "https://a.com/x/notes.txt?v=1"}),), read, Room()
     )
     raw = json.loads(found.raw)
     assert raw["extra"] == 1
@@ -55,7 +75,7 @@ async def test_file_is_read_and_its_words_are_told() -> None:
 async def test_picture_is_read_in_messages_and_outputs() -> None:
     picture = {"type": "input_image", "image_url": "https://a.com/p.png", "detail": "low"}
     output = item(type="function_call_output", call_id="c", output=[picture])
-    for found in await attach((said(picture), output), read):
+    for found in await attach((said(picture), output), read, Room()):
         (part,) = json.loads(found.raw).get("content") or json.loads(found.raw)["output"]
         assert part["image_url"].startswith("data:text/plain;base64,")
         assert part["detail"] == "low"
@@ -68,7 +88,7 @@ async def test_what_has_no_address_stays_to_the_byte() -> None:
         said({"type": "input_file", "file_data": "AAAA", "file_url": "https://a.com/"}),
         item(type="message", role="user", content="https://a.com/"),
     )
-    assert await attach(items, read) is items
+    assert await attach(items, read, Room()) is items
 
 
 async def test_refusal_names_the_place() -> None:
@@ -77,17 +97,25 @@ async def test_refusal_names_the_place() -> None:
         {"type": "input_file", "file_url": "https://missing.com/"},
     ]
     with pytest.raises(InvalidRequest) as refusal:
-        await attach((said(), said(*parts)), read)
+        await attach((said(), said(*parts)), read, Room())
     assert (refusal.value.code, refusal.value.param) == (
         "url_failed",
         "input[1].content[1].file_url",
     )
 
 
+async def test_memory_is_set_aside_for_an_address_before_it_is_read() -> None:
+    room = Room()
+    part = {"type": "input_file", "file_url": "https://a.com/x"}
+    (found,) = await attach((said(part),), read, room)
+    size = len(json.loads(found.raw)["content"][0]["file_data"])
+    assert room.taken == [read.bytes_max, -read.bytes_max, TEXT_COST * size]
+
+
 async def test_addresses_are_bounded() -> None:
     parts = [{"type": "input_file", "file_url": "https://a.com/"}] * (URLS_MAX + 1)
     with pytest.raises(InvalidRequest, match="Too many URLs"):
-        await attach((said(*parts),), read)
+        await attach((said(*parts),), read, Room())
 
 
 async def test_fetcher_reads_what_it_takes_for_public() -> None:
@@ -98,13 +126,15 @@ async def test_fetcher_reads_what_it_takes_for_public() -> None:
     ):
         (found,) = await attach(
             (said({"type": "input_file", "file_url": url + "/a.txt"}),),
-            partial(read_as_data, fetcher),
+            DataReader(fetcher),
+            Room(),
         )
         assert "It rains – often." in part_of(found).text
         with pytest.raises(InvalidRequest) as refusal:
             await attach(
                 (said({"type": "input_image", "image_url": url + "/a.png"}),),
-                partial(read_as_data, fetcher),
+                DataReader(fetcher),
+                Room(),
             )
     assert refusal.value.code == "url_failed"
 
@@ -156,7 +186,7 @@ async def reading(folder: Path, *turns: dict[str, Any]) -> AsyncIterator[tuple[S
         serving(script=str(script), tps=300) as served,
     ):
         runner = served.app.runner
-        read_url = partial(read_as_data, fetcher)
+        read_url = DataReader(fetcher)
         hosted = ServerTools(read_pdf=PdfTexts(1.0).read, read_url=read_url)
         runner.resources = replace(runner.resources, hosted=AtHand(hosted))
         yield served, url

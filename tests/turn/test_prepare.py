@@ -9,6 +9,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
+from segue.memory.budget import Memory, Room
 from segue.resent.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.checks import NAME_BYTES_MAX, WRITTEN_BYTES_MAX
@@ -34,7 +35,9 @@ async def planned(caller: Caller, compacts: Any = None, **fields: Any) -> Plan:
     model = Model("m", engine, dialect, context_tokens_set=1_000, unseen="refuse")
     resources = Resources({"m": model}, cast(Any, OpenSeals()), RenderCache(0))
     create = decode_create(json.dumps({"model": "m", "store": False, **fields}).encode())
-    return await prepare(Arrival(create, caller, Receipt(), compacts), resources, "resp_new")
+    return await prepare(
+        Arrival(create, caller, Receipt(), compacts), resources, "resp_new", Room(Memory(), 0)
+    )
 
 
 async def test_reference_to_a_picture_is_refused_like_the_picture() -> None:

@@ -22,7 +22,7 @@ class NoTool:
         raise AssertionError("nothing is called here")
 
 
-async def read_pdf(data: bytes) -> None: ...
+async def read_pdf(data: str) -> None: ...
 
 
 def offered(

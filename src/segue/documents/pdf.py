@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 from importlib.util import find_spec
 from math import ceil
@@ -19,8 +20,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from segue.aio import off_loop
 from segue.errors import InvalidRequest
-from segue.wire.files import FILE_CHARS_MAX
+from segue.wire.files import FILE_CHARS_MAX, SLICE_CHARS, slices_of
 
 # Files that are read at the same time; the others wait.
 AT_ONCE = 4
@@ -47,8 +49,8 @@ class PdfText(Struct, frozen=True):
         return "\n\n".join(self.pages)
 
 
-async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
-    """The text of this PDF, up to so many characters and within so many seconds."""
+async def read_pdf(data: Iterable[bytes], chars_max: int, s_max: float) -> PdfText:
+    """The text of the PDF that these slices are, up to so many characters and within so many seconds."""
     if find_spec("pypdf") is None:
         raise InvalidRequest(
             "PDF files cannot be read here: the package 'pypdf' is not installed. "
@@ -70,7 +72,9 @@ async def read_pdf(data: bytes, chars_max: int, s_max: float) -> PdfText:
     end: _End = "late"
     try:
         async with asyncio.timeout(s_max):
-            child.stdin.write(data)
+            for slice in data:
+                child.stdin.write(slice)
+                await child.stdin.drain()
             child.stdin.close()
             async for line in child.stdout:
                 match _line.decode(line):
@@ -105,12 +109,15 @@ class PdfTexts:
         self._kept: OrderedDict[bytes, str | None] = OrderedDict()
         self.bytes = 0
 
-    async def read(self, data: bytes) -> str | None:
-        """The text of a whole PDF; None if any of it is broken. A PDF that is too slow or too large is an error."""
-        key = blake2b(data, digest_size=16).digest()
+    async def read(self, file_data: str) -> str | None:
+        """The text of a whole PDF, which is here in base64; None if any of it is broken. A PDF that is too slow or too
+        large is an error."""
+        key = await off_loop(len(file_data) > SLICE_CHARS, _digest, file_data)
+        if key is None:
+            return None
         if key not in self._kept:
             async with self._slots:
-                pdf = await read_pdf(data, FILE_CHARS_MAX + 1, self._s_max)
+                pdf = await read_pdf(slices_of(file_data), FILE_CHARS_MAX + 1, self._s_max)
             if pdf.end == "late":
                 message = f"This PDF could not be read in time ({self._s_max:g} s) and memory."
                 raise InvalidRequest(message, code="file_failed")
@@ -126,6 +133,17 @@ class PdfTexts:
         self.bytes += _bytes_of(text)
         while self.bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             self.bytes -= _bytes_of(self._kept.popitem(last=False)[1])
+
+
+def _digest(file_data: str) -> bytes | None:
+    """What a file is known by; None where it is no base64."""
+    digest = blake2b(digest_size=16)
+    try:
+        for slice in slices_of(file_data):
+            digest.update(slice)
+    except ValueError:
+        return None
+    return digest.digest()
 
 
 def _bytes_of(text: str | None) -> int:

@@ -165,22 +165,6 @@ class Depot:
         """The bytes of a file, part by part."""
         return self._objects.read(file.id)
 
-    async def read_whole(
-        self,
-        owner: Owner,
-        file_id: str,
-        bytes_max: int,
-        check: Callable[[int], None] = lambda size: None,
-    ) -> tuple[StoredFile, bytes]:
-        """A file with all its bytes, if they are not too many for a prompt. `check` may refuse so many now."""
-        file = await self.find(owner, file_id)
-        if file.bytes > bytes_max:
-            raise InvalidRequest(
-                f"The file '{file.filename}' is too large for an input: {file.bytes} bytes, at most {bytes_max}."
-            )
-        check(file.bytes)
-        return file, b"".join([part async for part in self.read(file)])
-
     # --- away ---
 
     async def delete(self, owner: Owner, file_id: str) -> None:

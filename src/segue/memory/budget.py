@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from segue.errors import Unavailable
+from segue.errors import InvalidRequest, Unavailable
 from segue.memory.intake import Intake
 from segue.wire.items import ITEM_BYTES
 
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 ENFORCE_S, RETRY_S = 1.0, 5
 # A look is due as well once this part of the limit has come since the last one.
 ENFORCE_PART = 32
+# How long one request waits for others to let go of what it reads by name.
+ROOM_S = 10.0
+# Of the limit; what a server asks of its own store is smaller.
+SMALL_PART = 256
 # How often what a client sends is in memory: as it came, as the bytes of its items, and as their values.
 SENT_COST = 3
 # Where the system does not say how much memory there is.
@@ -35,6 +39,7 @@ PART = 2
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 # No writer has to do with less.
 UNREAD_BYTES_MIN = 64 * 1024
+NO_ROOM = "The server has no memory for what this request would read. Please retry."
 
 
 def machine_bytes() -> int:
@@ -92,6 +97,44 @@ class Unread:
         return max(UNREAD_BYTES_MIN, self.bytes_max // max(1, len(self.writers)))
 
 
+class Room:
+    """Memory that is set aside for one request until a part counts what it holds."""
+
+    def __init__(self, memory: Memory, size: int) -> None:
+        self._memory = memory
+        self.bytes = 0
+        self._hold(size)
+
+    async def take(self, size: int) -> None:
+        """Set so much more aside, before it is read. What is large waits until others let go of theirs."""
+        memory = self._memory
+        if size * ENFORCE_PART <= memory.bytes_max:
+            memory.check(size)
+            self._hold(size)
+            return
+        if size > memory.bytes_max:
+            message = f"This request needs {size:,} bytes of memory, more than this server may use."
+            raise InvalidRequest(message, code="context_length_exceeded")
+        try:
+            async with asyncio.timeout(ROOM_S), memory.large:
+                while not memory.shrink(size):
+                    memory.freed.clear()
+                    await memory.freed.wait()
+                self._hold(size)
+        except TimeoutError:
+            raise Unavailable(NO_ROOM, wait_s=RETRY_S) from None
+
+    def give(self, size: int) -> None:
+        """So much is not needed any more."""
+        self._hold(-size)
+
+    def _hold(self, size: int) -> None:
+        self.bytes += size
+        self._memory.preparing_bytes += size
+        if size < 0:
+            self._memory.freed.set()
+
+
 class Memory:
     """What the parts of this process hold, and one limit for all."""
 
@@ -105,8 +148,11 @@ class Memory:
         # Whether the limit is reached although the caches are empty.
         self.is_full = False
         # What the requests hold that are being prepared, and what came since the last look.
-        self._preparing_bytes = 0
+        self.preparing_bytes = 0
         self._unseen_bytes = 0
+        # Those that need much wait here, first come, first served; and for this, which is set when some may be free.
+        self.large = asyncio.Lock()
+        self.freed = asyncio.Event()
         # What each part holds now.
         self.parts: Mapping[str, Callable[[], int]] = {}
         self._caches: Sequence[Callable[[int], None]] = ()
@@ -117,7 +163,7 @@ class Memory:
         """From now on these are the parts. Each of `caches` gives up so many bytes, as far as it has them."""
         self.parts = {
             **parts,
-            "inbound": lambda: self.intake.bytes + self._preparing_bytes,
+            "inbound": lambda: self.intake.bytes + self.preparing_bytes,
             "unread": lambda: self.unread.bytes,
         }
         self._caches = caches
@@ -137,22 +183,39 @@ class Memory:
             raise Unavailable("The server has reached its memory limit.", wait_s=RETRY_S)
 
     @contextmanager
-    def preparing(self, size: int) -> Iterator[None]:
-        """What is prepared inside holds so much; refused while the limit is reached."""
+    def preparing(self, size: int) -> Iterator[Room]:
+        """What is prepared inside holds so much, and what it takes beside; refused while the limit is reached."""
         self.check(size)
-        self._preparing_bytes += size
+        room = Room(self, size)
         try:
+            yield room
+        finally:
+            room.give(room.bytes)
+
+    @asynccontextmanager
+    async def reading(self, size: int) -> AsyncIterator[None]:
+        """What is read inside holds so much, until whoever reads it counts it. What is small is always read."""
+        room = Room(self, 0)
+        try:
+            if size * SMALL_PART > self.bytes_max:
+                await room.take(size)
             yield
         finally:
-            self._preparing_bytes -= size
+            room.give(room.bytes)
+
+    def shrink(self, size: int = 0) -> bool:
+        """Let caches give way to so much more; whether there is room for it now."""
+        for shrink in self._caches:
+            if (excess := self.bytes + size - self.bytes_max) <= 0:
+                break
+            shrink(excess)
+        return self.bytes + size <= self.bytes_max
 
     def enforce(self) -> None:
         """Shrink what is above the limit."""
         self._unseen_bytes = 0
-        for shrink in self._caches:
-            if (excess := self.bytes - self.bytes_max) <= 0:
-                break
-            shrink(excess)
+        self.freed.set()
+        self.shrink()
         was_full, self.is_full = self.is_full, self.bytes > self.bytes_max
         if self.is_full != was_full:
             self.intake.set_closed(is_closed=self.is_full)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -30,7 +30,7 @@ from segue.errors import (
     Unavailable,
 )
 from segue.ids import item_ids
-from segue.memory.budget import Memory, sent_bytes
+from segue.memory.budget import Memory, Room, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import LockedConversation, acquire, join, unlock
@@ -169,8 +169,8 @@ class Runner:
 
     async def compact(self, arrival: Arrival, subscriber: Subscriber) -> tuple[Plan, Running]:
         """A turn that writes a summary instead of an answer, and its plan."""
-        with self._beginnings.enter():
-            plan = await self._prepare(arrival, self.registry.new_id())
+        with self._beginnings.enter(), self._room_for(arrival) as room:
+            plan = await self._prepare(arrival, self.registry.new_id(), room)
             return plan, self._start(plan, subscriber)
 
     async def count_tokens(self, arrival: Arrival) -> int:
@@ -180,15 +180,16 @@ class Runner:
         joined = await join(arrival.create, caller.owner, caller.turns, conversations, self._memory)
         if joined is not None:
             arrival = structs.replace(arrival, caller=structs.replace(caller, joined=joined))
-        with self._beginnings.enter():
-            plan = await self._prepare(arrival, self.registry.new_id())
-        try:
-            hosted = self.resources.hosted
-            if plan.resolved.is_hosted and hosted is not None:
-                plan = await hosted.load().read_files(plan)
-            return await count(plan, self.resources.prompt_cache)
-        finally:
-            self._give_up(plan)
+        with self._room_for(arrival) as room:
+            with self._beginnings.enter():
+                plan = await self._prepare(arrival, self.registry.new_id(), room)
+            try:
+                hosted = self.resources.hosted
+                if plan.resolved.is_hosted and hosted is not None:
+                    plan = await hosted.load().read_files(plan)
+                return await count(plan, self.resources.prompt_cache)
+            finally:
+                self._give_up(plan)
 
     async def _begin_as(
         self,
@@ -204,28 +205,32 @@ class Runner:
             caller = structs.replace(arrival.caller, joined=conversation.joined)
             arrival = structs.replace(arrival, caller=caller)
         try:
-            plan = await self._make_ready(await self._prepare(arrival, turn_id))
-            if taken_over is not None:
-                response = structs.replace(plan.response, created_at=taken_over.created_at)
-                plan = structs.replace(plan, response=response)
-            if plan.response.background:
-                await self._queue(plan, is_new=taken_over is None)
-            return self._start(plan, subscriber, conversation, taken_over)
+            with self._room_for(arrival) as room:
+                plan = await self._make_ready(await self._prepare(arrival, turn_id, room))
+                if taken_over is not None:
+                    response = structs.replace(plan.response, created_at=taken_over.created_at)
+                    plan = structs.replace(plan, response=response)
+                if plan.response.background:
+                    await self._queue(plan, is_new=taken_over is None)
+                return self._start(plan, subscriber, conversation, taken_over)
         except BaseException:
             if conversation is not None:
                 await asyncio.shield(self._release(conversation, turn_id))
             raise
 
-    async def _prepare(self, arrival: Arrival, turn_id: str) -> Plan:
-        """A plan, or a refusal. It holds a slot of the caller's quota: call `_give_up` if you do not start it."""
+    def _room_for(self, arrival: Arrival) -> AbstractContextManager[Room]:
+        """Memory for a request until its turn runs, which counts what it holds."""
         _refuse_if(self.is_draining)
         sent = arrival.create.input
         items = len(sent) if isinstance(sent, list) else 1
         size = sent_bytes(arrival.receipt.bytes_received, items)
         if (joined := arrival.caller.joined) is not None:
             size += weigh(joined.new_items)
-        with self._memory.preparing(size):
-            plan = await prepare(arrival, self.resources, turn_id)
+        return self._memory.preparing(size)
+
+    async def _prepare(self, arrival: Arrival, turn_id: str, room: Room) -> Plan:
+        """A plan, or a refusal. It holds a slot of the caller's quota: call `_give_up` if you do not start it."""
+        plan = await prepare(arrival, self.resources, turn_id, room)
         try:
             _refuse_if(self.is_draining)
         except Unavailable:
@@ -255,12 +260,12 @@ class Runner:
         for leave in plan.leaves:
             spawn(leave(), self._tasks)
 
-    async def read(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    async def read(self, owner: Owner, items: tuple[Item, ...], room: Room) -> tuple[Item, ...]:
         """These items with the contents of this owner's files, and of their URLs, where the operator allows that."""
         hosted = self.resources.hosted
         if hosted is None or not contains_media(items):
             return items
-        return await hosted.load().fetch(owner, items)
+        return await hosted.load().fetch(owner, items, room)
 
     @property
     def background_room(self) -> int:
@@ -400,6 +405,7 @@ class Runner:
             # Its last events may be on a connection that is lost, which is not noticed yet.
             self.registry.keep_ended(running)
         del self.registry.running[plan.id]
+        self._memory.freed.set()
         self.registry.fenced.discard(plan.id)
         self._leased.discard(plan.id)
         if loop.unsaved is not None and running.is_background:

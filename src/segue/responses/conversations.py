@@ -141,7 +141,7 @@ class ConversationRoutes:
             raise conversation_not_found(name)
         return conversation
 
-    def _reading(self, chosen: Sequence[_Row]) -> AbstractContextManager[None]:
+    def _reading(self, chosen: Sequence[_Row]) -> AbstractContextManager[object]:
         """While items of these sizes are read and leave."""
         size = sum(size for _, _, size in chosen)
         return self._services.memory.preparing(sent_bytes(size, len(chosen)))

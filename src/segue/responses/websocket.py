@@ -497,11 +497,11 @@ class SocketSession:
             if self.account.is_limited:
                 # The model is asked once more, as by a create.
                 await self.account.quota.count_request()
-            with self._services.memory.preparing(size):
+            with self._services.memory.preparing(size) as room:
                 running.tally.items_validated += len(frame.input)
                 items = await decode_items(frame.input)
                 _check_append(running, items)
-                items = await self._services.runner.read(running.owner, items)
+                items = await self._services.runner.read(running.owner, items, room)
             # Meanwhile it may have ended, or got another append.
             _check_append(running, items)
             self._appends[ticket] = running.accept_append(items, size)

@@ -52,6 +52,16 @@ class SharedLimits(Protocol):
         """Take note of what this process has used and would hold; what it is given of these limits."""
 
 
+class Room(Protocol):
+    """Memory for what a request names and has not sent: files, URLs, a stored history."""
+
+    async def take(self, size: int) -> None:
+        """Set so much aside, before it is read: waits while others have it, and is refused after a while."""
+
+    def give(self, size: int) -> None:
+        """So much is not needed any more."""
+
+
 class Quota(Protocol):
     """What a caller may still use."""
 

@@ -93,13 +93,16 @@ class Turns(Protocol):
 
 
 class Listing(Protocol):
-    """Which turns of an owner are stored, in the order in which they were saved first?"""
+    """Which turns of an owner are stored, in the order in which they were saved first? And how large are they?"""
 
     async def newest(
         self, owner: Owner, before: str | None, count: int, *, is_tips: bool
     ) -> Sequence[str]:
         """So many ids, the latest first, of those before this one or of all; none if it is not there any more.
         `is_tips`: without turns that a stored turn continues."""
+
+    async def stored_bytes(self, owner: Owner, turn_id: str, *, with_chain: bool) -> int:
+        """How many bytes are stored of a turn, alone or with its chain; 0 where there is none."""
 
 
 class Ledger(Protocol):

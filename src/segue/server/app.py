@@ -27,7 +27,7 @@ from segue.listener.http import HttpApp
 from segue.listener.services import Services
 from segue.listener.table import RouteTable, routes_of
 from segue.listener.upgrades import Upgrades
-from segue.memory.budget import memory_for, resident_bytes, sent_bytes
+from segue.memory.budget import memory_for, resident_bytes
 from segue.passthrough.api import passthrough_api
 from segue.process.chains import Lineages
 from segue.process.queued import QueuedTurns
@@ -119,7 +119,6 @@ async def open_app(
         in_background("files_sweep", files.sweep_forever),
     ):
         state = await build_state(settings, store, cluster)
-        files.check_memory = lambda size: state.memory.check(sent_bytes(size, 1))
         every = (*rows.values(), files_api(files.load), passthrough_api(forwarded))
         every += environment_apis(environment, files)
         async with _open_server(served, state, hosted, place, give_up, every) as app:

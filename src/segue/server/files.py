@@ -7,7 +7,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -49,8 +49,6 @@ class LateFiles(AsyncExitStack):
         self._settings = settings
         self._rows = rows
         self._skills = skills
-        # Refuses to read so many bytes, where the limit of memory is reached.
-        self.check_memory: Callable[[int], None] = lambda size: None
         if settings.files_url:
             need_package("files_url", "obstore", "s3")
 
@@ -110,13 +108,7 @@ class LateFiles(AsyncExitStack):
         """Delete the bytes of a file or a skill, whose row is gone."""
         await self._objects.delete(object_id)
 
-    async def read(self, owner: Owner, file_id: str, bytes_max: int) -> tuple[str, bytes]:
-        """The name and the bytes of a file, for an input."""
-        depot = self.load()
-        file, data = await depot.read_whole(owner, file_id, bytes_max, self.check_memory)
-        return file.filename, data
-
-    # --- for containers ---
+    # --- for inputs and containers ---
 
     async def open_file(
         self, owner: Owner, file_id: str

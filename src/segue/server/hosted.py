@@ -107,9 +107,9 @@ class HostedTools(AsyncExitStack):
                 from segue.server.tools import build_tools
 
                 places = (*self._rows, *self._settings.hosted_tools)
-                read_file = None if self._files is None else self._files.read
+                open_file = None if self._files is None else self._files.open_file
                 builders = [_builder(place, self.environment, self._files) for place in places]
-                built = build_tools(self._settings, self, builders, read_file)
+                built = build_tools(self._settings, self, builders, open_file)
                 check_tools(dict(zip(places, built.tools.tools, strict=True)))
                 self._loaded = built
             return self._loaded.tools

@@ -26,6 +26,7 @@ from segue.seams.store import Turns
 from segue.server.cluster import Cluster
 from segue.server.storage import ServerStore, check_public, check_ring, load_ring
 from segue.settings.values import Settings
+from segue.stores.layered import LayeredStore
 from segue.stores.memory_turns import Budget, LayeredTurns, MemoryTurns
 from segue.stores.threads import Threads
 from segue.turn.plan import Caller
@@ -131,6 +132,9 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
     await check_ring(store.keys, hashes, settings)
     budget = Budget(settings.connections_state_bytes_max)
     store.state.dropped = budget.dropped
+    memory = Memory(settings.memory_bytes_max, settings.body_bytes_max)
+    if isinstance(store, LayeredStore):
+        store.far_turns.reserve = memory.reading
     peers = None if cluster is None else cluster.peers
     memo_bytes = settings.render_cache_bytes_max // MEMO_SHARE
     meter = Meter(store.shared_limits, peers, budget.trim)
@@ -148,7 +152,7 @@ async def build_state(settings: Settings, store: ServerStore, cluster: Cluster |
         render_cache=RenderCache(settings.render_cache_bytes_max - memo_bytes),
         memo=Memo(memo_bytes),
         reuse=ReuseWatch(settings.reuse_bytes_max, store.state.erased),
-        memory=Memory(settings.memory_bytes_max, settings.body_bytes_max),
+        memory=memory,
     )
 
 

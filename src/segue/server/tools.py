@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,9 +18,9 @@ from segue.mcp.tool import mcp
 from segue.seams.tools import HostedTool
 from segue.settings.values import Settings
 from segue.tools.hosted import ServerTools
-from segue.tools.inputs import ReadFile
+from segue.tools.inputs import OpenFile
 from segue.tools.tool_search import tool_search
-from segue.web.fetch import Fetcher, Policy, read_as_data
+from segue.web.fetch import DataReader, Fetcher, Policy
 from segue.web.index import IndexWeb, build
 from segue.web.search import JsonEngine, JsonSearch
 from segue.web.tool import web_search
@@ -50,7 +49,7 @@ def build_tools(
     settings: Settings,
     stack: AsyncExitStack,
     builders: Sequence[ToolBuilder],
-    read_file: ReadFile | None = None,
+    open_file: OpenFile | None = None,
 ) -> ToolSet:
     """The tools as the operator has configured them; the stack closes them."""
     papers = PdfTexts(settings.file_s_max)
@@ -59,8 +58,8 @@ def build_tools(
     tools = ServerTools(
         [build_tool(settings, stack, fetcher) for build_tool in builders],
         read_pdf=papers.read,
-        read_url=partial(read_as_data, fetcher) if fetcher.is_on else None,
-        read_file=read_file,
+        read_url=DataReader(fetcher) if fetcher.is_on else None,
+        open_file=open_file,
         call_s_max=settings.tool_s_max,
         output_bytes_max=settings.tool_output_bytes_max,
     )

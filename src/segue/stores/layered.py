@@ -9,11 +9,18 @@ store cannot be reached its error passes through: never "not found".
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
+from segue.seams.history import Owner, Turn
 from segue.seams.store import Claim, IdempotencyKeys, Maintenance, Retention
 from segue.stores.memory import MemoryIdempotencyKeys
 from segue.stores.memory_turns import LayeredTurns, MemoryTurns
 from segue.stores.store import Store
+
+# How often what is stored is in memory while it is read: in the database's buffers, as the rows, as the bytes of items,
+# and as their values.
+READ_COST = 4
 
 
 class LayeredStore:
@@ -22,7 +29,8 @@ class LayeredStore:
     def __init__(self, far: Store, bytes_max: int) -> None:
         near = MemoryTurns(bytes_max, stored_only=True)
         unstored = MemoryIdempotencyKeys()
-        self.turns = LayeredTurns(near, far.turns)
+        self.far_turns = WeighedTurns(far)
+        self.turns = LayeredTurns(near, self.far_turns)
         self.idempotency_keys = LayeredIdempotencyKeys(unstored, far.idempotency_keys)
         self.maintenance = LayeredMaintenance(near, far.maintenance)
         self.listing = far.listing
@@ -39,6 +47,29 @@ class LayeredStore:
         # The turns in the memory of this process, and what else is there.
         self.state = near
         self.beside = (unstored,)
+
+
+class WeighedTurns:
+    """The turns of a far store. What is read of them is weighed before it is in memory."""
+
+    def __init__(self, far: Store) -> None:
+        self._turns = far.turns
+        self._listing = far.listing
+        self.save = far.turns.save
+        self.delete = far.turns.delete
+        # Sets so many bytes aside, while inside.
+        self.reserve: Callable[[int], AbstractAsyncContextManager[object]] = nullcontext
+
+    async def find(self, owner: Owner, turn_id: str) -> Turn | None:
+        async with self.reserve(await self._cost(owner, turn_id, with_chain=True)):
+            return await self._turns.find(owner, turn_id)
+
+    async def read(self, owner: Owner, turn_id: str) -> Turn | None:
+        async with self.reserve(await self._cost(owner, turn_id, with_chain=False)):
+            return await self._turns.read(owner, turn_id)
+
+    async def _cost(self, owner: Owner, turn_id: str, *, with_chain: bool) -> int:
+        return READ_COST * await self._listing.stored_bytes(owner, turn_id, with_chain=with_chain)
 
 
 class LayeredIdempotencyKeys:

@@ -35,7 +35,7 @@ from weakref import ref
 
 from msgspec import Struct, structs
 
-from segue.seams.history import Owner, Turn
+from segue.seams.history import Owner, Turn, ancestors
 from segue.seams.store import Turns
 from segue.stores.erased import ErasedTurns, TurnKey
 from segue.wire.response import ENDED
@@ -135,6 +135,12 @@ class MemoryTurns:
             next(held, None)
         wanted = (id for id, slot in held if slot.is_named and not (is_tips and slot.children))
         return list(islice(wanted, count))
+
+    async def stored_bytes(self, owner: Owner, turn_id: str, *, with_chain: bool) -> int:
+        """As `Listing` does, as our own measure."""
+        turn = self.held(owner, turn_id)
+        links = [] if turn is None else ancestors(turn) if with_chain else [turn]
+        return sum(link.bytes for link in links)
 
     async def read(self, owner: Owner, turn_id: str) -> Turn | None:
         # With its parents: in memory they cost nothing.

@@ -73,6 +73,10 @@ class TurnList:
     ) -> Sequence[str]:
         return await self.tables.fetch("newest_turns", str, owner, before, count, int(is_tips))
 
+    async def stored_bytes(self, owner: Owner, turn_id: str, *, with_chain: bool) -> int:
+        found = await self.tables.fetch("turn_bytes", int, owner, turn_id, int(with_chain))
+        return sum(found)
+
 
 @dataclass(frozen=True, slots=True)
 class FileTable:

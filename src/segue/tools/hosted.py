@@ -21,6 +21,7 @@ from typing import NamedTuple
 from msgspec import Raw, structs
 
 from segue.errors import InvalidRequest
+from segue.seams.access import Room
 from segue.seams.history import Owner, Round, Turn
 from segue.seams.model import Scene
 from segue.seams.tools import (
@@ -38,8 +39,7 @@ from segue.seams.tools import (
 )
 from segue.tools.ahead import ReadAhead, reads_ahead
 from segue.tools.inputs import (
-    READING_MAX,
-    ReadFile,
+    OpenFile,
     ReadPdf,
     ReadUrl,
     attach,
@@ -100,7 +100,7 @@ class ServerTools:
         *,
         read_pdf: ReadPdf,
         read_url: ReadUrl | None = None,
-        read_file: ReadFile | None = None,
+        open_file: OpenFile | None = None,
         call_s_max: float = 60.0,
         output_bytes_max: int = 128 * 1024,
     ) -> None:
@@ -109,8 +109,7 @@ class ServerTools:
         self.read_pdf = read_pdf
         self._read_url = read_url
         # Reads the files that clients have uploaded.
-        self._read_file = read_file
-        self._reading = asyncio.Semaphore(READING_MAX)
+        self._open_file = open_file
         # What each hosted call may take.
         self.call_s_max = call_s_max
         self.output_bytes_max = output_bytes_max
@@ -151,10 +150,10 @@ class ServerTools:
 
     # --- files ---
 
-    async def fetch(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        if self._read_file is not None:
-            items = await attach_files(items, owner, self._read_file, self._reading)
-        return items if self._read_url is None else await attach(items, self._read_url)
+    async def fetch(self, owner: Owner, items: tuple[Item, ...], room: Room) -> tuple[Item, ...]:
+        if self._open_file is not None:
+            items = await attach_files(items, owner, self._open_file, room)
+        return items if self._read_url is None else await attach(items, self._read_url, room)
 
     async def read_files(self, plan: Plan) -> Plan:
         return _with_given(plan, await read_pdfs(plan.resolved.given, self.read_pdf))

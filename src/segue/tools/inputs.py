@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import asyncio
 from binascii import b2a_base64
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from mimetypes import guess_type
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from segue.aio import off_loop
+from segue.aio import cancel_all, off_loop
 from segue.errors import ApiError, InvalidRequest
+from segue.seams.access import Room
 from segue.seams.history import Owner
 from segue.wire import long_texts
-from segue.wire.codec import decode_item, encode
-from segue.wire.files import SLICE_CHARS, contents, is_pdf
+from segue.wire.codec import decode_item
+from segue.wire.files import contents, is_pdf
 from segue.wire.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
@@ -36,12 +47,21 @@ from segue.wire.items import (
 )
 
 UrlKind = Literal["file", "image"]
-# Returns the bytes at a URL as a data URL.
-ReadUrl = Callable[[str, UrlKind], Awaitable[str]]
-# Returns the name and the bytes of a file that the owner has uploaded, within a size.
-ReadFile = Callable[[Owner, str, int], Awaitable[tuple[str, bytes]]]
-# Returns the text of a PDF; None if it is broken.
-ReadPdf = Callable[[bytes], Awaitable[str | None]]
+# Returns the name and the size of a file that the owner has uploaded, and its bytes, part by part.
+OpenFile = Callable[[Owner, str], Awaitable[tuple[str, int, AsyncGenerator[bytes, None]]]]
+# Returns the text of a PDF, whose bytes are here in base64; None if it is broken.
+ReadPdf = Callable[[str], Awaitable[str | None]]
+
+
+class ReadUrl(Protocol):
+    """Reads URLs."""
+
+    # Of one of them.
+    bytes_max: int
+
+    async def __call__(self, url: str, kind: UrlKind) -> str:
+        """The bytes at a URL as a data URL."""
+
 
 # URLs in one request, and the size of everything they lead to, as it is kept.
 URLS_MAX = 32
@@ -49,8 +69,9 @@ CHARS_MAX = 64 * 1024 * 1024
 # Uploaded files in one request, and their size together.
 FILES_MAX = 32
 FILES_BYTES_MAX = 48 * 1024 * 1024
-# Requests whose files are read at the same time.
-READING_MAX = 2
+# What each byte of a file costs until it is in an item, and each letter of its base64, of which there are a third more:
+# it is there as it was read, in the bytes of the item, and as its value.
+BYTE_COST, TEXT_COST = 4, 3
 # Writing so much into an item takes some milliseconds.
 LONG_BYTES = 1024 * 1024
 # PDFs in one request.
@@ -85,7 +106,7 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 _parts_of = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]:
+async def attach(items: tuple[Item, ...], read_url: ReadUrl, room: Room) -> tuple[Item, ...]:
     """The items with the contents of their URLs."""
     places = [(part, *found) for part in _parts(items) if (found := _url_in(part.value))]
     if not places:
@@ -94,17 +115,29 @@ async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]
         message = f"Too many URLs: {len(places)}, at most {URLS_MAX} are read."
         raise InvalidRequest(message, param="input")
 
+    left = CHARS_MAX
+
     async def read(part: _Part, kind: UrlKind, url: str) -> str:
+        nonlocal left
         try:
-            return await read_url(url, kind)
+            await room.take(read_url.bytes_max)
+            data = await read_url(url, kind)
+            room.give(read_url.bytes_max)
+            await room.take(TEXT_COST * len(data))
         except ApiError as error:
             error.param = f"{part.param}.{kind}_url"
             raise
+        left -= len(data)
+        if left < 0:
+            message = "The contents of the URLs are too large together."
+            raise InvalidRequest(message, code="url_failed", param="input")
+        return data
 
-    read_data = await asyncio.gather(*(read(*place) for place in places))
-    if sum(map(len, read_data)) > CHARS_MAX:
-        message = "The contents of the URLs are too large together."
-        raise InvalidRequest(message, code="url_failed", param="input")
+    reading = [asyncio.ensure_future(read(*place)) for place in places]
+    try:
+        read_data = await asyncio.gather(*reading)
+    finally:
+        await cancel_all(reading)
     changes = [
         _Change(part, {"image_url": data})
         if kind == "image"
@@ -115,47 +148,70 @@ async def attach(items: tuple[Item, ...], read_url: ReadUrl) -> tuple[Item, ...]
 
 
 async def attach_files(
-    items: tuple[Item, ...], owner: Owner, read_file: ReadFile, turns: asyncio.Semaphore
+    items: tuple[Item, ...], owner: Owner, open_file: OpenFile, room: Room
 ) -> tuple[Item, ...]:
-    """The items with the contents of the uploaded files that they name. A small request may name large files, which
-    count once they are in a turn: so a few are read at a time."""
+    """The items with the contents of the uploaded files that they name. A small request may name large files: memory is
+    set aside for all of them before the first is read."""
     places = [(part, file_id) for part in _parts(items) if (file_id := _file_in(part.value))]
     if len(places) > FILES_MAX:
         message = f"Too many files: {len(places)}, at most {FILES_MAX} are read."
         raise InvalidRequest(message, param="input")
     if not places:
         return items
-    changes: list[_Change] = []
+    opened: list[tuple[_Part, str, AsyncGenerator[bytes, None]]] = []
     left = FILES_BYTES_MAX
-    async with turns:
-        for part, file_id in places:
-            try:
-                name, data = await read_file(owner, file_id, left)
-                is_long = len(data) > LONG_BYTES
-                changes.append(await off_loop(is_long, _file_change, part, name, data))
-            except ApiError as error:
-                error.param = f"{part.param}.file_id"
-                raise
-            left -= len(data)
-        return await _with_changes(items, changes)
+    for part, file_id in places:
+        try:
+            name, size, data = await open_file(owner, file_id)
+            if size > left:
+                message = (
+                    f"The file '{name}' is too large for an input: {size} bytes, at most {left}."
+                )
+                raise InvalidRequest(message)
+        except ApiError as error:
+            error.param = f"{part.param}.file_id"
+            raise
+        left -= size
+        opened.append((part, name, data))
+    await room.take(BYTE_COST * (FILES_BYTES_MAX - left))
+    changes: list[_Change] = []
+    for part, name, data in opened:
+        try:
+            changes.append(await _file_change(part, name, data))
+        except ApiError as error:
+            error.param = f"{part.param}.file_id"
+            raise
+    return await _with_changes(items, changes)
 
 
-def _file_change(part: _Part, name: str, data: bytes) -> _Change:
+async def _file_change(part: _Part, name: str, data: AsyncGenerator[bytes, None]) -> _Change:
     """A file inside a part, as if the client had sent its bytes."""
     kind = guess_type(name)[0] or "application/octet-stream"
-    url = f"data:{kind};base64,{_base64(data)}"
-    if isinstance(part.value, InputFile):
-        return _Change(part, {"file_data": url}, {"filename": name})
-    if not kind.startswith("image/"):
+    is_file = isinstance(part.value, InputFile)
+    if not is_file and not kind.startswith("image/"):
         raise InvalidRequest(f"The file '{name}' is no image by its name.", code="invalid_value")
-    return _Change(part, {"image_url": url})
+    url = f"data:{kind};base64,"
+    async with aclosing(data):
+        async for slice in _base64(data):
+            # It grows in place.
+            url += slice
+    return (
+        _Change(part, {"file_data": url}, {"filename": name})
+        if is_file
+        else _Change(part, {"image_url": url})
+    )
 
 
-def _base64(data: bytes) -> str:
-    """The text that stands for bytes; in slices, as they are read."""
-    step = SLICE_CHARS // 4 * 3
-    slices = (b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step))
-    return b"".join(slices).decode()
+async def _base64(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The text that stands for these bytes, in slices."""
+    rest = b""
+    async for part in parts:
+        part = rest + part
+        # Three bytes are four letters.
+        whole = len(part) - len(part) % 3
+        rest = part[whole:]
+        yield b2a_base64(memoryview(part)[:whole], newline=False).decode()
+    yield b2a_base64(rest, newline=False).decode()
 
 
 def _file_in(part: object) -> str | None:
@@ -178,8 +234,7 @@ async def read_pdfs(items: tuple[Item, ...], read_pdf: ReadPdf) -> tuple[Item, .
     changes: list[_Change] = []
     for part, data in places:
         try:
-            content = await off_loop(len(data) > LONG_BYTES, contents, data)
-            text = await read_pdf(content or b"")
+            text = await read_pdf(data)
         except ApiError as error:
             error.param = part.param
             raise
@@ -245,11 +300,12 @@ def _changed(item: Item, changes: Sequence[_Change]) -> Item:
     name = changes[0].part.field
     fields = long_texts.decode(_fields.decode, item.raw)
     parts = long_texts.decode(_parts_of.decode, fields[name])
-    for part, *given in changes:
-        texts, usual = ({key: Raw(encode(text)) for key, text in one.items()} for one in given)
-        parts[part.place] = usual | parts[part.place] | texts
-    fields[name] = Raw(encode(parts))
-    return decode_item(encode(fields), f"input[{changes[0].part.item}]")
+    changed: list[Mapping[str, str | Raw]] = [*parts]
+    for part, texts, usual in changes:
+        changed[part.place] = {**usual, **parts[part.place], **texts}
+    # Written once, with the long texts in it.
+    written = long_texts.encode({**fields, name: changed})
+    return decode_item(written, f"input[{changes[0].part.item}]")
 
 
 def _name_of(url: str) -> str:

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from segue.aio import off_loop
 from segue.errors import InvalidRequest, parent_not_found
+from segue.seams.access import Room
 from segue.seams.history import Resent, Turn
 from segue.turn.admit import admit
 from segue.turn.checks import check_sizes
@@ -30,26 +31,27 @@ SLICE_BYTES = 64 * 1024
 LONG_ITEM_BYTES = 1024 * 1024
 
 
-async def prepare(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
-    """A plan for this request. It holds a slot of the caller's quota: release it if the plan is not started."""
+async def prepare(arrival: Arrival, resources: Resources, turn_id: str, room: Room) -> Plan:
+    """A plan for this request. What it reads by name is set aside in `room`. It holds a slot of the caller's quota:
+    release it if the plan is not started."""
     quota = arrival.caller.quota
     if quota is not None:
         await quota.hold()
     try:
-        return await _plan(arrival, resources, turn_id)
+        return await _plan(arrival, resources, turn_id, room)
     except BaseException:
         if quota is not None:
             quota.release()
         raise
 
 
-async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
+async def _plan(arrival: Arrival, resources: Resources, turn_id: str, room: Room) -> Plan:
     create = arrival.create
     caller = arrival.caller
     tally = Tally(bytes_received=arrival.receipt.bytes_received)
     began = perf_counter()
     check_sizes(create)
-    given = await _read_input(arrival, resources, tally)
+    given = await _read_input(arrival, resources, tally, room)
     validated = perf_counter()
     parent = await _find_parent(create, caller, tally)
     is_stored = create.store is not False
@@ -65,7 +67,7 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str) -> Plan:
     return plan
 
 
-async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> Given:
+async def _read_input(arrival: Arrival, resources: Resources, tally: Tally, room: Room) -> Given:
     """The items of the request, decoded, with the contents of their URLs, after the new items of its conversation."""
     create = arrival.create
     caller = arrival.caller
@@ -86,7 +88,7 @@ async def _read_input(arrival: Arrival, resources: Resources, tally: Tally) -> G
     looked_at = items if resent is None else resent.without_plain(items)
     has_media = await off_loop(len(looked_at) > MANY_ITEMS, contains_media, looked_at)
     if has_media and resources.hosted is not None:
-        items = await resources.hosted.load().fetch(caller.owner, items)
+        items = await resources.hosted.load().fetch(caller.owner, items, room)
     if caller.joined is not None:
         check_item_ids(items)
         items = (*caller.joined.new_items, *items)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from segue.seams.access import Seals
+from segue.seams.access import Room, Seals
 from segue.seams.history import Owner, Past, Resent, Round, Warm
 from segue.seams.lineage import NO_LINEAGE, Lineage
 from segue.seams.model import Finish, Job, Parsed, Scene
@@ -126,7 +126,7 @@ class HostedCalls(Protocol):
 class Hosted(Offers, Protocol):
     """The tools that this server runs."""
 
-    async def fetch(self, owner: Owner, items: tuple[Item, ...]) -> tuple[Item, ...]:
+    async def fetch(self, owner: Owner, items: tuple[Item, ...], room: Room) -> tuple[Item, ...]:
         """The items with the contents of this owner's files, and of their URLs, where the operator allows that."""
 
     async def read_files(self, plan: Plan) -> Plan:

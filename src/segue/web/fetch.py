@@ -14,18 +14,21 @@ no kept connections, no proxies, nothing from the environment. Size, inflated si
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
 import socket
 import zlib
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec import Struct
 
 from segue import __version__
+from segue.aio import off_loop
+from segue.rests import joined
 from segue.web.url import (
     Address,
     Target,
@@ -56,6 +59,8 @@ LOOKUPS_MAX = 8
 # Addresses of each name that are tried.
 ADDRESSES_MAX = 8
 CHUNK_BYTES = 64 * 1024
+# Encoded at once: three bytes are four letters.
+SLICE_BYTES = 3 * 64 * 1024
 
 PAGE_KINDS = ("text/", *(f"application/{kind}" for kind in ("xhtml+xml", "pdf", "json", "xml")))
 FILE_KINDS = (*PAGE_KINDS, "application/octet-stream", "application/markdown", "application/x-")
@@ -295,10 +300,25 @@ class _CheckedAddresses:
         pass
 
 
-async def read_as_data(fetcher: Fetcher, url: str, kind: Literal["file", "image"]) -> str:
-    """The content of a URL, as a data URL: for files and pictures of an input."""
-    fetched = await fetcher.fetch(url, FILE_KINDS if kind == "file" else IMAGE_KINDS)
-    return f"data:{fetched.kind};base64,{base64.b64encode(fetched.data).decode()}"
+class DataReader:
+    """Reads URLs for files and pictures of an input."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self.bytes_max = fetcher.policy.bytes_max
+
+    async def __call__(self, url: str, kind: Literal["file", "image"]) -> str:
+        """The content of a URL, as a data URL."""
+        fetched = await self._fetcher.fetch(url, FILE_KINDS if kind == "file" else IMAGE_KINDS)
+        return await off_loop(len(fetched.data) > SLICE_BYTES, _data_url, fetched)
+
+
+def _data_url(fetched: Fetched) -> str:
+    """In slices, as it is encoded."""
+    data = memoryview(fetched.data)
+    slices = (data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES))
+    encoded = (b2a_base64(one, newline=False).decode() for one in slices)
+    return joined(chain((f"data:{fetched.kind};base64,",), encoded))
 
 
 def _url_of(target: Target) -> URL:

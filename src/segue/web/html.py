@@ -93,7 +93,7 @@ async def open_page(
     """The page that these bytes are, of whatever form; None if there is no text in them."""
     if not is_pdf(data):
         return await asyncio.to_thread(read_page, url, data, kind, charset, name)
-    pdf = await read_pdf(data, TEXT_CHARS_MAX, PDF_S_MAX)
+    pdf = await read_pdf((data,), TEXT_CHARS_MAX, PDF_S_MAX)
     # What came before a broken or a slow page is still worth reading.
     if not any(pdf.pages):
         return None

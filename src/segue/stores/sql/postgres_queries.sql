@@ -19,6 +19,23 @@ UNION ALL
 SELECT NULL, NULL, digest, body, NULL, NULL FROM parts
 WHERE owner = $1 AND digest IN (SELECT instructions FROM found UNION SELECT tools FROM found);
 
+-- name: turn_bytes
+-- $1 owner, $2 id, $3 whether with its ancestors. Of what is stored beside the row only the length is read.
+WITH RECURSIVE chain (place, parent_id) AS (
+    SELECT ctid, parent_id FROM turns WHERE owner = $1 AND id = $2
+    UNION
+    SELECT turns.ctid, turns.parent_id
+    FROM chain JOIN turns ON turns.owner = $1 AND turns.id = chain.parent_id
+    WHERE CAST($3 AS integer) = 1
+), found AS MATERIALIZED (
+    SELECT length(history) + length(response) AS bytes, instructions, tools
+    FROM chain JOIN turns ON turns.ctid = chain.place
+)
+SELECT coalesce((SELECT sum(bytes) FROM found), 0)::bigint + coalesce((
+    SELECT sum(length(body)) FROM parts
+    WHERE owner = $1 AND digest IN (SELECT instructions FROM found UNION SELECT tools FROM found)
+), 0)::bigint;
+
 -- name: read
 -- The same for the turn alone.
 WITH found AS MATERIALIZED (

@@ -16,6 +16,23 @@ FROM chain CROSS JOIN turns ON turns.seq = chain.seq;
 SELECT id, parent_id, history, response, instructions, tools
 FROM turns WHERE owner = :owner AND id = :id;
 
+-- name: turn_bytes
+-- $1 owner, $2 id, $3 whether with its ancestors. Of a blob only the length is read.
+WITH RECURSIVE chain (seq, parent_id) AS (
+    SELECT seq, parent_id FROM turns WHERE owner = $1 AND id = $2
+    UNION
+    SELECT turns.seq, turns.parent_id
+    FROM chain CROSS JOIN turns ON turns.owner = $1 AND turns.id = chain.parent_id
+    WHERE $3 = 1
+), found AS MATERIALIZED (
+    SELECT length(history) + length(response) AS bytes, instructions, tools
+    FROM chain CROSS JOIN turns ON turns.seq = chain.seq
+)
+SELECT coalesce((SELECT sum(bytes) FROM found), 0) + coalesce((
+    SELECT sum(length(body)) FROM parts
+    WHERE id IN (SELECT instructions FROM found UNION SELECT tools FROM found)
+), 0);
+
 -- name: part
 SELECT digest, body FROM parts WHERE id = :id AND owner = :owner;
 
