@@ -318,6 +318,25 @@ async def name_at_once(served: ServedProcess, part: object) -> None:
     assert {answer.status for answer in answers} <= {200, 503}, answers[0].body
 
 
+async def fill_by_added_items(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Items of conversations, whose answers have them again and nobody reads."""
+    items = [{"role": "user", "content": "word " * (size // 20)}] * 4
+    body = json.dumps({"items": items}).encode()
+    head = (
+        "POST /v1/conversations/{}/items HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    name = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
+    for _ in range(STEPS_MAX):
+        reader = open.enter_context(narrow_socket(served.port))
+        await loop.sock_sendall(reader, head.format(name, len(body)).encode() + body)
+        begun = await loop.sock_recv(reader, 12)
+        if begun != b"HTTP/1.1 200":
+            assert begun == b"HTTP/1.1 503"
+            return
+    pytest.fail("no items were refused")
+
+
 # Chains that are continued at once, and the turns of each.
 CHAINS, CHAIN_TURNS = 16, 4
 
@@ -365,6 +384,7 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "half uploads": (fill_by_half_uploads, SHORT, ()),
     "unread files": (fill_by_unread_files, SHORT, ("--write-s-max", "300")),
     "named files": (fill_by_named_files, SHORT, ()),
+    "added items": (fill_by_added_items, SHORT, ("--write-s-max", "300")),
     "named pictures": (fill_by_named_pictures, SHORT, ()),
     "cold chains": (fill_by_cold_chains, SHORT, ("--store", "sqlite:///s.db")),
     "cold messages": (fill_by_cold_short_messages, SHORT, ("--store", "sqlite:///s.db")),
@@ -452,6 +472,18 @@ async def test_files_that_requests_name_one_after_the_other_count_where_they_are
             answer = await post(served, input=[{"role": "user", "content": content}], store=False)
             assert answer.status == 200
         assert peak_bytes(served.process.pid) - before < 1.5 * limit
+
+
+async def test_client_that_adds_much_to_a_conversation_hears_that_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    flags = ("--store", f"sqlite:///{tmp_path}/s.db")
+    with limited(tmp_path, LIMIT_BYTES, SHORT, flags) as served:
+        name = (await fetch(served, "POST", "/v1/conversations", {})).json["id"]
+        path = f"/v1/conversations/{name}/items"
+        items = [{"role": "user", "content": "word " * 500_000}] * 3
+        added = await fetch(served, "POST", path, {"items": items})
+        assert (added.status, len(added.json["data"])) == (200, 3)
 
 
 async def test_conversation_that_is_larger_than_the_memory_is_read_in_pages_and_by_no_turn(

@@ -248,9 +248,11 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def answer(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
-        """Send a whole answer. A large one is refused where too much waits for clients that do not read."""
-        unread = self._memory.unread
-        if len(body) > ANSWER_BYTES and unread.bytes + len(body) > unread.bytes_max:
+        """Send a whole answer. A large one is refused where too much waits for clients that do not read; not that to a
+        request which has changed something, and was refused before that if there is no memory."""
+        unread, is_reading = self._memory.unread, self.scope["method"] == "GET"
+        is_large = is_reading and len(body) > ANSWER_BYTES
+        if is_large and unread.bytes + len(body) > unread.bytes_max:
             raise Unavailable(
                 "Too many large responses are waiting to be read by their clients.",
                 wait_s=ANSWER_WAIT_S,

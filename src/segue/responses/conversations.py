@@ -56,9 +56,10 @@ class ConversationRoutes:
         conversation = Conversation(
             new_id("conv"), exchange.owner, int(time.time()), request.metadata or {}
         )
-        added = await _decode_items(request.items or [])
-        await self._conversations.save(conversation, added)
-        await exchange.answer(200, _object(conversation))
+        with exchange.holding_body():
+            added = await _decode_items(request.items or [])
+            await self._conversations.save(conversation, added)
+            await exchange.answer(200, _object(conversation))
 
     async def get(self, exchange: Exchange) -> None:
         """One conversation, without its items."""
@@ -102,13 +103,14 @@ class ConversationRoutes:
     async def add_items(self, exchange: Exchange) -> None:
         """More items at its end."""
         request = await self._read(exchange, decode_added)
-        added = await _decode_items(request.items)
-        for _ in range(ATTEMPTS_MAX):
-            if await self._conversations.save(await self._find(exchange), added):
-                rows = [(entry.id, entry.item) for entry in added]
-                await exchange.answer(200, list_object(rows, has_more=False))
-                return
-        raise too_many_writers(exchange.arguments["id"])
+        with exchange.holding_body():
+            added = await _decode_items(request.items)
+            for _ in range(ATTEMPTS_MAX):
+                if await self._conversations.save(await self._find(exchange), added):
+                    rows = [(entry.id, entry.item) for entry in added]
+                    await exchange.answer(200, list_object(rows, has_more=False))
+                    return
+            raise too_many_writers(exchange.arguments["id"])
 
     async def get_item(self, exchange: Exchange) -> None:
         """One item of it."""
