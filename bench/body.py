@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from segue.aio import off_loop
 from segue.errors import ApiError
-from segue.memory.budget import Memory, Room
+from segue.memory.budget import Memory
 from segue.server.app import open_app
 from segue.settings.checks import load_settings
 from segue.turn.plan import Arrival, Caller, Receipt
@@ -60,7 +60,7 @@ async def longest_gap(size: int) -> tuple[float, float]:
             receipt = Receipt(bytes_received=len(body))
             create = await off_loop(len(body) > LARGE_BYTES, decode_create, body)
             arrival = Arrival(create, Caller("bench", app.state.store.turns), receipt)
-            await prepare(arrival, app.runner.resources, "resp_1", Room(Memory(), 0))
+            await prepare(arrival, app.runner.resources, "resp_1", Memory().preparing(0))
         took = time.perf_counter() - began
         is_done = True
         await watcher

@@ -13,7 +13,7 @@ import pytest
 
 from segue.engines.scripted import Script, ScriptedTurn
 from segue.errors import EngineFailed, InvalidRequest, StoreFailed, Unavailable
-from segue.memory.budget import Memory, Room
+from segue.memory.budget import Memory
 from segue.process import pace
 from segue.seams.history import Owner, Turn
 from segue.seams.model import EngineFacts, Finish, Ids, Job, Piece
@@ -181,7 +181,7 @@ async def test_large_input_is_validated_in_slices(tmp_path: Path) -> None:
     async with staged(tmp_path / "s.db") as stage:
         competing = asyncio.create_task(compete())
         arrival = Arrival(create, Caller(OWNER, stage.store), Receipt())
-        plan = await prepare(arrival, stage.runner.resources, "resp_1", Room(Memory(), 0))
+        plan = await prepare(arrival, stage.runner.resources, "resp_1", Memory().preparing(0))
         is_over = True
         await competing
 

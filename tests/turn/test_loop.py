@@ -17,7 +17,7 @@ from msgspec import Raw, structs
 from segue.dialects.messages import MessagesDialect
 from segue.errors import EngineFailed, StoreFailed
 from segue.ids import item_ids
-from segue.memory.budget import Memory, Room
+from segue.memory.budget import Memory
 from segue.resent.render_cache import RenderCache
 from segue.seams.access import Seals
 from segue.seams.history import Round, Turn, Unfinished
@@ -139,7 +139,7 @@ async def begin(
     create = decode_create(json.dumps(body).encode())
     turns = turns or MemoryTurns(10_000_000)
     arrival = Arrival(create, Caller(OWNER, turns), Receipt())
-    plan = await prepare(arrival, resources, "resp_1", Room(Memory(), 0))
+    plan = await prepare(arrival, resources, "resp_1", Memory().preparing(0))
     if hosted is not None:
         plan = structs.replace(plan, resolved=_hosted(plan))
     running = Running(

@@ -9,7 +9,7 @@ import pytest
 
 from segue.dialects.messages import MessagesDialect
 from segue.errors import InvalidRequest, NotFound
-from segue.memory.budget import Memory, Room
+from segue.memory.budget import Memory
 from segue.resent.render_cache import RenderCache
 from segue.stores.memory_turns import MemoryTurns
 from segue.turn.checks import NAME_BYTES_MAX, WRITTEN_BYTES_MAX
@@ -36,7 +36,7 @@ async def planned(caller: Caller, compacts: Any = None, **fields: Any) -> Plan:
     resources = Resources({"m": model}, cast(Any, OpenSeals()), RenderCache(0))
     create = decode_create(json.dumps({"model": "m", "store": False, **fields}).encode())
     return await prepare(
-        Arrival(create, caller, Receipt(), compacts), resources, "resp_new", Room(Memory(), 0)
+        Arrival(create, caller, Receipt(), compacts), resources, "resp_new", Memory().preparing(0)
     )
 
 

@@ -15,12 +15,12 @@ from typing import NamedTuple, assert_never
 import msgspec
 from msgspec import Raw
 
+from segue.dialects.files import text_of_file
 from segue.readers.call_json import is_object
 from segue.readers.offers import added_by, definition_of
 from segue.wire import items
 from segue.wire.calls import arguments_of
 from segue.wire.codec import encode
-from segue.wire.files import text_of_file
 from segue.wire.items import Item, ItemValue
 from segue.wire.kinds import (
     KINDS,

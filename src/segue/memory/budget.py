@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from segue.errors import InvalidRequest, Unavailable
 from segue.memory.intake import Intake
@@ -40,6 +40,7 @@ CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 # No writer has to do with less.
 UNREAD_BYTES_MIN = 64 * 1024
 NO_ROOM = "The server has no memory for what this request would read. Please retry."
+TOO_LARGE = "What this request names does not fit into the memory of this server: it needs"
 
 
 def machine_bytes() -> int:
@@ -97,42 +98,42 @@ class Unread:
         return max(UNREAD_BYTES_MIN, self.bytes_max // max(1, len(self.writers)))
 
 
-class Room:
+class MemoryRoom:
     """Memory that is set aside for one request until a part counts what it holds."""
 
-    def __init__(self, memory: Memory, size: int) -> None:
+    def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.bytes = 0
-        self._hold(size)
 
-    async def take(self, size: int) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.give(self.bytes)
+
+    def give(self, size: int) -> None:
+        """So much is not needed any more."""
+        self.bytes -= size
+        self._memory.preparing_bytes -= size
+        self._memory.freed.set()
+
+    async def take(self, size: int, param: str | None = None) -> None:
         """Set so much more aside, before it is read. What is large waits until others let go of theirs."""
         memory = self._memory
         if size * ENFORCE_PART <= memory.bytes_max:
             memory.check(size)
-            self._hold(size)
-            return
-        if size > memory.bytes_max:
-            message = f"This request needs {size:,} bytes of memory, more than this server may use."
-            raise InvalidRequest(message, code="context_length_exceeded")
-        try:
-            async with asyncio.timeout(ROOM_S), memory.large:
-                while not memory.shrink(size):
-                    memory.freed.clear()
-                    await memory.freed.wait()
-                self._hold(size)
-        except TimeoutError:
-            raise Unavailable(NO_ROOM, wait_s=RETRY_S) from None
-
-    def give(self, size: int) -> None:
-        """So much is not needed any more."""
-        self._hold(-size)
-
-    def _hold(self, size: int) -> None:
-        self.bytes += size
-        self._memory.preparing_bytes += size
-        if size < 0:
-            self._memory.freed.set()
+        elif size > memory.bytes_max:
+            message = f"{TOO_LARGE} {size:,} bytes."
+            raise InvalidRequest(message, code="context_length_exceeded", param=param)
+        else:
+            try:
+                async with asyncio.timeout(ROOM_S), memory.large:
+                    while not memory.shrink(size):
+                        memory.freed.clear()
+                        await memory.freed.wait()
+            except TimeoutError:
+                raise Unavailable(NO_ROOM, wait_s=RETRY_S) from None
+        self.give(-size)
 
 
 class Memory:
@@ -143,8 +144,6 @@ class Memory:
         # One message is always accepted. Most of the memory is for histories and prompts.
         self.intake = Intake(max(bytes_max // 32, body_bytes_max))
         self.unread = Unread(bytes_max // 16)
-        # Of one history, as the store has it.
-        self.history_bytes_max = bytes_max // (2 * SENT_COST)
         # Whether the limit is reached although the caches are empty.
         self.is_full = False
         # What the requests hold that are being prepared, and what came since the last look.
@@ -182,26 +181,20 @@ class Memory:
         if self.is_full:
             raise Unavailable("The server has reached its memory limit.", wait_s=RETRY_S)
 
-    @contextmanager
-    def preparing(self, size: int) -> Iterator[Room]:
+    def preparing(self, size: int) -> MemoryRoom:
         """What is prepared inside holds so much, and what it takes beside; refused while the limit is reached."""
         self.check(size)
-        room = Room(self, size)
-        try:
-            yield room
-        finally:
-            room.give(room.bytes)
+        room = MemoryRoom(self)
+        room.give(-size)
+        return room
 
     @asynccontextmanager
-    async def reading(self, size: int) -> AsyncIterator[None]:
-        """What is read inside holds so much, until whoever reads it counts it. What is small is always read."""
-        room = Room(self, 0)
-        try:
+    async def reading(self, size: int, param: str | None = None) -> AsyncIterator[None]:
+        """What is read inside holds so much, until the reader counts it. What is small is always read."""
+        with MemoryRoom(self) as room:
             if size * SMALL_PART > self.bytes_max:
-                await room.take(size)
+                await room.take(size, param)
             yield
-        finally:
-            room.give(room.bytes)
 
     def shrink(self, size: int = 0) -> bool:
         """Let caches give way to so much more; whether there is room for it now."""

@@ -64,14 +64,8 @@ async def join(
         return Joined(conversation, tip, ())
     rows = await conversations.names(owner, name)
     sizes = [size for position, _, size in rows if position >= since]
-    if (size := sum(sizes)) > memory.history_bytes_max:
-        raise InvalidRequest(
-            f"The conversation has {size:,} bytes that this turn would read, more than the {memory.history_bytes_max:,}"
-            " that this server has memory for.",
-            code="context_length_exceeded",
-            param="conversation",
-        )
-    with memory.preparing(sent_bytes(size, len(sizes))):
+    # Once as it is read, and once more as it is saved.
+    async with memory.reading(2 * sent_bytes(sum(sizes), len(sizes)), "conversation"):
         unseen = await conversations.read(owner, name, since)
     return Joined(conversation, tip, tuple(added.item for added in unseen))
 

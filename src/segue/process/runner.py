@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -30,7 +30,7 @@ from segue.errors import (
     Unavailable,
 )
 from segue.ids import item_ids
-from segue.memory.budget import Memory, Room, sent_bytes
+from segue.memory.budget import Memory, MemoryRoom, sent_bytes
 from segue.process.afterwards import Afterwards, EndedTurn
 from segue.process.beginnings import Beginnings, shutting_down
 from segue.process.conversations import LockedConversation, acquire, join, unlock
@@ -40,6 +40,7 @@ from segue.process.pace import BACKGROUND_S_MAX, HEARTBEAT_S, Heartbeat, StartLi
 from segue.process.patient_save import save_patiently
 from segue.process.registry import OtherWorkers, TurnRegistry
 from segue.process.sealed_requests import with_request
+from segue.seams.access import Room
 from segue.seams.history import Owner, Round, Turn
 from segue.seams.store import Conversations, EventLog, IdempotencyKeys, Turns
 from segue.turn.admit import check_unseen
@@ -218,7 +219,7 @@ class Runner:
                 await asyncio.shield(self._release(conversation, turn_id))
             raise
 
-    def _room_for(self, arrival: Arrival) -> AbstractContextManager[Room]:
+    def _room_for(self, arrival: Arrival) -> MemoryRoom:
         """Memory for a request until its turn runs, which counts what it holds."""
         _refuse_if(self.is_draining)
         sent = arrival.create.input

@@ -317,7 +317,7 @@ def _data_url(fetched: Fetched) -> str:
     """In slices, as it is encoded."""
     data = memoryview(fetched.data)
     slices = (data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES))
-    encoded = (b2a_base64(one, newline=False).decode() for one in slices)
+    encoded = (b2a_base64(slice, newline=False).decode() for slice in slices)
     return joined(chain((f"data:{fetched.kind};base64,",), encoded))
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.dialects.files import text_of_file
 from segue.dialects.parts import part_of
 from segue.wire import files
 from segue.wire.codec import decode_item
-from segue.wire.files import FILE_CHARS_MAX, text_of_file
+from segue.wire.files import FILE_CHARS_MAX
 from segue.wire.items import InputFile
 from tests.support import MODEL, fetch, metric, serving
 
