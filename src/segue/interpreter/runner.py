@@ -34,7 +34,14 @@ from segue.sandbox.citations import DATA, cite, picture_citations
 from segue.sandbox.client import KeeperClient
 from segue.sandbox.messages import CommandEnd, ContainerSpec, RunCommand
 from segue.sandbox.output import CHARS_USUAL
-from segue.sandbox.tool import START_S, Preparation, check_place, container_in, files_of
+from segue.sandbox.tool import (
+    START_S,
+    Preparation,
+    check_place,
+    container_in,
+    files_of,
+    last_called,
+)
 from segue.seams.history import Owner
 from segue.seams.tools import HostedCall, HostedTool, Prepared, Source, ToolResult, TurnAhead
 from segue.wire.codec import as_item, encode
@@ -142,8 +149,7 @@ class CodeRunner:
         except ApiError as error:
             error.param = error.param or at
             raise
-        items = chain(reversed(ahead.given), ahead.earlier())
-        had_another = known is None and any(container_in(item.value) for item in items)
+        had_another = known is None and await asyncio.to_thread(last_called, ahead) is not None
         domains = self._preparation.domains(ahead, place)
         spec = _spec(place, domains, is_volatile=not ahead.is_stored)
         name = self._later(spec, ANEW if had_another else "") if known is None else known.id
@@ -164,7 +170,10 @@ class CodeRunner:
         """Put the files of these items there that came after the last call in this container: those before it are
         there, and code may have changed them."""
         newer = takewhile(lambda item: container_in(item.value) != container_id, newest_first)
-        for name, data in reversed([file for item in newer for file in _files_in(item)]):
+        files = await asyncio.to_thread(
+            lambda: [file for item in newer for file in _files_in(item)]
+        )
+        for name, data in reversed(files):
             content = await asyncio.to_thread(contents, data)
             if content is not None:
                 await self._client.write_file(owner, container_id, name, content)

@@ -38,6 +38,8 @@ SCOPE = "skills"
 FOLDER = "/home/user/skills"
 SKILLS_MAX = 16
 HEAD = "Skills in the container of the shell:"
+# How such a note begins.
+NOTE = user_message(HEAD).raw.partition(HEAD.encode())[0] + HEAD.encode()
 
 
 class Supplies(Protocol):
@@ -211,8 +213,10 @@ def _inline(skill: Skill, at: str) -> WantedSkill:
 
 def note(skills: Sequence[SkillEntry], ahead: TurnAhead) -> tuple[Item, ...]:
     """What the model reads of the skills of its container that its history does not tell it of."""
-    said = b"\n".join(item.raw for item in _shown(ahead) if HEAD.encode() in item.raw)
-    untold = [skill for skill in skills if skill.path.encode() not in said]
+    untold = [*skills]
+    for item in _shown(ahead) if skills else ():
+        if item.raw.startswith(NOTE):
+            untold = [skill for skill in untold if skill.path.encode() not in item.raw]
     lines = [f"- {each.name}: {each.description} (read {each.path} first)" for each in untold]
     return (user_message("\n".join([HEAD, *lines])),) if lines else ()
 

@@ -245,8 +245,10 @@ class Preparation:
         environment = _Reference(container_id)
         raws[index] = Raw(encode({"type": NAME, "environment": environment}))
         leave = partial(self._leave, ahead.owner, container_id) if is_new else None
-        notes = (*note(skills, ahead), *(_gone(ahead) if is_new else ()))
-        return Prepared(Raw(encode(raws)), notes=notes, leave=leave)
+        # A history may be long: it is not walked on the event loop.
+        notes = await asyncio.to_thread(note, skills, ahead) if skills else ()
+        gone = await asyncio.to_thread(_gone, ahead) if is_new else ()
+        return Prepared(Raw(encode(raws)), notes=(*notes, *gone), leave=leave)
 
     async def _leave(self, owner: Owner, container_id: str) -> None:
         """End a container that its turn made and has not used: clients that keep no state would collect them."""
@@ -292,10 +294,11 @@ class Preparation:
                 check_network_scope(ahead.may)
             return about
         domains = self.domains(ahead, place)
-        for container_id in _before(ahead):
+        for container_id in _shown_before(ahead):
             if (reused := await self._reusable(ahead, container_id, domains)) is not None:
                 return reused
-        return None
+        called = await asyncio.to_thread(last_called, ahead)
+        return None if called is None else await self._reusable(ahead, called, domains)
 
     async def make(
         self,
@@ -367,8 +370,8 @@ class Preparation:
         return await self._supplies.open_file(owner, upload_id)
 
 
-def _before(ahead: TurnAhead) -> Iterator[str]:
-    """The containers of this turn's other tools and of earlier turns, the newest first: of a parent, or of a call."""
+def _shown_before(ahead: TurnAhead) -> Iterator[str]:
+    """The containers of this turn's other tools, and of the nearest parent that had one."""
     if known := container_of(ahead.shown):
         yield known
     turn = ahead.parent
@@ -379,10 +382,12 @@ def _before(ahead: TurnAhead) -> Iterator[str]:
             yield known
             break
         turn = turn.parent
-    for item in chain(reversed(ahead.given), ahead.earlier()):
-        if container_id := container_in(item.value):
-            yield container_id
-            return
+
+
+def last_called(ahead: TurnAhead) -> str | None:
+    """The container of the newest call in the history. Slow where the history is long."""
+    items = chain(reversed(ahead.given), ahead.earlier())
+    return next(filter(None, (container_in(item.value) for item in items)), None)
 
 
 def _gone(ahead: TurnAhead) -> tuple[Item, ...]:
