@@ -43,3 +43,15 @@ async def test_deleted_turns_are_not_listed(stores: Stores) -> None:
     await stores.turns.save(make_turn("resp_2", parent))
     await stores.turns.delete(OWNER, "resp_2")
     assert list(await stores.listing.newest(OWNER, None, 9, is_tips=True)) == ["resp_1"]
+
+
+async def test_stored_turn_is_weighed_alone_and_with_its_chain(stores: Stores) -> None:
+    parent = make_turn("resp_1")
+    await stores.turns.save(parent)
+    await stores.turns.save(make_turn("resp_2", parent))
+    weigh = stores.listing.stored_bytes
+    alone = await weigh(OWNER, "resp_2", with_chain=False)
+    assert 0 < alone < await weigh(OWNER, "resp_2", with_chain=True)
+    assert await weigh(OWNER, "resp_1", with_chain=True) > 0
+    for owner, turn_id in ((OWNER, "resp_3"), ("another", "resp_1"), ("nobody\0", "\ud800")):
+        assert await weigh(owner, turn_id, with_chain=True) == 0

@@ -12,8 +12,7 @@ from segue.wire.items import Item
 from segue.wire.tools import NO_TOOLS
 
 SUMS, MAPS = (
-    SkillEntry(name, name, "Does it.", f"/mnt/skills/{name}/SKILL.md")
-    for name in ("sums", "maps")
+    SkillEntry(name, name, "Does it.", f"/mnt/skills/{name}/SKILL.md") for name in ("sums", "maps")
 )
 
 

@@ -337,6 +337,59 @@ async def fill_by_added_items(served: ServedProcess, open: AsyncExitStack, size:
     pytest.fail("no items were refused")
 
 
+async def unread_gets(served: ServedProcess, open: AsyncExitStack, path: str, count: int) -> None:
+    """So many clients ask for this at once, and read nothing."""
+    ask = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    for _ in range(count):
+        reader = open.enter_context(narrow_socket(served.port))
+        await asyncio.get_running_loop().sock_sendall(reader, ask)
+    before = -1.0
+    while (now := await metric(served, RESIDENT)) != before:
+        before = now
+        for _ in range(20):
+            await metric(served, "segue_unread_bytes")
+
+
+async def fill_by_replays(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Many clients that follow a long answer again from its beginning, and read nothing."""
+    made = (await post(served, input="x", background=True, stream=False)).json
+    path = f"/v1/responses/{made['id']}"
+    while (await fetch(served, "GET", path)).json["status"] in ("queued", "in_progress"):
+        pass
+    await unread_gets(served, open, f"{path}?stream=true", 100)
+
+
+async def fill_by_repeats(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Many repeats of a request whose answer is long, which read nothing."""
+    body = json.dumps({"model": MODEL, "input": "x", "stream": True}).encode()
+    about = {"Idempotency-Key": "k"}
+    assert (await fetch(served, "POST", "/v1/responses", body, about)).status == 200
+    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: k\r\nContent-Length: {}\r\n\r\n"
+    for _ in range(100):
+        reader = open.enter_context(narrow_socket(served.port))
+        asked = head.format(len(body)).encode() + body
+        await asyncio.get_running_loop().sock_sendall(reader, asked)
+    await unread_gets(served, open, "/health", 1)
+
+
+async def fill_by_input_items(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Many clients that list the large items of a response, and read nothing."""
+    answer = await post(served, input=[{"role": "user", "content": picture(2 * size)}] * 3)
+    assert answer.status == 200
+    path = f"/v1/responses/{answer.json['id']}/input_items?limit=100"
+    await unread_gets(served, open, path, 100)
+
+
+async def fill_by_counted_files(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """Requests that only ask how many tokens large files are, all at once."""
+    data = bytes(limit_of(served) // 16)
+    part = {"type": "input_file", "file_id": await upload(served, data, b"a.bin")}
+    asked = {"model": MODEL, "input": [{"role": "user", "content": [part] * NAMED}]}
+    path = "/v1/responses/input_tokens"
+    answers = await asyncio.gather(*(fetch(served, "POST", path, asked) for _ in range(NAMING)))
+    assert {answer.status for answer in answers} <= {200, 503}, answers[0].body
+
+
 # Chains that are continued at once, and the turns of each.
 CHAINS, CHAIN_TURNS = 16, 4
 
@@ -385,16 +438,33 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "unread files": (fill_by_unread_files, SHORT, ("--write-s-max", "300")),
     "named files": (fill_by_named_files, SHORT, ()),
     "added items": (fill_by_added_items, SHORT, ("--write-s-max", "300")),
+    "replays": (fill_by_replays, LONG, ("--store", "sqlite:///s.db", "--write-s-max", "300")),
+    "repeats": (fill_by_repeats, LONG, ("--store", "sqlite:///s.db", "--write-s-max", "300")),
+    "input items": (
+        fill_by_input_items,
+        SHORT,
+        ("--store", "sqlite:///s.db", "--write-s-max", "300"),
+    ),
+    "counted files": (fill_by_counted_files, SHORT, ()),
     "named pictures": (fill_by_named_pictures, SHORT, ()),
     "cold chains": (fill_by_cold_chains, SHORT, ("--store", "sqlite:///s.db")),
     "cold messages": (fill_by_cold_short_messages, SHORT, ("--store", "sqlite:///s.db")),
 }
 # What is read of a body or a file is a small part of the limit; the rest of what has grown is the program's own.
-BARELY_COUNTED = {"half bodies", "half uploads", "unread files", "named files", "named pictures"}
+BARELY_COUNTED = {
+    "half bodies",
+    "half uploads",
+    "unread files",
+    "named files",
+    "named pictures",
+    "counted files",
+    "replays",
+    "repeats",
+    "input items",
+}
 # The cheapest of those that only fill caches.
-SHORT_FILLS = [
-    way for way in FILLS if way not in ("resent texts", "chats", "threads", "cold chains")
-]
+LONG_FILLS = ("resent texts", "chats", "threads", "cold chains", "replays", "repeats")
+SHORT_FILLS = [way for way in FILLS if way not in LONG_FILLS]
 
 
 class Filled(NamedTuple):

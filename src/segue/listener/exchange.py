@@ -75,6 +75,7 @@ TOO_LARGE = "payload_too_large"
 INFLATED_BYTES = 1024 * 1024
 # Answers above this size are counted before they leave.
 ANSWER_BYTES, ANSWER_WAIT_S = 1024 * 1024, 5
+UNREAD = "Too many large responses are waiting to be read by their clients."
 # A refused upload that takes longer than this is cut off.
 DISCARD_S_MAX = 10.0
 # How much of a body is checked before the event loop may do other work.
@@ -253,10 +254,7 @@ class Exchange:
         unread, is_reading = self._memory.unread, self.scope["method"] == "GET"
         is_large = is_reading and len(body) > ANSWER_BYTES
         if is_large and unread.bytes + len(body) > unread.bytes_max:
-            raise Unavailable(
-                "Too many large responses are waiting to be read by their clients.",
-                wait_s=ANSWER_WAIT_S,
-            )
+            raise Unavailable(UNREAD, wait_s=ANSWER_WAIT_S)
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, [*headers, length])
         await self.write(body, is_last=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from segue.errors import Unavailable
+from segue.listener.exchange import ANSWER_BYTES, ANSWER_WAIT_S, UNREAD
 from segue.memory.budget import UNREAD_BYTES_MIN, Unread
 from segue.turn.running import Running
 from segue.wire.events import Event
@@ -79,6 +81,13 @@ class SseSubscriber:
             self._chunks.append(self._last)
             self._is_ended = True
             self._wake.set()
+
+    def check(self) -> None:
+        """Refuse a long replay where too much waits for clients that do not read; one of any length is always sent."""
+        room = max(self._unread.bytes_max, self._bytes)
+        if self._bytes > ANSWER_BYTES and self._unread.bytes > room:
+            self.close()
+            raise Unavailable(UNREAD, wait_s=ANSWER_WAIT_S)
 
     def lose(self) -> None:
         self.is_lost = True

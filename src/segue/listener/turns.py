@@ -115,6 +115,8 @@ async def stream(
     exchange.release_body()
     name_turn(exchange, running)
     async with subscribed(exchange, running, subscriber):
+        if arrival.create.idempotency_key is not None:
+            subscriber.check()
         await write_stream(exchange, services, subscriber)
     if running.error is not None:
         exchange.reason = running.error.code

@@ -40,7 +40,7 @@ CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 # No writer has to do with less.
 UNREAD_BYTES_MIN = 64 * 1024
 NO_ROOM = "The server has no memory for what this request would read. Please retry."
-TOO_LARGE = "What this request names does not fit into the memory of this server: it needs"
+TOO_LARGE = "What this request names does not fit into the memory of this server."
 
 
 def machine_bytes() -> int:
@@ -101,9 +101,10 @@ class Unread:
 class MemoryRoom:
     """Memory that is set aside for one request until a part counts what it holds."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, size: int = 0) -> None:
         self._memory = memory
-        self.bytes = 0
+        self.bytes = size
+        memory.preparing_bytes += size
 
     def __enter__(self) -> Self:
         return self
@@ -123,8 +124,7 @@ class MemoryRoom:
         if size * ENFORCE_PART <= memory.bytes_max:
             memory.check(size)
         elif size > memory.bytes_max:
-            message = f"{TOO_LARGE} {size:,} bytes."
-            raise InvalidRequest(message, code="context_length_exceeded", param=param)
+            raise InvalidRequest(TOO_LARGE, code="context_length_exceeded", param=param)
         else:
             try:
                 async with asyncio.timeout(ROOM_S), memory.large:
@@ -184,9 +184,7 @@ class Memory:
     def preparing(self, size: int) -> MemoryRoom:
         """What is prepared inside holds so much, and what it takes beside; refused while the limit is reached."""
         self.check(size)
-        room = MemoryRoom(self)
-        room.give(-size)
-        return room
+        return MemoryRoom(self, size)
 
     @asynccontextmanager
     async def reading(self, size: int, param: str | None = None) -> AsyncIterator[None]:

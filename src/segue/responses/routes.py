@@ -6,13 +6,20 @@ subscriber. A client that drops its request has cancelled it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 
 from msgspec import UNSET, structs
 
 from segue.aio import off_loop
-from segue.errors import Conflict, InvalidRequest, NotFound, cut_name, response_not_found
+from segue.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    cut_name,
+    response_not_found,
+)
 from segue.ids import given_id, new_id, turn_id_of
 from segue.listener.exchange import Exchange, listening
 from segue.listener.services import Services
@@ -55,6 +62,8 @@ class ResponseRoutes:
         self._services = services
         self._runner = services.runner
         self._registry = services.runner.registry
+        # One replay at a time is read from the log.
+        self._replaying = asyncio.Lock()
 
     # --- creating ---
 
@@ -145,13 +154,18 @@ class ResponseRoutes:
         if await self._reach(exchange) is None:
             ended = (await self._read(exchange.owner, turn_id)).response
         subscriber = open_stream(self._services, write_sse, DONE)
-        if not await self._registry.follow(exchange.owner, turn_id, subscriber, int(after), ended):
-            message = "The events of this response are not kept, or not that far back."
-            raise InvalidRequest(message, code="unsupported_value", param="stream")
-        running = self._running(exchange)
-        if running is None or running.is_ended:
-            subscriber.end()
+        owner, follow = exchange.owner, self._registry.follow
+        running: Running | None = None
         try:
+            # A long answer is many events: they are in memory once for each who waits for them.
+            async with self._replaying:
+                if not await follow(owner, turn_id, subscriber, int(after), ended):
+                    message = "The events of this response are not kept, or not that far back."
+                    raise InvalidRequest(message, code="unsupported_value", param="stream")
+                running = self._running(exchange)
+                subscriber.check()
+            if running is None or running.is_ended:
+                subscriber.end()
             async with listening(exchange):
                 await write_stream(exchange, self._services, subscriber)
         finally:
