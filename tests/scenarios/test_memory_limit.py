@@ -296,17 +296,19 @@ async def fill_by_unread_files(served: ServedProcess, open: AsyncExitStack, size
 
 # Requests at once that name files, and how often each names one.
 NAMING, NAMED = 32, 3
+# One request may name 48 MiB.
+NAMED_BYTES_MAX = 16 * MIB
 
 
 async def fill_by_named_files(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
     """Small requests that name a large file, all at once."""
-    data = bytes(limit_of(served) // 16)
+    data = bytes(min(limit_of(served) // 16, NAMED_BYTES_MAX))
     part = {"type": "input_file", "file_id": await upload(served, data, b"a.bin")}
     await name_at_once(served, part)
 
 
 async def fill_by_named_pictures(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
-    data = bytes(limit_of(served) // 16)
+    data = bytes(min(limit_of(served) // 16, NAMED_BYTES_MAX))
     part = {"type": "input_image", "file_id": await upload(served, data, b"a.png")}
     await name_at_once(served, part)
 
@@ -382,7 +384,7 @@ async def fill_by_input_items(served: ServedProcess, open: AsyncExitStack, size:
 
 async def fill_by_counted_files(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
     """Requests that only ask how many tokens large files are, all at once."""
-    data = bytes(limit_of(served) // 16)
+    data = bytes(min(limit_of(served) // 16, NAMED_BYTES_MAX))
     part = {"type": "input_file", "file_id": await upload(served, data, b"a.bin")}
     asked = {"model": MODEL, "input": [{"role": "user", "content": [part] * NAMED}]}
     path = "/v1/responses/input_tokens"
