@@ -24,13 +24,13 @@ from unittest.mock import patch
 import httpx2
 import msgspec
 
-from segue.border.numbers import BRACKETS_MAX, COMMAS_FOR_BRACKET, few
+from segue.border.numbers import BRACKETS_MAX, COMMAS_FOR_BRACKET, few, has_too_much
 from segue.bundles.bundle import inline_bundle
 from segue.engine_sessions.frames import ProtocolBroken, SessionTokens, read_said
 from segue.engines.facts import facts_in
 from segue.errors import ApiError
 from segue.guards.rules import Rules, RulesGuard
-from segue.mcp.bounded import BoundedTransport
+from segue.mcp.bounded import BoundedTransport, within_limits
 from segue.mcp.definitions import listed_offers, listing, servers_of
 from segue.printable import printable
 from segue.readers.plain_names import PLAIN_NAME_MAX, PlainNames
@@ -62,6 +62,8 @@ from tests.growth.measure import Bench, Case, Structure, bench
 Json = Any
 Walk = Callable[[Any], Awaitable[object]]
 RESPONSES = "/v1/responses"
+# In an answer with as many values as are read.
+SLOW = (20_000, 65_000)
 # No count of tokens is larger in earnest.
 COUNT_MAX = 2**31
 
@@ -167,10 +169,21 @@ def full_answer(size: int) -> bytes:
     return b'{"results":[' + b"[]," * size + b"[]]}"
 
 
+def slow_answer(size: int) -> bytes:
+    """Numbers that the JSON library reads slowly."""
+    return b'{"results":[1e300' + b",1e300" * size + b"]}"
+
+
 def read_full_answer(data: bytes) -> None:
     """It may be refused."""
     with suppress(ValueError):
         read_answer(data)
+
+
+def read_mcp_answer(data: bytes) -> None:
+    """It may be refused."""
+    with suppress(httpx2.ReadError):
+        msgspec.json.decode(within_limits(data))
 
 
 def long_description(size: int) -> tuple[Offer, ...]:
@@ -400,6 +413,9 @@ OUTSIDE = [
         200_000,
     ),
     Outside("answer of a search engine", full_answer, in_thread(read_full_answer), 400_000, 10**6),
+    Outside("slow numbers of a search engine", slow_answer, in_thread(read_full_answer), *SLOW),
+    Outside("slow numbers of an MCP server", slow_answer, in_thread(read_mcp_answer), *SLOW),
+    Outside("slow numbers of an engine", slow_answer, on_loop(has_too_much), *SLOW),
     Outside(
         "description of a tool that is searched",
         long_description,

@@ -21,9 +21,12 @@ import segue.mcp.definitions
 import segue.messages.routes
 import segue.readers.call_tags
 import segue.readers.plain_names
+import segue.resent.canonical
 import segue.schemas.json_schema
 import segue.turn.references
 import segue.web.answering
+import segue.wire.codec
+import segue.wire.inner_json
 import segue.wire.tools
 from segue.engines.upstream import EventStream
 from segue.mcp.definitions import ToolRules
@@ -157,6 +160,13 @@ def _rules_once(stack: ExitStack) -> None:
     stack.enter_context(patch.object(segue.mcp.definitions, "ToolRules", Anew))
 
 
+def _slow_numbers(stack: ExitStack) -> None:
+    for room in (segue.wire.codec, segue.resent.canonical):
+        stack.enter_context(patch.object(room, "slow_numbers", lambda _: 0))
+    for room in (segue.wire.inner_json, segue.resent.canonical):
+        stack.enter_context(patch.object(room, "is_slow_text", lambda _: False))
+
+
 def _pauses(stack: ExitStack) -> None:
     stack.enter_context(patch.object(segue.engines.client, "USED_BYTES_MAX", NO_LIMIT))
 
@@ -237,6 +247,16 @@ REMOVALS: dict[str, Removal] = {
         "all interim answers of a page are kept and worked off at once",
         _one_answer,
         ("page: interim answers",),
+    ),
+    "slow-numbers": Removal(
+        "numbers that take the JSON library 250 times as long as others are read like those",
+        _slow_numbers,
+        (
+            "slow numbers in arguments",
+            "slow numbers of an item",
+            "slow numbers of a tool",
+            "slow numbers of a format",
+        ),
     ),
     "pauses": Removal(
         "what an engine says at once is worked off at once",

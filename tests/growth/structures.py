@@ -832,11 +832,48 @@ def escaped_text(size: int) -> str:
     return '{"a":"' + "\\u0041" * size + '"}'
 
 
+def slow_numbers_in_text(size: int) -> str:
+    """An object with so many numbers that the JSON library reads slowly, each in some eight microseconds."""
+    return '{"a":[1e300' + ",1e300" * size + "]}"
+
+
+def slow_numbers(size: int) -> bytes:
+    return slow_numbers_in_text(size).encode()
+
+
+def with_slow_numbers(fields: Json) -> Callable[[int], bytes]:
+    """A request with such numbers where "@" stands."""
+    return lambda size: create(**fresh(fields)).replace(b'"@"', slow_numbers(size))
+
+
+def slow_calls(size: int) -> Mapping[str, Json]:
+    """Calls with a few such numbers each."""
+    arguments, name = slow_numbers_in_text(6), unique()
+    calls: list[Json] = []
+    for index in range(size // 2):
+        call = {"type": "function_call", "call_id": f"{name}{index}", "name": "f"}
+        output = {"type": "function_call_output", "call_id": f"{name}{index}", "output": "done"}
+        calls += [{**call, "arguments": arguments}, output]
+    return {"input": calls}
+
+
+def slow_chat(fields: Json, status: int) -> Case:
+    """A request for a completion with such numbers where "@" stands."""
+
+    def case(client: Client, size: int) -> Callable[[], object]:
+        usual = {"model": MODEL, "max_tokens": 16, "messages": [message(0)]}
+        body = json.dumps({**usual, **fields}).encode().replace(b'"@"', slow_numbers(size))
+        return lambda: client.post(CHAT, body, status)
+
+    return case
+
+
 def called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str, Json]]:
     def fields(size: int) -> Mapping[str, Json]:
-        text = make(size)
-        call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": text}
-        output = {"type": "function_call_output", "call_id": "a", "output": text}
+        # Of the same call the meaning is known.
+        text, name = make(size), unique()
+        call = {"type": "function_call", "call_id": name, "name": "f", "arguments": text}
+        output = {"type": "function_call_output", "call_id": name, "output": text}
         return {"input": [call, output, message(0)]}
 
     return fields
@@ -844,10 +881,10 @@ def called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str, Json
 
 def chat_called_with(make: Callable[[int], str]) -> Callable[[int], Mapping[str, Json]]:
     def fields(size: int) -> Mapping[str, Json]:
-        text = make(size)
-        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+        text, name = make(size), unique()
+        call = {"id": name, "type": "function", "function": {"name": "f", "arguments": text}}
         answer = {"role": "assistant", "tool_calls": [call]}
-        return {"messages": [answer, {"role": "tool", "tool_call_id": "a", "content": text}]}
+        return {"messages": [answer, {"role": "tool", "tool_call_id": name, "content": text}]}
 
     return fields
 
@@ -1081,6 +1118,42 @@ STRUCTURES = (
     ),
     Structure(
         "Chat: escapes in arguments", of_chat(chat_called_with(escaped_text)), 100_000, 1_000_000
+    ),
+    # --- numbers that are read slowly
+    Structure(
+        "slow numbers in arguments", posted(called_with(slow_numbers_in_text)), 40_000, 1_600_000
+    ),
+    Structure("calls with a few slow numbers", posted(slow_calls), 2_000, ITEMS),
+    Structure(
+        "slow numbers of an item",
+        posted(with_slow_numbers({"input": [{"type": "web_search_call", "action": "@"}]}), 400),
+        20_000,
+        VALUES - 100,
+    ),
+    Structure(
+        "slow numbers of what a text cites",
+        posted(with_slow_numbers(output_text(annotations=["@"])), 400),
+        20_000,
+        VALUES - 100,
+    ),
+    Structure(
+        "slow numbers of a tool",
+        posted(with_slow_numbers({"tools": [function("f", "@")]}), 400),
+        20_000,
+        VALUES - 100,
+    ),
+    Structure(
+        "slow numbers of a format",
+        posted(with_slow_numbers({"text": schema_format("@")}), 400),
+        20_000,
+        VALUES - 100,
+    ),
+    Structure("Chat: slow numbers as bias", slow_chat({"logit_bias": "@"}, 400), 20_000, VALUES),
+    Structure(
+        "Chat: slow numbers of a thought",
+        slow_chat({"messages": [{**message(0), "reasoning_details": "@"}]}, 200),
+        20_000,
+        VALUES - 100,
     ),
     # --- JSON in a text
     Structure("numbers in arguments", posted(called_with(numbers_in_text)), 400_000, 2_000_000),

@@ -8,13 +8,15 @@ known again. The items of a message depend on nothing but its own bytes, so that
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from segue.errors import InvalidRequest, cut_name
+from segue.wire import long_texts
 from segue.wire.codec import decode_body, encode, encode_read
 from segue.wire.inner_json import inner_object
 from segue.wire.items import (
@@ -35,11 +37,17 @@ from segue.wire.items import (
     ReasoningText,
     Refusal,
 )
+from segue.wire.requests import RawField
 
+T = TypeVar("T")
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 # What an answer says that had sound instead of words; the sound itself is not here.
 AUDIO_TEXT = "[audio that was sent earlier]"
+# What a field says that says nothing; and what stands there instead of a sound.
+NO_FIELDS: dict[str, Raw] = {}
+NO_RAWS: list[Raw] = []
+NOTHING = (b"null", b"false", b'""', b"{}", b"[]", b"0")
 # Longer arguments are not spelt anew: nobody else would be served meanwhile.
 CANONICAL_CHARS_MAX = 1024 * 1024
 
@@ -63,20 +71,20 @@ class ChatCall(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
-    """A message of any role. The names of a thought are in no contract, and read leniently."""
+    """A message of any role. The names of a thought are in no contract, and read leniently; so they are kept raw."""
 
     role: Role
     content: str | list[Raw] | None = None
     refusal: str | None = None
-    audio: object = None
+    audio: RawField = UNSET
     tool_calls: list[ChatCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: object = None
-    reasoning: object = None
-    reasoning_details: object = None
-    thinking_blocks: object = None
+    reasoning_content: RawField = UNSET
+    reasoning: RawField = UNSET
+    reasoning_details: RawField = UNSET
+    thinking_blocks: RawField = UNSET
 
 
 class ImageUrl(Struct, frozen=True):
@@ -113,6 +121,9 @@ class ChatPart(Struct, frozen=True, kw_only=True):
 
 _message = msgspec.json.Decoder(ChatMessage)
 _part = msgspec.json.Decoder(ChatPart)
+_text = msgspec.json.Decoder(str).decode
+_raws = msgspec.json.Decoder(list[Raw]).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Translated(NamedTuple):
@@ -224,7 +235,7 @@ def _words(message: ChatMessage, content: str | list[MessagePart]) -> str | list
     if message.refusal:
         words = [InputText(text=content)] if isinstance(content, str) else content
         content = [*(words if content else ()), Refusal(refusal=message.refusal)]
-    if message.audio and not content:
+    if message.audio is not UNSET and bytes(message.audio) not in NOTHING and not content:
         return AUDIO_TEXT
     return content if isinstance(content, str) else [*map(_written, content)]
 
@@ -265,23 +276,31 @@ def canonical_arguments(text: str | None) -> str:
 
 def _thought(message: ChatMessage) -> str:
     """What the model thought, under the first of its names that has a text."""
-    for text in (message.reasoning_content, message.reasoning):
-        if isinstance(text, str) and text:
+    for raw in (message.reasoning_content, message.reasoning):
+        if text := _lenient(_text, raw, ""):
             return text
     return _joined(message.reasoning_details) or _joined(message.thinking_blocks)
 
 
-def _joined(blocks: object) -> str:
+def _joined(raw: RawField) -> str:
     """The texts of reasoning details and thinking blocks."""
-    if not isinstance(blocks, list):
-        return ""
+    blocks = (_lenient(_fields, block, NO_FIELDS) for block in _lenient(_raws, raw, NO_RAWS))
     texts = (
-        block.get(name)
+        _lenient(_text, block.get(name, UNSET), "")
         for block in blocks
-        if isinstance(block, dict)
         for name in ("text", "summary", "thinking")
     )
-    return "".join(text for text in texts if isinstance(text, str))
+    return "".join(texts)
+
+
+def _lenient(decode: Callable[[bytes | bytearray], T], raw: RawField, usual: T) -> T:
+    """What a field says that may be anything; what is of another type says nothing."""
+    if raw is UNSET:
+        return usual
+    try:
+        return long_texts.decode(decode, raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return usual
 
 
 # --- what a tool answered -------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     stop: StopString | list[StopString] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: RawField = UNSET
     tools: RawField = UNSET
     tool_choice: Literal["none", "auto", "required"] | ChatChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -165,7 +165,7 @@ class AnswerForm(Struct, frozen=True, kw_only=True):
 
 
 _request = msgspec.json.Decoder(ChatRequest)
-_text = msgspec.json.Decoder(str | dict[str, object])
+_text = msgspec.json.Decoder(str)
 
 
 def decode_chat(body: bytes | bytearray) -> ChatRequest:
@@ -223,7 +223,7 @@ def _unsupported(request: ChatRequest) -> Iterator[tuple[str, str]]:
         count = getattr(request, name)
         if count is not None and count < 1 and count != -1:
             yield f"'{name}' must be at least 1.", name
-    if request.logit_bias:
+    if (bias := given(request.logit_bias)) and bytes(bias).split() not in ([b"{}"], [b"{", b"}"]):
         yield "'logit_bias' is not supported by this server.", "logit_bias"
     if given(request.audio) or "audio" in (request.modalities or ()):
         yield (
@@ -275,8 +275,8 @@ def _guided_format(request: ChatRequest) -> TextFormat | None:
     guided = request.structured_outputs or StructuredOutputs()
     if schema := given(request.guided_json) or given(guided.json):
         # The schema, or a text that contains it.
-        decoded = decode_body(_text, schema, "guided_json")
-        raw = Raw(decoded.encode()) if isinstance(decoded, str) else schema.copy()
+        is_text = bytes(schema).startswith(b'"')
+        raw = Raw(decode_body(_text, schema, "guided_json").encode()) if is_text else schema.copy()
         return TextFormat("json_schema", "answer", raw)
     return TextFormat("json_object") if guided.json_object else None
 

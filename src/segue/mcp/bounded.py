@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from segue.mcp.definitions import TOOLS_MAX
 from segue.wire.codec import encode, marks_of
+from segue.wire.slow_numbers import SLOW_NUMBERS_MAX, slow_numbers
 
 # Of a tool's output, much more than a model is shown. An event may have as much as the library takes.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
@@ -190,6 +191,8 @@ def within_limits(body: bytes) -> bytes:
         raise _TooMuch("it answered with more values than are read")
     if LONG_NUMBER.search(body) and _has_long_number(body):
         raise _TooMuch("it answered with a number that is too long")
+    if slow_numbers(body) > SLOW_NUMBERS_MAX:
+        raise _TooMuch("it answered with more numbers of three-digit exponents than are read")
     try:
         message = _fields.decode(body)
         result = _fields.decode(message["result"]) if "result" in message else {}

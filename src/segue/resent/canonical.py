@@ -28,6 +28,7 @@ from segue.wire.items import (
     Reasoning,
 )
 from segue.wire.kinds import called
+from segue.wire.slow_numbers import SLOW_NUMBERS_MAX, is_slow_text, slow_numbers
 
 # So long that no two meanings have the same by accident.
 DIGEST_BYTES = 16
@@ -36,6 +37,10 @@ THOUGHT, OTHER = b"t", b"i"
 # Of a part: where a prompt cache begins, and what a text cites, says nothing to a model.
 UNSAID = {"prompt_cache_breakpoint", "annotations", "logprobs"}
 
+# Longer arguments are read by nobody for their spelling: that would hold up other requests.
+SPELT_CHARS_MAX = 256 * 1024
+# Of these, larger numbers are not all there.
+WHOLE_FLOAT_MAX = 2.0**53
 # Items that nothing refers to.
 NAMELESS = {"additional_tools", "configuration_update"}
 
@@ -49,7 +54,9 @@ def digest_of(item: Item) -> bytes:
 
 
 def digest_of_json(raw: bytes) -> bytes:
-    """The same for all spellings of a JSON value."""
+    """The same for all spellings of a JSON value; what takes long to read is no request that goes on."""
+    if slow_numbers(raw) > SLOW_NUMBERS_MAX:
+        return blake2b(raw, digest_size=DIGEST_BYTES).digest()
     return _digest(_as_json(raw), raw)
 
 
@@ -85,7 +92,10 @@ def canonical(item: Item) -> object:
 
 
 def arguments_of(text: str) -> object:
-    """What the arguments of a call mean; those of a call without any are an empty object."""
+    """What the arguments of a call mean; those of a call without any are an empty object. What takes long to read means
+    itself: it is known again where it is spelt alike."""
+    if len(text) > SPELT_CHARS_MAX or is_slow_text(text):
+        return ["text", text]
     return _as_json(text if text.strip() else "{}")
 
 
@@ -101,7 +111,8 @@ def _normal(value: object) -> object:
     """Numbers of one value have one form."""
     match value:
         case float():
-            return int(value) if value.is_integer() else value
+            is_whole = value.is_integer() and abs(value) <= WHOLE_FLOAT_MAX
+            return int(value) if is_whole else value
         case dict():
             return {key: _normal(inner) for key, inner in value.items()}
         case list():

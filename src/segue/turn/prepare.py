@@ -21,14 +21,24 @@ from segue.turn.plan import MANY_ITEMS, Arrival, Caller, Given, Model, Plan, Spa
 from segue.turn.references import replace_indirect
 from segue.turn.resolve import resolve
 from segue.turn.resources import Resources
-from segue.wire.codec import ITEMS_MAX, LARGE_BYTES, check_item_ids, decode_item, user_message
-from segue.wire.items import Item, contains_media
+from segue.wire.codec import (
+    ITEMS_MAX,
+    LARGE_BYTES,
+    WITHOUT_RAW,
+    check_item_ids,
+    check_numbers,
+    decode_item,
+    user_message,
+)
+from segue.wire.items import Item, Message, contains_media
 from segue.wire.requests import Create
 
 # How much JSON is decoded before the event loop may do other work: a fraction of a millisecond.
 SLICE_BYTES = 64 * 1024
 # Decoding so much of one item takes some milliseconds.
 LONG_ITEM_BYTES = 1024 * 1024
+# Nothing in these is read as any JSON, but for what a text cites, where there may be few slow numbers.
+PLAIN = WITHOUT_RAW | Message
 
 
 async def prepare(arrival: Arrival, resources: Resources, turn_id: str, room: Room) -> Plan:
@@ -105,11 +115,14 @@ async def decode_items(
     if len(raws) > ITEMS_MAX:
         raise InvalidRequest(f"Too many input items: {len(raws)}, at most {ITEMS_MAX}.", param=path)
     items: list[Item | None] = [None] * len(raws) if known is None else [*known]
-    held = 0
+    held = slow = 0
     for index in [index for index, item in enumerate(items) if item is None]:
         raw = raws[index]
         size = memoryview(raw).nbytes
-        items[index] = await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, f"{path}[{index}]")
+        place = f"{path}[{index}]"
+        items[index] = item = await off_loop(size > LONG_ITEM_BYTES, decode_item, raw, place)
+        if not isinstance(item.value, PLAIN):
+            slow = await off_loop(size > LONG_ITEM_BYTES, check_numbers, item.raw, place, slow)
         held += size
         if held > SLICE_BYTES:
             held = 0

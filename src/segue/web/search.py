@@ -20,6 +20,7 @@ from segue.web.fetch import Fetcher, Policy
 from segue.web.html import Page
 from segue.web.url import is_within, parse
 from segue.wire.inner_json import has_more_marks
+from segue.wire.slow_numbers import SLOW_NUMBERS_MAX, slow_numbers
 from segue.wire.tools import WebLocation
 
 # What an engine may answer, and how long it may take.
@@ -160,6 +161,8 @@ def read_answer(data: bytes) -> object:
     is_full = len(data) > SMALL_BYTES and has_more_marks(data, b"{[", BRACKETS_MAX)
     if is_full or (len(data) > SMALL_BYTES and has_more_marks(data, b",", COMMAS_MAX)):
         raise ValueError("more values than are read")
+    if slow_numbers(data) > SLOW_NUMBERS_MAX:
+        raise ValueError("more numbers of three-digit exponents than are read")
     return msgspec.json.decode(data)
 
 

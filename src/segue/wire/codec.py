@@ -32,6 +32,7 @@ from segue.wire.events import (
 from segue.wire.items import InputText, Item, ItemValue, Message
 from segue.wire.requests import Create
 from segue.wire.response import ENDED, ItemList, Response
+from segue.wire.slow_numbers import SLOW_IN_TEXT_MAX, SLOW_NUMBERS_MAX, slow_numbers
 from segue.wire.tools import Definition, McpTool, ToolDefinition, Tools
 
 T = TypeVar("T")
@@ -347,7 +348,7 @@ def decode_item(raw: Raw | bytes, path: str) -> Item:
     if peek.type is None:
         if peek.role is not UNSET:
             value = _decode(_message, _without_null_type(data), path)
-            _check_parts(value, path)
+            _check_parts(data, value, path)
         elif peek.id is not UNSET:
             value = _decode(_reference, _without_null_type(data), path)
         else:
@@ -370,7 +371,7 @@ def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
     """The bytes of an item, after the fields that are kept raw were checked."""
     match value:
         case Message():
-            _check_parts(value, path)
+            _check_parts(data, value, path)
         case items.AdditionalTools() | items.ToolSearchOutput():
             _check_readable(data, path)
             return _checked_tools(data, value, path)
@@ -379,6 +380,7 @@ def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
         ):
             check_schema(schema, f"{path}.text.format.schema")
         case items.McpListTools(tools=tools):
+            check_numbers(data, path)
             for index, raw in enumerate(tools):
                 remote = _decode(_remote, raw, f"{path}.tools[{index}]")
                 check_schema(remote.input_schema, f"{path}.tools[{index}].input_schema")
@@ -387,26 +389,49 @@ def _checked(data: bytes, value: ItemValue, path: str) -> bytes:
     return data
 
 
-def _check_parts(message: Message, path: str) -> None:
+def _check_parts(data: bytes, message: Message, path: str) -> None:
     """Annotations and logprobs of a text are kept raw; they must be objects that can be parsed."""
-    if isinstance(message.content, str):
-        return
-    for number, part in enumerate(message.content):
-        if isinstance(part, items.OutputText):
-            for name, raws in (("annotations", part.annotations), ("logprobs", part.logprobs)):
-                for index, raw in enumerate(raws or ()):
-                    _decode(_any_object, raw, f"{path}.content[{number}].{name}[{index}]")
+    is_checked = isinstance(message.content, str)
+    for number, part in enumerate(() if is_checked else message.content):
+        if not isinstance(part, items.OutputText) or not (part.annotations or part.logprobs):
+            continue
+        if not is_checked and slow_numbers(data) > SLOW_IN_TEXT_MAX:
+            raise _too_slow(SLOW_IN_TEXT_MAX, path)
+        is_checked = True
+        for name, raws in (("annotations", part.annotations), ("logprobs", part.logprobs)):
+            for index, raw in enumerate(raws or ()):
+                _decode(_any_object, raw, f"{path}.content[{number}].{name}[{index}]")
 
 
 def _check_readable(data: Raw | bytes, path: str) -> None:
-    """Fields that are kept raw are parsed later, for models and guards: every number must be in range, and nothing
-    nested deeper than a recursive renderer can go."""
+    """Fields that are kept raw are parsed later, for models and guards."""
+    check_numbers(bytes(data), path)
+    _check_values(data, path)
+
+
+def _check_values(data: Raw | bytes, path: str) -> None:
+    """Every number must be in range, and nothing nested deeper than a recursive renderer can go."""
     value = _decode(_any_object, data, path)
     # Without so many brackets it cannot be so deep; real ones stop here.
     brackets = bytes(data)
     if brackets.count(b"[") + brackets.count(b"{") > DEPTH_MAX and is_deep(value):
         message = f"Invalid value for '{path}': it is nested deeper than {DEPTH_MAX} levels."
         raise InvalidRequest(message, code="invalid_value", param=path)
+
+
+def check_numbers(data: bytes, path: str, before: int = 0) -> int:
+    """How many numbers of a request take long to read; refused where they are too many. `before`: known of the rest."""
+    count = before + slow_numbers(data)
+    if count > SLOW_NUMBERS_MAX:
+        raise _too_slow(SLOW_NUMBERS_MAX, path)
+    return count
+
+
+def _too_slow(count_max: int, path: str) -> InvalidRequest:
+    message = (
+        f"Too many numbers with hundreds of digits or an exponent of three: at most {count_max}."
+    )
+    return InvalidRequest(message, code="invalid_value", param=path)
 
 
 def is_deep(value: object) -> bool:
@@ -472,6 +497,7 @@ def decode_tools(
         return tools.NO_TOOLS, False
     if known is not None and is_same:
         return msgspec.structs.replace(known, raw=_kept_bytes(data, known.definitions)), False
+    check_numbers(data, "tools")
     raws = _decode(_raws, data, "tools")
     _check_count(raws, "tools")
     definitions = tuple(_decode_tool(raw, f"tools[{n}]") for n, raw in enumerate(rested(raws)))
@@ -525,8 +551,9 @@ def check_item_ids(items: Sequence[Item], path: str = "input") -> None:
 
 def check_schema(raw: Raw, path: str) -> None:
     """A JSON Schema is kept raw, but it must be an object or null, and readable to its end."""
+    check_numbers(bytes(raw), path)
     if _decode(_schema, raw, path) is not None:
-        _check_readable(raw, path)
+        _check_values(raw, path)
 
 
 def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
@@ -534,7 +561,7 @@ def _decode_tool(raw: Raw, path: str) -> ToolDefinition:
     if peek.type in TOOL_TYPES:
         tool = _decode(_tool, raw, path)
         _check_parameters(tool, path)
-        _check_readable(raw, path)
+        _check_values(raw, path)
         return tool
     if peek.type is None:
         raise InvalidRequest(f"Missing required field: '{path}.type'.", param=f"{path}.type")

@@ -12,6 +12,7 @@ import msgspec
 
 from segue.wire.codec import ELEMENT_VALUES_MAX, is_deep, marks_of
 from segue.wire.long_texts import long_strings
+from segue.wire.slow_numbers import is_slow_text
 
 _object = msgspec.json.Decoder(dict[str, object])
 
@@ -39,8 +40,8 @@ def _count(data: bytes, wanted: bytes, begin: int, end: int) -> int:
 
 def inner_object(text: str) -> dict[str, object] | None:
     """The object that a text is, as JSON: the arguments of a call. None where it is none, or where it has more values,
-    or is deeper, than one item may be: then it is a text like any other."""
-    if not text.startswith("{") or has_many_values(text):
+    or is deeper, than one item may be, or is slow to read: then it is a text like any other."""
+    if not text.startswith("{") or has_many_values(text) or is_slow_text(text):
         return None
     try:
         value = _object.decode(text)
