@@ -132,6 +132,25 @@ def shell_outputs(size: int) -> Mapping[str, Json]:
     return {"input": calls + outputs}
 
 
+def nameless_outputs(size: int) -> Mapping[str, Json]:
+    """Outputs without a call id, each of the only open call of its kind, while many of another kind are open."""
+    third = range(size // 3)
+    given: list[Json] = [
+        {
+            "type": "custom_tool_call",
+            "call_id": f"c{index}",
+            "name": "f",
+            "input": "",
+            "async": True,
+        }
+        for index in third
+    ]
+    for index in third:
+        call = {"type": "function_call", "call_id": f"f{index}", "name": "f", "arguments": "{}"}
+        given += [call, {"type": "function_call_output", "output": "done"}]
+    return {"input": given}
+
+
 def after_others(
     make: Callable[[int], Mapping[str, Json]], altered: Callable[[list[Json], int], list[Json]]
 ) -> Case:
@@ -971,6 +990,7 @@ STRUCTURES = (
     Structure("messages in another order", after_others(items(parts), turned), 6_000, COMPARED),
     Structure("calls under other ids", after_others(pairs, under_other_ids), 2_000, 2 * COMPARED),
     Structure("outputs without a call id", posted(shell_outputs), 2_000, ITEMS // 2),
+    Structure("outputs of the only open call", posted(nameless_outputs), 24_000, ITEMS - 1),
     Structure("item references, two items", references, 1_000, REFERENCES),
     Structure("item references, in the history", own_references, 1_000, REFERENCES),
     Structure("item references that name nothing", posted(lost_references, 404), 2_000, REFERENCES),

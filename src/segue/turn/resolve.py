@@ -188,14 +188,21 @@ def is_continuable(turn: Turn) -> bool:
 def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, Call]:
     """The calls that are open after these items; an answer without its call, or a call left open, is refused."""
     pending = dict(open_calls)
+    # By kind, once an output does not say whose it is: to look through all for each of them would take long.
+    by_kind: dict[str, dict[str, None]] = {}
     for item in given:
         pairing = KINDS[type(item.value)].pairing
         if isinstance(pairing, CallPairing) and (call := call_of(item.value)):
+            if by_kind:
+                _note(by_kind, pending.get(call.call_id), call)
             pending[call.call_id] = call
         elif isinstance(pairing, OutputPairing) and (answer := answer_of(item.value)):
             call_id = answer.call_id
             if call_id is None or (call_id not in pending and _may_name_item(item)):
-                call_id = _only_open_call(pending, answer.kind, item)
+                if not by_kind:
+                    for call in pending.values():
+                        _note(by_kind, None, call)
+                call_id = _only_open_call(by_kind.get(answer.kind, {}), item)
             if call_id is None or call_id not in pending or pending[call_id].kind != answer.kind:
                 raise InvalidRequest(
                     f"No tool call found for {CALL_WORDS[answer.kind][1]} "
@@ -204,6 +211,8 @@ def pair_calls(open_calls: dict[str, Call], given: Sequence[Item]) -> dict[str, 
                     param="input",
                 )
             del pending[call_id]
+            if by_kind:
+                del by_kind[answer.kind][call_id]
     for call in pending.values():
         if not call.is_optional:
             raise InvalidRequest(
@@ -230,13 +239,19 @@ def _may_name_item(item: Item) -> bool:
     return isinstance(item.value, LocalShellCallOutput) and not item.value.call_id
 
 
-def _only_open_call(pending: dict[str, Call], kind: str, item: Item) -> str | None:
+def _note(by_kind: dict[str, dict[str, None]], before: Call | None, call: Call) -> None:
+    """A call is open; another one may have had its name."""
+    if before is not None:
+        del by_kind[before.kind][before.call_id]
+    by_kind.setdefault(call.kind, {})[call.call_id] = None
+
+
+def _only_open_call(candidates: dict[str, None], item: Item) -> str | None:
     """The newest types let an output leave its call_id out; then it must be clear which call is meant."""
-    candidates = [call.call_id for call in pending.values() if call.kind == kind]
     is_clear = len(candidates) == 1 and isinstance(
         item.value, FunctionCallOutput | LocalShellCallOutput
     )
-    return candidates[0] if is_clear else None
+    return next(iter(candidates)) if is_clear else None
 
 
 def _head(create: Create, tools: Tools, warm: Warm | None) -> Head:
