@@ -24,7 +24,7 @@ from unittest.mock import patch
 import httpx2
 import msgspec
 
-from segue.border.numbers import BRACKETS_MAX, COMMAS_FOR_BRACKET, few, has_too_much
+from segue.border.numbers import BRACKETS_MAX, COMMAS_FOR_BRACKET, few
 from segue.bundles.bundle import inline_bundle
 from segue.engine_sessions.frames import ProtocolBroken, SessionTokens, read_said
 from segue.engines.facts import facts_in
@@ -415,7 +415,6 @@ OUTSIDE = [
     Outside("answer of a search engine", full_answer, in_thread(read_full_answer), 400_000, 10**6),
     Outside("slow numbers of a search engine", slow_answer, in_thread(read_full_answer), *SLOW),
     Outside("slow numbers of an MCP server", slow_answer, in_thread(read_mcp_answer), *SLOW),
-    Outside("slow numbers of an engine", slow_answer, on_loop(has_too_much), *SLOW),
     Outside(
         "description of a tool that is searched",
         long_description,
