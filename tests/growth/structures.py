@@ -830,6 +830,21 @@ def system_blocks(size: int) -> Mapping[str, Json]:
     return {"system": [{"type": "text", "text": unique()}, *pieces], "messages": [message(0)]}
 
 
+def next_of_thread(client: Client, size: int) -> Callable[[], object]:
+    """A short turn of a thread that began with a system prompt of so many words, and with tools."""
+    usual = {"model": MODEL, "max_tokens": 16, "messages": [message(0)]}
+    head = {
+        "system": f"{unique()} " + "word " * (size // 5),
+        "tools": given_tools(min(size // 2_500, TOOLS)),
+    }
+    first = client.post(
+        MESSAGES, json.dumps({**usual, **head, "thread": {"type": "create"}}).encode()
+    )
+    thread = {"type": "continue", "previous_message_id": json.loads(first)["id"]}
+    body = json.dumps({**usual, "thread": thread}).encode()
+    return lambda: client.post(MESSAGES, body)
+
+
 def used_with(size: int) -> Mapping[str, Json]:
     """A call with an argument of so many numbers."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": [1] * size}}
@@ -1123,6 +1138,7 @@ STRUCTURES = (
     Structure("Messages: tools that were found", of_messages(found_tools), 500, TOOLS),
     Structure("Messages: a count", of_messages(uses, "/count_tokens"), 2_000, ITEMS // 2),
     Structure("Messages: blocks of the system prompt", of_messages(system_blocks), 2_000, 20_000),
+    Structure("Messages: a thread that goes on", next_of_thread, 1_000_000, TEXT // 2),
     Structure("Messages: numbers in an input", of_messages(used_with), 5_000, VALUES),
     # --- Chat Completions
     Structure("Chat: messages", of_chat(items_of_messages), 2_000, ITEMS - 1),

@@ -558,6 +558,28 @@ async def test_client_that_adds_much_to_a_conversation_hears_that_it_is_saved(
         assert (added.status, len(added.json["data"])) == (200, 3)
 
 
+async def test_small_requests_that_continue_a_large_thread_hold_no_more_than_the_limit(
+    tmp_path: Path,
+) -> None:
+    size, limit = 2_000_000, 48 * MIB
+    flags = ("--tps", "4", "--context-tokens", "10000000")
+    with limited(tmp_path, limit, SHORT, flags) as served:
+        usual = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+        first = {**usual, "system": "word " * (size // 5), "thread": {"type": "create"}}
+        name = (await fetch(served, "POST", "/v1/messages", first)).json["id"]
+        before = await metric(served, RESIDENT)
+        if not before:
+            pytest.skip("the system does not say how much memory a process has")
+        thread = {"type": "continue", "previous_message_id": name}
+        asked = (
+            fetch(served, "POST", "/v1/messages", {**usual, "thread": thread}) for _ in range(80)
+        )
+        statuses = {answer.status for answer in await asyncio.gather(*asked)}
+        # Where memory is short the thread is dropped, and its client sends everything again.
+        assert statuses <= {200, 404, 529}
+        assert peak_bytes(served.process.pid) - before < GROWN_MAX * limit
+
+
 async def test_conversation_that_is_larger_than_the_memory_is_read_in_pages_and_by_no_turn(
     tmp_path: Path,
 ) -> None:

@@ -171,6 +171,11 @@ class Exchange:
         await inflow.room(len(body) + bytes_max)
         return await inflate(body, encoding, bytes_max)
 
+    def hold(self, size: int) -> None:
+        """The request stands for so much more than it has brought: until it is a turn, that is on its way as well."""
+        if self._inflow is not None:
+            self._inflow.count(0, self.body_bytes + size)
+
     def release_body(self) -> None:
         """The body is a turn now, or no longer needed."""
         if self._inflow is not None:

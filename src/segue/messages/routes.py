@@ -45,7 +45,7 @@ class MessageRoutes:
         reading = self._reading(exchange)
         arrival = await receive(exchange, self._services, reading.decode)
         if reading.body.thread is not None:
-            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
+            arrival = await enter_thread(reading, arrival, exchange, self._services)
         asked = reading.asked
         if asked.served:
             await self._check_served(arrival)
@@ -114,7 +114,7 @@ class MessageRoutes:
         receipt = Receipt(exchange.label + "http", bytes_received=exchange.body_bytes)
         arrival = Arrival(create, caller, receipt)
         if reading.body.thread is not None:
-            arrival = await enter_thread(reading, arrival, exchange.account, self._services)
+            arrival = await enter_thread(reading, arrival, exchange, self._services)
         with _answering(exchange, reading.asked):
             count = await self._runner.count_tokens(arrival)
             await exchange.answer(200, encode({"input_tokens": count}))

@@ -13,10 +13,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw, structs
 
-from segue.accounts.account import Account
 from segue.aio import off_loop
 from segue.errors import ID_CHARS_MAX, InvalidRequest
+from segue.listener.exchange import Exchange
 from segue.listener.services import Services
+from segue.memory.budget import sent_bytes
 from segue.messages.errors import ThreadRefused
 from segue.messages.reading import MessageReading
 from segue.messages.request import NONE_SHOWN, MessagesBody, ShownTools
@@ -25,38 +26,51 @@ from segue.seams.store import Turns
 from segue.turn.plan import Arrival
 from segue.turn.resolve import is_continuable
 from segue.wire.codec import LARGE_BYTES, encode
+from segue.wire.requests import Create
 
+# The system prompt, the tools and what was shown of them, as they were sent; nothing where no thread goes on.
+HeadSent = tuple[bytes, ...]
+NOTHING_SENT = (b"", b"", b"")
 _shown = msgspec.json.Decoder(ShownTools)
 
 
 async def enter_thread(
-    reading: MessageReading, arrival: Arrival, account: Account, services: Services
+    reading: MessageReading, arrival: Arrival, exchange: Exchange, services: Services
 ) -> Arrival:
     """The next turn of the thread that the request names; refused where the thread is not there."""
+    account = exchange.account
     if services.open_threads is None:
         message = "Threads are switched off here (--no-threads). Send the whole conversation without 'thread'."
         raise ThreadRefused(message, "thread_unsupported_request", unsupported=[])
     body, turns = reading.body, services.open_threads(account)
     parent = await _find_parent(body, account.owner, turns)
     inherited = parent.head_sent if parent is not None else ()
-    system, tools, shown = inherited or (b"", b"", b"")
+    system, tools, _ = inherited or NOTHING_SENT
+    taken_over = len(system) * (body.system is UNSET) + len(tools) * (body.tools is UNSET)
+    receipt = structs.replace(arrival.receipt, bytes_inherited=taken_over)
+    exchange.hold(taken_over)
+    with services.memory.preparing(sent_bytes(taken_over, 0)):
+        is_large = receipt.bytes_read > LARGE_BYTES
+        create, head_sent = await off_loop(is_large, _read, reading, inherited)
+    caller = structs.replace(arrival.caller, turns=turns, known=parent, head_sent=head_sent)
+    return structs.replace(arrival, create=create, caller=caller, receipt=receipt)
+
+
+def _read(reading: MessageReading, inherited: HeadSent) -> tuple[Create, HeadSent]:
+    """The request with what it takes over, and what the next turn may take over from it."""
+    body, (system, tools, shown) = reading.body, inherited or NOTHING_SENT
     if body.system is UNSET and system:
         body = structs.replace(body, system=Raw(system))
     if body.tools is UNSET and tools:
         body = structs.replace(body, tools=Raw(tools))
-    before = _shown.decode(shown) if shown else NONE_SHOWN
-    is_large = arrival.receipt.bytes_received > LARGE_BYTES
-    create = await off_loop(is_large, reading.compile, body, before)
+    create = reading.compile(body, _shown.decode(shown) if shown else NONE_SHOWN)
     head_sent = (
         b"" if body.system is UNSET else bytes(body.system),
         b"" if body.tools is UNSET else bytes(body.tools),
         encode(reading.asked.shown) if reading.asked.shown != NONE_SHOWN else b"",
     )
-    if head_sent == inherited:
-        # Then it is in memory once for the whole thread.
-        head_sent = inherited
-    caller = structs.replace(arrival.caller, turns=turns, known=parent, head_sent=head_sent)
-    return structs.replace(arrival, create=create, caller=caller)
+    # Where it is the same, it is in memory once for the whole thread.
+    return create, inherited if head_sent == inherited else head_sent
 
 
 async def _find_parent(body: MessagesBody, owner: Owner, turns: Turns) -> Turn | None:

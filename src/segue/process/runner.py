@@ -224,7 +224,7 @@ class Runner:
         _refuse_if(self.is_draining)
         sent = arrival.create.input
         items = len(sent) if isinstance(sent, list) else 1
-        size = sent_bytes(arrival.receipt.bytes_received, items)
+        size = sent_bytes(arrival.receipt.bytes_read, items)
         if (joined := arrival.caller.joined) is not None:
             size += weigh(joined.new_items)
         return self._memory.preparing(size)
@@ -323,7 +323,7 @@ class Runner:
         """Let it run. Its first events leave before this returns to the event loop."""
         seal = partial(self.resources.seals.seal, plan.owner)
         # A turn that was taken over from the queue was sent to another process.
-        size, given = plan.arrival.receipt.bytes_received, plan.resolved.given
+        size, given = plan.arrival.receipt.bytes_read, plan.resolved.given
         held = weigh_turn(_given(plan), plan.resolved, plan.response)
         held = max(held, sent_bytes(size, len(given)))
         first = 0 if taken_over is None else taken_over.next_number

@@ -183,7 +183,14 @@ class Receipt(Struct, frozen=True):
     traceparent: str = ""
     # The size of the request; 0 where this process did not receive it.
     bytes_received: int = 0
+    # What it takes over from an earlier request, which is read anew with it.
+    bytes_inherited: int = 0
     received_at: float = msgspec.field(default_factory=perf_counter)
+
+    @property
+    def bytes_read(self) -> int:
+        """How much is read of it in all."""
+        return self.bytes_received + self.bytes_inherited
 
 
 class Arrival(Struct, frozen=True):

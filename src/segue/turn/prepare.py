@@ -66,7 +66,7 @@ async def _plan(arrival: Arrival, resources: Resources, turn_id: str, room: Room
     parent = await _find_parent(create, caller, tally)
     is_stored = create.store is not False
     given = await replace_indirect(given, parent, caller, resources, is_stored=is_stored)
-    is_long = len(given.items) > MANY_ITEMS or arrival.receipt.bytes_received > LARGE_BYTES
+    is_long = len(given.items) > MANY_ITEMS or arrival.receipt.bytes_read > LARGE_BYTES
     resolved = await off_loop(is_long, resolve, create, given, parent, resources.hosted, caller.may)
     if resolved.has_media:
         await _ask_whether_it_sees(resources.models.get(resolved.model))
