@@ -45,7 +45,7 @@ from segue.web.web import PATTERN_CHARS_MAX, PATTERN_WORDS_MAX, matches_text
 from segue.wire.codec import decode_tools
 from segue.wire.effects import Effects
 from segue.wire.items import RemoteTool
-from segue.wire.tools import FunctionTool, Offer, Tools
+from segue.wire.tools import FunctionTool, NamespaceTool, Offer, Tools
 from segue_embedded.weights import find_weights
 from tests.contracts.dialect import tools_of
 from tests.growth.client import Client, create
@@ -188,6 +188,12 @@ def read_mcp_answer(data: bytes) -> None:
 
 def long_description(size: int) -> tuple[Offer, ...]:
     return tools_of(FunctionTool(name="f", description="aB" * size, parameters=None)).offers
+
+
+def one_about(size: int) -> tuple[Offer, ...]:
+    """Many tools of a namespace whose description is long, too."""
+    own = [FunctionTool(name=f"f{n}", parameters=None) for n in range(size)]
+    return tools_of(NamespaceTool(name="n", description="ab cd " * size, tools=own)).offers
 
 
 def all_models(size: int) -> bytes:
@@ -421,6 +427,13 @@ OUTSIDE = [
         in_thread(partial(search, "zebra")),
         1_000_000,
         4_500_000,
+    ),
+    Outside(
+        "description of a namespace that is searched",
+        one_about,
+        in_thread(partial(search, "zebra")),
+        1_600,
+        4_096,
     ),
     Outside("models of an engine", all_models, on_loop(read_models), 1_000_000, 1_300_000),
     Outside("what segue-vllm says at once", said_at_once, on_loop(hear), 150_000, 170_000),

@@ -39,6 +39,8 @@ SEARCHES_MAX = 16
 FOUND_MAX = 8
 # So much of a text is searched, and of what is looked for: to divide more of it into words would hold the interpreter.
 SEARCHED_CHARS_MAX = 32 * 1024
+# Of what a namespace is for, which counts for each of its tools: thousands may have the same.
+ABOUT_CHARS_MAX = 1_024
 
 TABLE = f"CREATE VIRTUAL TABLE tools USING fts5 (name, namespace, parameters, about, {TOKENIZE})"
 ADD = "INSERT INTO tools (rowid, name, namespace, parameters, about) VALUES (?, ?, ?, ?, ?)"
@@ -138,7 +140,7 @@ def _columns(offer: Offer) -> list[str]:
         tool.name,
         offer.namespace,
         _parameters(tool),
-        f"{tool.description or ''} {offer.about}",
+        f"{offer.about[:ABOUT_CHARS_MAX]} {tool.description or ''}",
     )
     return [_divided(text or "") for text in texts]
 
