@@ -638,10 +638,13 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOKEN_ENGINES = ("vllm", "sglang", "llamacpp")
 # More of them in one event are refused.
 IDS_AT_ONCE = BRACKETS_MAX * COMMAS_FOR_BRACKET
+# None of them begins in an answer.
+STOPS = [letter * 256 for letter in "åéîø"]
 # Fewer than an event may have; and some megabytes of them.
 FEW, N = 64_000, 1_000_000
 ENGINES = [
     Structure("engine: deltas at once", said_by_engine("deltas"), 4_000, 60_000),
+    Structure("engine: deltas, and stops", said_by_engine("deltas", stop=STOPS), 4_000, 60_000),
     Structure("engine: empty deltas", said_by_engine("empty-deltas"), 4_000, 60_000),
     Structure("engine: thoughts", said_by_engine("thoughts"), 4_000, 60_000),
     Structure("engine: comments", said_by_engine("comments"), 10_000, 200_000),

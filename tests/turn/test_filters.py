@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,38 @@ async def test_text_ends_before_the_first_stop_however_it_is_cut(
         ItemClosed,
         TurnClosed,
     ]
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=9)),
+    stops=st.lists(st.text("ab", min_size=1, max_size=8), min_size=1, max_size=4),
+)
+async def test_no_more_is_held_back_than_may_become_a_stop(
+    pieces: list[str], stops: list[str]
+) -> None:
+    stop_strings, passed, whole = StopStrings(stops), "", ""
+    await stop_strings.feed([ItemOpened("message")])
+    for piece in pieces:
+        whole += piece
+        parsed = await stop_strings.feed([ItemText(piece)])
+        passed += "".join(one.text for one in parsed if isinstance(one, ItemText))
+        if stop_strings.is_shut:
+            return
+        begun = (n for stop in stops for n in range(len(stop)) if whole.endswith(stop[:n]))
+        assert len(whole) - len(passed) == max(begun)
+
+
+async def test_letters_of_an_answer_are_not_compared_with_all_of_a_long_stop() -> None:
+    async def took_s(chars: int) -> float:
+        stop_strings = StopStrings([letter * chars for letter in "åéîø"])
+        await stop_strings.feed([ItemOpened("message")])
+        began = time.thread_time()
+        for _ in range(2_000):
+            await stop_strings.feed([ItemText(" word")])
+        return time.thread_time() - began
+
+    short_s, long_s = [min([await took_s(chars) for _ in range(3)]) for chars in (4, 256)]
+    assert long_s < 5 * short_s
 
 
 async def test_summary_keeps_the_text_of_messages_and_lets_nothing_pass() -> None:

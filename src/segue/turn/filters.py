@@ -19,6 +19,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], tally: Tally | None = None) -> None:
         self._stops = stops
+        self._begun = [_Begun(stop) for stop in stops]
         self._tally = tally or Tally()
         self._is_text = False
         self._held = ""
@@ -60,12 +61,14 @@ class StopStrings:
             end, at = min(met)
             self._tally.stop_string = text[at:end]
             return self._pass(text[:at])
-        held = max(_partial(text, stop) for stop in self._stops)
+        held = max(begun.read(added.text) for begun in self._begun)
         self._held = text[len(text) - held :]
         return self._pass(text[: len(text) - held])
 
     def _release(self) -> list[Parsed]:
         held, self._held = self._held, ""
+        for begun in self._begun:
+            begun.length = 0
         return self._pass(held)
 
     def _pass(self, text: str) -> list[Parsed]:
@@ -80,9 +83,29 @@ class StopStrings:
         return [ItemText(text, passed)]
 
 
-def _partial(text: str, stop: str) -> int:
-    """How many characters of this string stand at the end of the text."""
-    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)
+class _Begun:
+    """How much of a string stands at the end of what was written (Knuth, Morris and Pratt): each letter is looked at
+    once or twice, however long the string is."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        # How much stands there as well where this is not followed by the next letter, by how much stands there.
+        self._less = [0]
+        for letter in stop[1:]:
+            self._less.append(self._after(self._less[-1], letter))
+        self.length = 0
+
+    def read(self, text: str) -> int:
+        if (left_out := len(text) - len(self._stop) + 1) > 0:
+            text, self.length = text[left_out:], 0
+        for letter in text:
+            self.length = self._after(self.length, letter)
+        return self.length
+
+    def _after(self, length: int, letter: str) -> int:
+        while length and self._stop[length] != letter:
+            length = self._less[length - 1]
+        return length + (self._stop[length] == letter)
 
 
 class Summary:
