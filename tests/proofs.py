@@ -111,6 +111,18 @@ def plainly_opened(_: Any) -> Callable[..., str | None]:
     return open_text
 
 
+def compared_with_all(_: Any) -> Callable[..., int]:
+    """Each beginning of a stop string is looked for at the end of what was written."""
+
+    def read(begun: Any, text: str) -> int:
+        stop = begun._stop
+        begun.written = (getattr(begun, "written", "") + text)[-len(stop) :]
+        ends = (n for n in range(len(stop) - 1, 0, -1) if begun.written.endswith(stop[:n]))
+        return next(ends, 0)
+
+    return read
+
+
 def read_to_its_end(_: Any) -> Callable[..., Any]:
     """A body of any size."""
 
@@ -141,6 +153,18 @@ PROOFS: dict[str, Proof] = {
         "segue.process.runner:with_request",
         in_the_clear,
         "tests/scenarios/test_queued.py -k secrets_of_a_queued_response",
+    ),
+    "long-stops": Proof(
+        "a token costs sixty times as much beside long stop strings",
+        "segue.turn.filters:_Begun.read",
+        compared_with_all,
+        "tests/turn/test_filters.py -k all_of_a_long_stop",
+    ),
+    "shared-about": Proof(
+        "a search for tools reads what a namespace is for, again for each of its tools",
+        "segue.tools.tool_search:ABOUT_CHARS_MAX",
+        lambda _: 2**60,
+        "tests/growth/test_outside.py -k namespace",
     ),
     "guard-windows": Proof(
         "a word that spans two slices of a long text passes a guard",
