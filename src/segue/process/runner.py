@@ -234,6 +234,9 @@ class Runner:
         plan = await prepare(arrival, self.resources, turn_id, room)
         try:
             _refuse_if(self.is_draining)
+            # References may stand for much more than was sent.
+            if (more := plan.resolved.given_bytes - size) > 0:
+                self._memory.check(more)
         except Unavailable:
             self._give_up(plan)
             raise
