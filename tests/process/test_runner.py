@@ -618,3 +618,17 @@ async def test_warm_up_reports_no_output_tokens(tmp_path: Path) -> None:
         await stage.start(None, listener, input="Hello", generate=False)
         usage = check_turn(await listener.all())["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (9, 0, 9)
+
+
+async def test_references_are_weighed_as_what_they_stand_for(tmp_path: Path) -> None:
+    async with staged(tmp_path / "turns.db") as stage:
+        long = {"type": "message", "id": "long", "role": "user", "content": "word " * 20_000}
+        first = await stage.turn(input=[long])
+        named = [{"type": "item_reference", "id": "long"}]
+        stage.runner._memory = Memory(300_000)
+        more = {"previous_response_id": first.response["id"], "store": False}
+        assert (await stage.turn(input=named, **more)).response["status"] == "completed"
+        # A few hundred bytes that stand for 400 KB.
+        with pytest.raises(InvalidRequest) as told:
+            await stage.turn(input=4 * named, **more)
+        assert told.value.code == "context_length_exceeded"

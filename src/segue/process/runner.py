@@ -229,15 +229,15 @@ class Runner:
             size += weigh(joined.new_items)
         return self._memory.preparing(size)
 
-    async def _prepare(self, arrival: Arrival, turn_id: str, room: Room) -> Plan:
+    async def _prepare(self, arrival: Arrival, turn_id: str, room: MemoryRoom) -> Plan:
         """A plan, or a refusal. It holds a slot of the caller's quota: call `_give_up` if you do not start it."""
         plan = await prepare(arrival, self.resources, turn_id, room)
         try:
             _refuse_if(self.is_draining)
             # References may stand for much more than was sent.
-            if (more := plan.resolved.given_bytes - size) > 0:
-                self._memory.check(more)
-        except Unavailable:
+            if (more := plan.resolved.given_bytes - room.bytes) > 0:
+                await room.take(more)
+        except BaseException:
             self._give_up(plan)
             raise
         return plan
