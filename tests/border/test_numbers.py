@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 
-from segue.border.numbers import plausible
+from segue.border.numbers import has_too_much, plausible
 from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import Finish, Job, JobStarted, Sampling, Scene
 from segue.seams.prompt import NO_MESSAGES, NO_TOKENS, Head, Prompt, id_array
@@ -60,3 +63,24 @@ def test_what_can_be_true_is_left_alone(said: Finish | JobStarted) -> None:
 
 def test_more_is_never_cached_than_read() -> None:
     assert plausible(job(MESSAGES), Finish("stop", 10**9, 3, 1)) == Finish("stop", 3, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e300", "1E300", "2e+0300", "5e-324", "-4.9E-324", "1" * 300, "0." + "1" * 300]
+)
+def test_event_with_many_numbers_that_are_slow_to_read_is_too_much(number: str) -> None:
+    """65,000 of them stopped everybody for half a second."""
+    assert has_too_much(json.dumps([0] * 3_000).replace("0", number).encode())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"logprobs": [{"token": " e1", "logprob": -1.1920928955078125e-07 * n} for n in range(9_000)]},
+        {"arguments": hashlib.shake_128(b"dump").hexdigest(400_000)},
+        {"bounds": [1e300, -1e300, 5e-324] * 100, "text": "x" * 9_000},
+    ],
+    ids=["logprobs", "dump", "bounds"],
+)  # fmt: skip
+def test_event_with_numbers_as_servers_send_them_is_read(event: object) -> None:
+    assert not has_too_much(json.dumps(event).encode())

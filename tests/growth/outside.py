@@ -186,6 +186,10 @@ def read_mcp_answer(data: bytes) -> None:
         msgspec.json.decode(within_limits(data))
 
 
+def read_event(data: bytes) -> None:
+    msgspec.json.decode(few(data) or b"0")
+
+
 def long_description(size: int) -> tuple[Offer, ...]:
     return tools_of(FunctionTool(name="f", description="aB" * size, parameters=None)).offers
 
@@ -421,6 +425,7 @@ OUTSIDE = [
     Outside("answer of a search engine", full_answer, in_thread(read_full_answer), 400_000, 10**6),
     Outside("slow numbers of a search engine", slow_answer, in_thread(read_full_answer), *SLOW),
     Outside("slow numbers of an MCP server", slow_answer, in_thread(read_mcp_answer), *SLOW),
+    Outside("slow numbers of an engine", slow_answer, on_loop(read_event), *SLOW),
     Outside(
         "description of a tool that is searched",
         long_description,

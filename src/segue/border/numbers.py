@@ -18,6 +18,8 @@ from segue.limits import UNSEEN_TOKENS_MAX
 from segue.seams.model import Finish, Job, JobStarted
 from segue.seams.prompt import Messages
 from segue.wire.inner_json import has_more_marks
+from segue.wire.long_texts import long_strings
+from segue.wire.slow_numbers import SLOW_NUMBERS_MAX
 
 C = TypeVar("C", bound=JobStarted | Finish)
 
@@ -35,6 +37,11 @@ LOOKED_AT_BYTES = 64 * 1024
 BRACKETS_MAX, COMMAS_FOR_BRACKET = 65_536, 4
 # Of the ids of a whole prompt, with which vLLM begins: they are not decoded.
 ECHOED = re.compile(rb'"prompt_token_ids": ?\[')
+# Numbers that take the JSON library 250 times as long as others (`wire/slow_numbers`) are looked for in what may have
+# many: by their exponents, or, of hundreds of digits, by four of them among the bytes at these steps.
+MANY_NUMBERS_BYTES, QUOTES_MAX = 8 * 1024, 8_192
+SLOW = [re.compile(mark + rb"(?:\+?0*[1-3]|-0*3)[0-9]{2}") for mark in (b"e", b"E")]
+DIGITS_STEP, LONG_NUMBER = 64, re.compile(b"[0-9]{4}")
 # Tokens that come together with their logprobs.
 LOGPROBS_MAX = 8_192
 # Nobody is asked to wait longer, whatever a server says.
@@ -53,11 +60,30 @@ def events_max(job: Job) -> int:
 def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
     """Whether this has more values than can be decoded without holding up others."""
     if len(data) <= LOOKED_AT_BYTES:
-        return False
+        return _has_slow_numbers(data)
     commas_max = brackets_max * COMMAS_FOR_BRACKET
     if echoed := ECHOED.search(data):
         commas_max += data.count(b",", echoed.end(), data.find(b"]", echoed.end()))
-    return has_more_marks(data, b"{[", brackets_max) or has_more_marks(data, b",", commas_max)
+    return (
+        has_more_marks(data, b"{[", brackets_max)
+        or has_more_marks(data, b",", commas_max)
+        or _has_slow_numbers(data)
+    )
+
+
+def _has_slow_numbers(data: bytes) -> bool:
+    if len(data) <= MANY_NUMBERS_BYTES or _slow_numbers(data) <= SLOW_NUMBERS_MAX:
+        return False
+    # Dumps of bytes look like it; of these there are few in an event.
+    if data.count(b'"') > QUOTES_MAX:
+        return True
+    in_texts = sum(_slow_numbers(data[begin:end]) for begin, end in long_strings(data))
+    return _slow_numbers(data) - in_texts > SLOW_NUMBERS_MAX
+
+
+def _slow_numbers(data: bytes) -> int:
+    count = sum(len(pattern.findall(data)) for pattern in SLOW)
+    return count + len(LONG_NUMBER.findall(data[::DIGITS_STEP]))
 
 
 def few(data: bytes) -> bytes:

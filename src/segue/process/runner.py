@@ -27,7 +27,6 @@ from segue.errors import (
     ServerFault,
     TooMany,
     TryLater,
-    Unavailable,
 )
 from segue.ids import item_ids
 from segue.memory.budget import Memory, MemoryRoom, sent_bytes
