@@ -47,18 +47,30 @@ def touched(count: int) -> str:
 
 @statement
 def find(t: Transaction, owner: str, id: str) -> object:
-    found, above = [], id
-    while (row := t.get("turns", owner, above)) is not None and row not in found:
-        found.append(row)
-        above = row["parent_id"]
+    found = chain_of(t, owner, id)
     return [pick(row, TURN) for row in found] + parts_named(t, owner, found)
 
 
 @statement
 def read(t: Transaction, owner: str, id: str) -> object:
-    row = t.get("turns", owner, id)
-    found = [] if row is None else [row]
+    found = chain_of(t, owner, id)[:1]
     return [pick(row, TURN) for row in found] + parts_named(t, owner, found)
+
+
+@statement
+def turn_bytes(t: Transaction, owner: str, id: str, with_chain: int) -> object:
+    found = chain_of(t, owner, id)[: None if with_chain else 1]
+    size = sum(len(row["history"]) + len(row["response"]) for row in found)
+    return [(size + sum(len(part[3]) for part in parts_named(t, owner, found)),)]
+
+
+def chain_of(t: Transaction, owner: str, id: str) -> list[Row]:
+    """A turn and its ancestors."""
+    found, above = [], id
+    while (row := t.get("turns", owner, above)) is not None and row not in found:
+        found.append(row)
+        above = row["parent_id"]
+    return found
 
 
 def parts_named(t: Transaction, owner: str, found: list[Row]) -> list[tuple[Any, ...]]:
