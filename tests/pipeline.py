@@ -100,6 +100,8 @@ def flat(job: Job) -> list[int]:
 class Listener:
     """A subscriber with room for everything."""
 
+    can_catch_up = False
+
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.is_full = False

@@ -69,6 +69,8 @@ async def pair() -> AsyncIterator[tuple[Worker, Worker]]:
 class Reader:
     """A subscriber that remembers, and may be slow."""
 
+    can_catch_up = False
+
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.is_full = False

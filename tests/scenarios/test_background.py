@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.events import check_turn
-from tests.support import MODEL, Answer, Served, Wire, fetch, metric, serving, wire
+from tests.scenarios.test_connections import narrow_socket
+from tests.support import MODEL, Answer, Served, Wire, fetch, metric, serving, until, wire
 
 LONG = "Once there was a river that went on and on, and nobody knew where. " * 12
 
@@ -277,3 +278,41 @@ async def test_header_with_a_long_key_is_refused(tmp_path: Path) -> None:
         refused = await post(served, {"idempotency-key": "k" * 256})
         assert (refused.status, refused.json["error"]["param"]) == (400, "Idempotency-Key")
         assert (await post(served, {"idempotency-key": "k" * 255})).status == 200
+
+
+# --- followers that do not read ---------------------------------------------------------------------------
+
+
+async def test_follower_that_reads_does_not_wait_for_those_that_do_not(tmp_path: Path) -> None:
+    """They have what their buffers hold; later they get the rest all the same."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": [{"text": "x", "pad_tokens": 40_000}]}))
+    flags: dict[str, Any] = {"outbox_bytes_max": 32 * 1024, "write_s_max": 600}
+    async with serving(script=str(script), store=f"sqlite:///{tmp_path}/s.db", **flags) as served:
+        turn_id = (await post(served, background=True)).json["id"]
+        idle = [await asyncio.open_connection(sock=narrow_socket(served.port)) for _ in range(3)]
+        for _, writer in idle:
+            path = f"/v1/responses/{turn_id}?stream=true&starting_after=-1"
+            named = "Host: localhost\r\nConnection: close"
+            writer.write(f"GET {path} HTTP/1.1\r\n{named}\r\n\r\n".encode())
+            await writer.drain()
+        await until(lambda: metric(served, "segue_unread_bytes"))
+        events = await follow(served, turn_id)
+        assert check_turn(events)["status"] == "completed"
+        assert await metric(served, "segue_unread_bytes") < 3 * 1024 * 1024
+        for reader, writer in idle:
+            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+            lines = dechunked(body).decode().splitlines()
+            data = [line[6:] for line in lines if line.startswith("data: {")]
+            assert [json.loads(one) for one in data] == events, head
+            writer.close()
+
+
+def dechunked(body: bytes) -> bytes:
+    """A body without the frames of its chunks."""
+    whole = bytearray()
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        whole += body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]
+    return bytes(whole)

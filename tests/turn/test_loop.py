@@ -86,6 +86,7 @@ class Ear:
     """A subscriber with room for everything."""
 
     is_full = False
+    can_catch_up = False
 
     def __init__(self) -> None:
         self.events: list[Event] = []

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from segue.ids import item_ids
+from segue.process.event_writer import EventWriter
+from segue.stores.memory import MemoryEventLog
 from segue.turn.assemble import Assembler
 from segue.turn.event_ring import PACKED_BYTES, RING_BYTES_MAX, EventRing
 from segue.turn.notices import Cancel, Drain, Steer
@@ -24,6 +26,8 @@ WAIT_S = 10
 
 class Ear:
     """A subscriber that can be full."""
+
+    can_catch_up = False
 
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -250,6 +254,25 @@ async def test_one_full_subscriber_of_two_is_enough_to_hold_it() -> None:
     turn.detach(slow)
 
     await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_full_subscriber_that_can_catch_up_is_not_waited_for_while_another_reads() -> None:
+    turn, slow, quick = running(), Ear(), Ear()
+    slow.is_full = slow.can_catch_up = True
+    turn.attach(slow)
+    assert not turn.has_room
+    turn.attach(quick)
+    # Nobody could give it later what it misses.
+    assert not turn.has_room
+    assert not turn.goes_on_without(slow)
+
+    turn.log_events(EventWriter(MemoryEventLog(1 << 20), "ada", "resp_1"))
+
+    assert turn.has_room
+    assert turn.goes_on_without(slow)
+    assert not turn.goes_on_without(quick)
+    quick.is_full = True
+    assert not turn.has_room
 
 
 async def test_turn_that_nobody_hears_feels_no_pressure() -> None:

@@ -99,6 +99,8 @@ _pack = msgspec.msgpack.encode
 class EventForwarder:
     """At the source: a subscriber that sends events to another worker."""
 
+    can_catch_up = False
+
     def __init__(
         self, bus: Bus, request: FollowRequest, follower: str, on_end: Callable[[str], None]
     ) -> None:
@@ -157,6 +159,11 @@ class RemoteTurn(Running):
         self._is_holding = False
         # Set after the terminal event, or when the last subscriber has left.
         self.is_over = asyncio.Event()
+
+    @property
+    def is_logged(self) -> bool:
+        """The source logs its events."""
+        return True
 
     def feed(self, events: Sequence[Event]) -> bool:
         """Publish these events, each once; False if some before them are missing."""

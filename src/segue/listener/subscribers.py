@@ -30,7 +30,10 @@ WriteEvents = Callable[[Sequence[Event]], list[bytes]]
 
 
 class SseSubscriber:
-    """Buffers events as SSE until the connection takes them, and slows the turn down when it does not."""
+    """Buffers events as SSE until the connection takes them, and slows the turn down when it does not. Where others
+    read, it misses events instead, and follows again once it has been read."""
+
+    can_catch_up = True
 
     def __init__(
         self, write: WriteEvents, bytes_max: int, unread: Unread, last: bytes = b""
@@ -44,6 +47,8 @@ class SseSubscriber:
         # Whether the turn goes on in another process.
         self.is_lost = False
         self._is_ended = False
+        # The last event before those that it has missed.
+        self.missed_after: int | None = None
         self._bytes_max = bytes_max
         self._chunks: list[bytes] = []
         self._bytes = 0
@@ -58,13 +63,17 @@ class SseSubscriber:
 
     @property
     def is_full(self) -> bool:
-        return self.unread_bytes > min(self._bytes_max, self._unread.share)
+        return self.missed_after is not None or self.unread_bytes > min(
+            self._bytes_max, self._unread.share
+        )
 
     @property
     def unread_bytes(self) -> int:
         return self._bytes + self._taken_bytes
 
     def deliver(self, events: Sequence[Event]) -> None:
+        if (self._taken_bytes or self.missed_after is not None) and self._misses(events):
+            return
         chunks = self._write(events)
         self._bytes += sum(map(len, chunks)) + CHUNK_BYTES * len(chunks)
         self._chunks += chunks
@@ -74,6 +83,19 @@ class SseSubscriber:
             self.end()
         elif chunks:
             self._wake.set()
+
+    def _misses(self, events: Sequence[Event]) -> bool:
+        """Whether these come too early: it is full and others read, or has missed some before them."""
+        number, running = events[0].number, self.running
+        if self.missed_after is None and self.is_full:
+            if running is not None and running.goes_on_without(self):
+                self.missed_after = number - 1
+                return True
+        elif self.missed_after is not None:
+            if number > self.missed_after + 1:
+                return True
+            self.missed_after = None
+        return False
 
     def end(self) -> None:
         """No event follows."""
@@ -97,17 +119,21 @@ class SseSubscriber:
         """No client reads on. What waits is dropped, and the turn and the writer are let go: a writer that knows its
         subscriber would keep all of it until the garbage collector comes."""
         self._unread.writers.discard(self)
+        if self.running is not None:
+            self.running.detach(self)
         self._write, self.running, self._chunks = lambda events: [], None, []
         self._bytes = self._taken_bytes = 0
 
     async def read(self) -> bytes:
-        """Everything that is ready, as one write of whole events; it is written when this is called again."""
+        """Everything that is ready, as one write of whole events; it is written when this is called again. Nothing, if
+        it has to catch up first."""
         self._taken_bytes = 0
         if self.running is not None:
             self.running.wake()
         if self._bytes <= UNREAD_BYTES_MIN:
             self._unread.writers.discard(self)
-        await self._wake.wait()
+        if self.missed_after is None:
+            await self._wake.wait()
         self._wake.clear()
         data = b"".join(self._chunks)
         self._chunks, self._bytes, self._taken_bytes = [], 0, len(data)
@@ -121,6 +147,7 @@ class LastSubscriber:
     """Waits for the terminal event: plain JSON."""
 
     is_full = False
+    can_catch_up = False
 
     def __init__(self) -> None:
         self._end = asyncio.Event()

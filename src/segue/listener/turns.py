@@ -13,6 +13,7 @@ from contextlib import closing
 from msgspec import structs
 
 from segue.aio import off_loop
+from segue.errors import ApiError
 from segue.ids import shown_id
 from segue.listener.auth import client_name
 from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
@@ -133,9 +134,27 @@ async def write_stream(exchange: Exchange, services: Services, subscriber: SseSu
                 # The client comes back for the rest, to the process that has the turn then.
                 await exchange.cut()
                 raise ClientGone
+            if subscriber.missed_after is not None and not data:
+                await _catch_up(exchange, services, subscriber, subscriber.missed_after)
+                continue
             if not exchange.has_started:
                 if not data:
                     continue
                 await exchange.start(200, SSE_HEADERS)
             async with asyncio.timeout(services.limits.write_s_max):
                 await exchange.write(data, is_last=subscriber.is_over)
+
+
+async def _catch_up(
+    exchange: Exchange, services: Services, subscriber: SseSubscriber, after: int
+) -> None:
+    """Follow a turn again that went on while the client did not read. Where its events are not kept, or too much waits
+    to be read, the client has to come back."""
+    assert subscriber.running is not None, "only who follows a turn misses its events"
+    registry, turn_id = services.runner.registry, subscriber.running.id
+    try:
+        if not await registry.follow(exchange.owner, turn_id, subscriber, after):
+            subscriber.lose()
+        subscriber.check()
+    except ApiError:
+        subscriber.lose()

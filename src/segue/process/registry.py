@@ -28,6 +28,8 @@ from segue.wire.response import ENDED, Response
 ENDED_BYTES_MAX = 16 * 1024 * 1024
 # When to ask again for a response whose process does not answer.
 LOST_S = 2.0
+# A turn may be faster than its log for a while: when to look again.
+LATE_LOG_PAUSES_S = (0.1, 0.5, 2.0, 5.0, 0.0)
 
 
 class OtherWorkers(Protocol):
@@ -68,6 +70,8 @@ class TurnRegistry:
         # What ended turns that may be followed again hold in memory.
         self.ended_bytes = 0
         self.others: OtherWorkers | None = None
+        # A long answer is many events: one at a time is read from the log.
+        self.replaying = asyncio.Lock()
 
     def oldest_at(self) -> float:
         """When the turn was received that runs for longest; the present, if none runs."""
@@ -132,6 +136,24 @@ class TurnRegistry:
         not run here. When a process dies, its clients may have had more events than the log: they get the terminal
         event all the same, once it is known to be dead.
         """
+        for pause_s in LATE_LOG_PAUSES_S:
+            running = self.find(owner, turn_id)
+            async with self.replaying:
+                if await self._follow_once(owner, turn_id, subscriber, after, stored):
+                    return True
+            if running is None or not running.is_logged or after >= running.last:
+                return False
+            await asyncio.sleep(pause_s)
+        return False
+
+    async def _follow_once(
+        self,
+        owner: Owner,
+        turn_id: str,
+        subscriber: Subscriber,
+        after: int,
+        stored: Response | None,
+    ) -> bool:
         running = self.find(owner, turn_id) or self._find_ended(owner, turn_id)
         if _attach(running, subscriber, after):
             return True
@@ -151,7 +173,14 @@ class TurnRegistry:
                 return False
             case "logged_then_live":
                 assert running is not None, "only a turn that runs has more to come"
-                return running.attach_after(subscriber, logged or ())
+                written = list(logged or ())
+                while not running.attach_after(subscriber, written):
+                    # A fast turn has gone on while this was read.
+                    more = await self._log.read_after(owner, turn_id, written[-1].number)
+                    if not more:
+                        return False
+                    written += more
+                return True
             case "end":
                 assert stored is not None, "only a stored response says how it ended"
                 before = await self._log.read_after(owner, turn_id, after - 1)

@@ -6,7 +6,6 @@ subscriber. A client that drops its request has cancelled it.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 
@@ -62,8 +61,6 @@ class ResponseRoutes:
         self._services = services
         self._runner = services.runner
         self._registry = services.runner.registry
-        # One replay at a time is read from the log.
-        self._replaying = asyncio.Lock()
 
     # --- creating ---
 
@@ -157,13 +154,14 @@ class ResponseRoutes:
         owner, follow = exchange.owner, self._registry.follow
         running: Running | None = None
         try:
-            # A long answer is many events: they are in memory once for each who waits for them.
-            async with self._replaying:
-                if not await follow(owner, turn_id, subscriber, int(after), ended):
-                    message = "The events of this response are not kept, or not that far back."
-                    raise InvalidRequest(message, code="unsupported_value", param="stream")
-                running = self._running(exchange)
-                subscriber.check()
+            if not await follow(owner, turn_id, subscriber, int(after), ended):
+                message = "The events of this response are not kept, or not that far back."
+                raise InvalidRequest(message, code="unsupported_value", param="stream")
+            running = self._running(exchange)
+            if running is not None:
+                # A client that does not keep up with another one gets the rest from there.
+                self._runner.log_events(running)
+            subscriber.check()
             if running is None or running.is_ended:
                 subscriber.end()
             async with listening(exchange):

@@ -91,6 +91,8 @@ class LaneSubscriber:
 
     __slots__ = ("_session", "_socket", "_suffix", "running", "sent_bytes", "ticket")
 
+    can_catch_up = False
+
     def __init__(self, session: SocketSession, ticket: ServedTicket) -> None:
         self._session = session
         self._socket = session.socket

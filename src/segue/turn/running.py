@@ -2,7 +2,8 @@
 
 A `Running` keeps an inbox for notices, a bounded ring of the events so far, and its subscribers. It delivers events at
 once and in order. Here a slow reader slows the model down: `wait_for_room` waits while a subscriber's buffer is full.
-A turn without subscribers has no such back-pressure; it has a longest running time instead.
+Where others read and the events are logged, one that can catch up later is not waited for. A turn without subscribers
+has no such back-pressure; it has a longest running time instead.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ ID_BYTES = 4
 
 class Subscriber(Protocol):
     """Takes the events of a turn at once, and says when its buffer is full."""
+
+    # Whether it drops events while it is full and others read, and follows again from there.
+    can_catch_up: bool
 
     @property
     def is_full(self) -> bool:
@@ -174,6 +178,11 @@ class Running:
         """Whether the buffers of all its subscribers are full."""
         return bool(self._subscribers) and all(each.is_full for each in self._subscribers)
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether its events can be followed later from any number."""
+        return self.event_writer is not None
+
     def attach(self, subscriber: Subscriber, *, after: int = -1) -> bool:
         """Send every event with a number above `after`; False if some are gone, or the turn has not come that far."""
         if self._ring.oldest > after + 1 or after > self._ring.last:
@@ -213,7 +222,7 @@ class Running:
     def _subscribe(self, subscriber: Subscriber) -> None:
         subscriber.attached(self)
         # A turn that is over may be kept for its events, and must not keep its subscribers: they hold connections.
-        if not self.is_ended:
+        if not self.is_ended and subscriber not in self._subscribers:
             self._subscribers.append(subscriber)
 
     def detach(self, subscriber: Subscriber) -> None:
@@ -266,11 +275,21 @@ class Running:
 
     @property
     def has_room(self) -> bool:
-        """Whether no subscriber is full."""
-        return not any(subscriber.is_full for subscriber in self._subscribers)
+        """Whether no subscriber is full that has to be waited for."""
+        full = [subscriber for subscriber in self._subscribers if subscriber.is_full]
+        return not full or (
+            len(full) < len(self._subscribers)
+            and self.is_logged
+            and all(subscriber.can_catch_up for subscriber in full)
+        )
+
+    def goes_on_without(self, subscriber: Subscriber) -> bool:
+        """Whether others read, so that one that is full gets no more events until it attaches again."""
+        others = (each for each in self._subscribers if each is not subscriber)
+        return self.is_logged and not all(each.is_full for each in others)
 
     async def wait_for_room(self) -> None:
-        """Wait until no subscriber is full."""
+        """Wait until there is room."""
         while not self.has_room:
             self._has_room = asyncio.get_running_loop().create_future()
             await self._has_room
