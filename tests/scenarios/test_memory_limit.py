@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import websockets
 
 from tests.scenarios.test_connections import narrow_socket
 from tests.support import MODEL, Answer, ServedProcess, Wire, fetch, metric, served_process, wire
@@ -374,6 +375,26 @@ async def fill_by_repeats(served: ServedProcess, open: AsyncExitStack, size: int
     await unread_gets(served, open, "/health", 1)
 
 
+async def fill_by_socket_repeats(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
+    """The same over WebSockets that read nothing, on many lanes each."""
+    async with wire(served) as socket:
+        await socket.create(input="x", idempotency_key="k")
+        async with asyncio.timeout(60):
+            assert (await socket.events())[-1]["type"] == "response.completed"
+    for _ in range(8):
+        one = await websockets.connect(
+            served.ws_url,
+            sock=narrow_socket(served.port),
+            max_queue=1,
+            compression=None,
+            ping_interval=None,
+        )
+        open.callback(one.transport.abort)
+        for lane in range(15):
+            await Wire(one).create(input="x", idempotency_key="k", stream_id=str(lane))
+    await unread_gets(served, open, "/health", 1)
+
+
 async def fill_by_input_items(served: ServedProcess, open: AsyncExitStack, size: int) -> None:
     """Many clients that list the large items of a response, and read nothing."""
     answer = await post(served, input=[{"role": "user", "content": picture(2 * size)}] * 3)
@@ -442,6 +463,11 @@ FILLS: dict[str, tuple[Fill, object, tuple[str, ...]]] = {
     "added items": (fill_by_added_items, SHORT, ("--write-s-max", "300")),
     "replays": (fill_by_replays, LONG, ("--store", "sqlite:///s.db", "--write-s-max", "300")),
     "repeats": (fill_by_repeats, LONG, ("--store", "sqlite:///s.db", "--write-s-max", "300")),
+    "socket repeats": (
+        fill_by_socket_repeats,
+        LONG,
+        ("--store", "sqlite:///s.db", "--write-s-max", "300"),
+    ),
     "input items": (
         fill_by_input_items,
         SHORT,
@@ -462,10 +488,19 @@ BARELY_COUNTED = {
     "counted files",
     "replays",
     "repeats",
+    "socket repeats",
     "input items",
 }
 # The cheapest of those that only fill caches.
-LONG_FILLS = ("resent texts", "chats", "threads", "cold chains", "replays", "repeats")
+LONG_FILLS = (
+    "resent texts",
+    "chats",
+    "threads",
+    "cold chains",
+    "replays",
+    "repeats",
+    "socket repeats",
+)
 SHORT_FILLS = [way for way in FILLS if way not in LONG_FILLS]
 
 

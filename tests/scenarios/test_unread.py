@@ -131,3 +131,46 @@ async def test_requests_that_wait_are_bounded_in_bytes(tmp_path: Path) -> None:
             pass
         assert event["status"] == 429
         assert "bytes" in event["error"]["message"]
+
+
+async def test_repeats_of_a_long_answer_are_refused_while_their_client_does_not_read(
+    tmp_path: Path,
+) -> None:
+    asked: dict[str, Any] = {"input": "x", "instructions": WORDS, "idempotency_key": "k"}
+    async with stuffed(tmp_path, heartbeat_s=15, store=f"sqlite:///{tmp_path}/s.db") as served:
+        async with wire(served) as first:
+            await first.create(**asked)
+            last = (await first.events())[-1]
+        async with unreading(served) as socket:
+            for lane in range(15):
+                await socket.create(**asked, stream_id=str(lane))
+            async with asyncio.timeout(30):
+                while not await metric(served, UNREAD):
+                    await pulse(served)
+                for _ in range(5):
+                    await pulse(served)
+            # The answer that was sent last, with its three snapshots, and what was there before.
+            assert await metric(served, UNREAD) < 5 * OUTBOX_BYTES_MAX + 5 * len(WORDS)
+            ends: dict[str, str] = {}
+            while len(ends) < 15:
+                event = await socket.next()
+                if event["type"] == "error":
+                    assert (event["status"], event["error"]["code"]) == (
+                        503,
+                        "server_is_overloaded",
+                    )
+                if event["type"] in ("error", "response.completed"):
+                    ends[event["stream_id"]] = event["type"]
+            assert "error" in ends.values()
+            # Who reads gets it.
+            await socket.create(**asked, stream_id="0")
+            while (event := await socket.next())["type"] != "response.completed":
+                pass
+            assert event["response"]["id"] == last["response"]["id"]
+
+
+async def pulse(served: Served) -> None:
+    """One turn of another client."""
+    async with wire(served) as socket:
+        await socket.create(input="y", store=False)
+        await socket.events()

@@ -175,9 +175,10 @@ class Repeats:
         if running is None:
             return None
         if not running.attach(subscriber):
-            logged = await self._log.read_after(held.owner, held.turn_id, -1)
-            if not logged or not running.attach_after(subscriber, logged):
-                raise _spent(held)
+            async with self._registry.replaying:
+                logged = await self._log.read_after(held.owner, held.turn_id, -1)
+                if not logged or not running.attach_after(subscriber, logged):
+                    raise _spent(held)
         return running
 
     async def _wait_for_other(self, held: Claim, claim: Claim, turns: Turns) -> Running | None:

@@ -29,13 +29,14 @@ from segue.errors import (
     Refused,
     ServerFault,
     TooMany,
+    Unavailable,
     response_not_found,
     too_large,
 )
 from segue.ids import current_request
 from segue.listener.access_line import AccessLine
 from segue.listener.api import Session, SessionStatus
-from segue.listener.exchange import CLIENT_LEFT, answerable
+from segue.listener.exchange import ANSWER_WAIT_S, CLIENT_LEFT, UNREAD, answerable
 from segue.listener.reconnect import LostCaches
 from segue.listener.services import NearTurns, Services
 from segue.listener.socket import MessageFault, Socket, SocketClosed
@@ -102,6 +103,8 @@ class LaneSubscriber:
         self.running: Running
 
     def attached(self, running: Running) -> None:
+        if running.last >= 0:
+            self._session.check_unread()
         self.running = running
         self._session.subscribers[self.ticket] = self
 
@@ -351,6 +354,13 @@ class SocketSession:
         else:
             self.socket.send(events)
 
+    def check_unread(self) -> None:
+        """Refuse events that were sent before where this client, or all together, have left too much unread."""
+        unread = self._services.memory.unread
+        own_max = UNREAD_TIMES_MAX * self._services.limits.outbox_bytes_max
+        if self.socket.unread_bytes > own_max or unread.bytes > unread.bytes_max:
+            raise Unavailable(UNREAD, wait_s=ANSWER_WAIT_S)
+
     # --- turns ---
 
     def _start_waiting(self) -> None:
@@ -412,7 +422,9 @@ class SocketSession:
             # The client did not ask for an automatic successor, and may continue the steered response itself.
             self._free(ticket, has_failed=not pending.is_automatic)
             if not pending.is_automatic:
-                self._refuse(error, lane, request_id)
+                self._note_refusal(error, request_id)
+                # None begins while the client does not read: these are as few as its lanes.
+                self.socket.send([codec.encode_error_event(error, lane)])
             if self._steering is not None:
                 self._steering.give_back(steers, lane)
 
