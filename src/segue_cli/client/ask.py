@@ -10,11 +10,11 @@ import argparse
 import sys
 import time
 
-import msgspec
 from msgspec import UNSET
 
 from segue.errors import Misconfigured
 from segue.printable import say
+from segue_cli.client.asking import decoded
 from segue_cli.client.conversation import (
     AGAIN,
     ENDS,
@@ -113,7 +113,7 @@ def _print_json(server: RunningServer, model: str, question: str, instructions: 
             raise
         say(f"segue: {error}", file=sys.stderr)
         return FAILED
+    response = decoded(text, TalkResponse, "a response")
     say(text.decode())
-    response = msgspec.json.decode(text, type=TalkResponse)
     say(figures_of(response, time.perf_counter() - began), file=sys.stderr)
     return FAILED if response.error or response.incomplete_details else ANSWERED

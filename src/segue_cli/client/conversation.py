@@ -15,12 +15,15 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from segue.errors import Misconfigured
+from segue_cli.client.asking import decoded, shown
 from segue_cli.client.talk import message_of
 
 # The server sends a heartbeat every 15 s while a turn runs: after this much silence the connection is lost.
 SILENCE_S_MAX = 60.0
 OPEN_S_MAX = 10.0
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+# All events of an answer: one of 100,000 tokens has some 25 million.
+ANSWER_CHARS_MAX = 256 * 1024 * 1024
 # Error codes after which the whole conversation is sent on a new socket.
 NEW_SOCKET = {"previous_response_not_found", "websocket_connection_limit_reached"}
 ENDS = {"response.completed", "response.failed", "response.incomplete", "error"}
@@ -113,13 +116,18 @@ class Talk:
             if self._socket is None:
                 self._socket = self._open()
             self._socket.send(msgspec.json.encode(create).decode())
+            left = ANSWER_CHARS_MAX
             while True:
-                event = msgspec.json.decode(self._socket.recv(SILENCE_S_MAX), type=TalkEvent)
+                message = self._socket.recv(SILENCE_S_MAX)
+                left -= len(message)
+                if left < 0:
+                    raise Misconfigured(f"url: {self._url} does not end its answer.")
+                event = decoded(message, TalkEvent, "events of a response")
                 yield event
                 if event.type in ENDS:
                     return
         except (WebSocketException, OSError) as error:
-            raise ConnectionLost(str(error) or type(error).__name__) from None
+            raise ConnectionLost(shown(str(error)) or type(error).__name__) from None
 
     def _open(self) -> ClientConnection:
         url, headers, size = self._url, self._headers, MESSAGE_BYTES_MAX

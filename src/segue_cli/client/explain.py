@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from urllib.parse import quote
 
-import msgspec
-
 from segue.errors import Misconfigured
 from segue.printable import printable, say
 from segue.wire.cache import CacheReport, Side
+from segue_cli.client.asking import decoded
 from segue_cli.client.talk import ServerRefused, add_server, server_of
 
 # Lines of a text that are shown before the place and from it on.
@@ -53,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
             "Reports are kept in memory (reuse_bytes_max), for the owner of the response, until a restart."
         ) from None
     if options.json:
-        say(body.decode())
+        say(body.decode(errors="replace"))
         return 0
     width = max(COLUMNS_MIN, shutil.get_terminal_size().columns)
-    say("\n".join(explained(msgspec.json.decode(body, type=CacheReport), width)))
+    say("\n".join(explained(decoded(body, CacheReport, "a cache report"), width)))
     return 0
 
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from urllib.request import Request
 
 import msgspec
 
 from segue.errors import Misconfigured
 from segue.printable import say
 from segue.settings.checks import is_loopback, load_settings
+from segue_cli.client.asking import answer_to, decoded, shown
 
 URL = "http://127.0.0.1:8080"
 # A server on the same machine answers at once; over a slow network it may take a while.
 ASK_S_MAX = 5.0
 NAMES_MAX = 20
+NAME_CHARS_MAX = 512
 # The prompt and the tools of a coding agent are about 9,000 tokens, before the conversation begins.
 SMALL_TOKENS = 24_000
 SEGUE_KEY, OPENAI_KEY = "SEGUE_KEY", "OPENAI_API_KEY"
@@ -53,9 +53,10 @@ class ServedModel(msgspec.Struct):
 
     def checked(self) -> ServedModel:
         """The same, if its name can be printed, and given to a client: as a word that is no flag."""
-        if not self.id.isprintable() or self.id.startswith("-"):
+        if not self.id.isprintable() or self.id.startswith("-") or len(self.id) > NAME_CHARS_MAX:
             raise Misconfigured(
-                f"model: {self.id!a} begins with a dash, or has characters that cannot be printed."
+                f"model: {shown(ascii(self.id))} begins with a dash, has characters that cannot be printed, or is too "
+                "long for a name."
             )
         return self
 
@@ -130,25 +131,23 @@ class RunningServer:
     def _ask(self, path: str, method: str, body: object, wait_s: float) -> bytes:
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self.headers, "Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
         # A proxy of the environment does not lead to this machine.
         is_near = is_loopback(urlsplit(self.url).hostname or "")
-        proxies = urllib.request.ProxyHandler({} if is_near else None)
         try:
-            with urllib.request.build_opener(proxies).open(request, timeout=wait_s) as answer:
-                text: bytes = answer.read()
-                return text
-        except urllib.error.HTTPError as error:
-            raise self._refused(path, error.code, message_of(error.read())) from None
-        except (OSError, ValueError, ssl.SSLError) as error:
+            request = Request(self.url + path, data, headers, method=method)
+            status, answer = answer_to(request, wait_s, {} if is_near else None)
+        except (OSError, ValueError) as error:
             raise self._silent(getattr(error, "reason", None) or error) from None
+        if status >= 300:
+            raise self._refused(path, status, message_of(answer))
+        return answer
 
     def models(self) -> list[ServedModel]:
         """What the server serves."""
         text = self.ask("/v1/models")
         try:
-            return msgspec.json.decode(text, type=_Models).data
-        except msgspec.MsgspecError:
+            return decoded(text, _Models, "a list of models").data
+        except Misconfigured:
             raise self._silent("the answer is no list of models") from None
 
     def model(self, name: str | None) -> ServedModel:
@@ -159,7 +158,7 @@ class RunningServer:
         for one in served:
             if name in (None, one.id):
                 return one.checked()
-        names = ", ".join(one.id for one in served[:NAMES_MAX])
+        names = shown(", ".join(one.id for one in served[:NAMES_MAX]))
         raise Misconfigured(f"model: '{name}' is not served at {self.url}. Served: {names}.")
 
     def _refused(self, path: str, status: int, message: str) -> ServerRefused:
@@ -192,10 +191,10 @@ class RunningServer:
 def message_of(body: bytes) -> str:
     """The words of an error answer."""
     try:
-        error = msgspec.json.decode(body, type=_Answer).error
-    except msgspec.MsgspecError:
+        error = decoded(body, _Answer, "an error").error
+    except Misconfigured:
         return ""
-    return error.message if error else ""
+    return shown(error.message) if error else ""
 
 
 def client_variable(name: str) -> str | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-import msgspec
-
 from segue.printable import say
 from segue.wire.cache import CacheAdvice
+from segue_cli.client.asking import decoded
 from segue_cli.client.talk import server_of
 
 CALM = "Nothing that could have been reused was computed again."
@@ -18,9 +17,9 @@ def print_traffic(options: argparse.Namespace) -> int:
     """Ask the server that the flags name, and print its advice."""
     body = server_of(options).ask("/dashboard/advice")
     if options.json:
-        say(body.decode())
+        say(body.decode(errors="replace"))
         return 0
-    say("\n".join(told(msgspec.json.decode(body, type=CacheAdvice))))
+    say("\n".join(told(decoded(body, CacheAdvice, "its advice"))))
     return 0
 
 

@@ -15,13 +15,13 @@ import platform
 import shutil
 import socket
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.error import URLError
+from urllib.request import Request
 
 import msgspec
 
@@ -54,6 +54,7 @@ from segue.settings.checks import settings_of
 from segue.settings.sources import read_sources
 from segue.settings.values import ModelSettings, Settings
 from segue.vocabularies.load import load_vocabulary
+from segue_cli.client.asking import answer_to, decoded, shown
 from segue_cli.client.talk import (
     SEGUE_KEY,
     RunningServer,
@@ -254,34 +255,23 @@ def _ask(server: RunningServer, path: str) -> tuple[int, bytes] | None:
     address = server.url + path
     try:
         try:
-            return _answer(urllib.request.Request(address, headers=server.headers))
-        except urllib.error.URLError as error:
+            return answer_to(Request(address, headers=server.headers), ASK_S_MAX, {})
+        except URLError as error:
             if not isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise
             # A certificate of one's own is good enough to ask, but not to send a key.
-            return _answer(urllib.request.Request(address), ssl._create_unverified_context())
+            context = ssl._create_unverified_context()
+            return answer_to(Request(address), ASK_S_MAX, {}, context)
     except (OSError, ValueError):
         return None
-
-
-def _answer(
-    request: urllib.request.Request, context: ssl.SSLContext | None = None
-) -> tuple[int, bytes]:
-    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    try:
-        answer = urllib.request.build_opener(*handlers).open(request, timeout=ASK_S_MAX)
-    except urllib.error.HTTPError as error:
-        answer = error
-    with answer:
-        return int(answer.status), answer.read()
 
 
 def _ready_of(server: RunningServer) -> _Ready | None:
     """What `/ready` says; None if this is not a Segue server."""
     answer = _ask(server, "/ready")
     try:
-        return msgspec.json.decode(answer[1], type=_Ready) if answer else None
-    except msgspec.MsgspecError:
+        return decoded(answer[1], _Ready, "what is ready") if answer else None
+    except Misconfigured:
         return None
 
 
@@ -315,16 +305,26 @@ def check_server(server: RunningServer) -> Iterator[Check]:
     if status in (401, 403):
         yield Check("models", True, f"not asked: the server needs an API key (set {SEGUE_KEY})")
     elif status == 200:
-        listed = msgspec.json.decode(body, type=_Listed).data
-        yield Check("models", True, ", ".join(map(_shown, listed)) or "none")
+        yield _models_in(body)
     else:
         found = f"/v1/models answered with status {status}" if status else "/v1/models: no answer"
         yield Check("models", False, found, "see the log of the server")
     status, body = _ask(server, "/openapi.json") or (0, b"")
     if status == 200:
-        paths = msgspec.json.decode(body, type=_Document).paths
-        on = [name for name, api in APIS.items() if any(map(api.owns, paths))]
-        yield Check("APIs", True, ", ".join(on))
+        with suppress(Misconfigured):
+            paths = decoded(body, _Document, "a description").paths
+            on = [name for name, api in APIS.items() if any(map(api.owns, paths))]
+            yield Check("APIs", True, ", ".join(on))
+
+
+def _models_in(body: bytes) -> Check:
+    try:
+        listed = decoded(body, _Listed, "a list of models").data
+    except Misconfigured:
+        return Check(
+            "models", False, "/v1/models is no list of models", "see the log of the server"
+        )
+    return Check("models", True, shown(", ".join(map(_shown, listed))) or "none")
 
 
 def _shown(model: ServedModel) -> str:
@@ -539,7 +539,7 @@ def refuses_key(url: str, key: str) -> bool:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        status, _ = _answer(urllib.request.Request(f"{base}/v1/models", headers=headers))
+        status, _ = answer_to(Request(f"{base}/v1/models", headers=headers), ASK_S_MAX, {})
     except (OSError, ValueError):
         return False
     return status in (401, 403)

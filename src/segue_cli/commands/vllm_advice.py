@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Iterator
+from urllib.request import Request
+
+from segue_cli.client.asking import answer_to
 
 BLOCK_SIZE = re.compile(r'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.MULTILINE)
 SPECULATION = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
 BLOCKS_MIN = 128
+ASK_S_MAX = 5.0
 BLOCKS_ADVICE = (
     "vLLM keeps its cache in blocks of {} tokens: with --block-size 128 (64 for FlashInfer before Blackwell) its core "
     "takes less than half the time for a history that is cached already"
@@ -35,7 +38,7 @@ def vllm_advice(url: str) -> list[str]:
     """The same for the vLLM at this URL; nothing if it shows no metrics."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        with urllib.request.urlopen(f"{base}/metrics", timeout=5) as answer:
-            return list(advice_of(answer.read().decode(errors="replace")))
+        _, page = answer_to(Request(f"{base}/metrics"), ASK_S_MAX)
+        return list(advice_of(page.decode(errors="replace")))
     except (OSError, ValueError):
         return []
