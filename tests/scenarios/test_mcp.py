@@ -25,6 +25,7 @@ from segue.seams.prompt import Tokens
 from segue_cli.cli import main
 from tests.clients.outside import misfits, run_python
 from tests.events import told_alike
+from tests.mcp_flood import FLOODS
 from tests.mcp_server import Remote, remote
 from tests.scenarios.test_tools import asking, calling, response_of, scripted, stored_bytes
 from tests.support import (
@@ -950,3 +951,32 @@ async def test_model_reads_a_repository_through_a_server_from_the_registry(tmp_p
         told = response_of(await ask({"input": "Go", "tools": [tool]}))
     assert [one["name"] for one in told["output"][0]["tools"]] == ["git_status"]
     assert "a.txt" in told["output"][1]["output"]
+
+
+def flooding(way: str) -> Body:
+    return {"label": "own", "command": [sys.executable, "-m", "tests.mcp_flood", way]}
+
+
+@pytest.mark.parametrize("way", FLOODS)
+async def test_command_that_floods_its_pipe_fails_the_call(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flood = flooding(way)
+    async with (
+        hosting(tmp_path, echoing("a"), DONE, mcp=[flood]) as served,
+        asking(served, "json") as ask,
+    ):
+        told = await ask({"input": "Go", "tools": [OWN]})
+    call = response_of(told)["output"][1]
+    assert call["status"] == "failed"
+    assert "could not be read: it sent" in call["error"]["message"]
+    assert "\x1b" not in caplog.text
+
+
+async def test_lines_of_a_command_that_are_no_messages_say_nothing(tmp_path: Path) -> None:
+    async with (
+        hosting(tmp_path, echoing("a"), DONE, mcp=[flooding("none")]) as served,
+        asking(served, "json") as ask,
+    ):
+        told = await ask({"input": "Go", "tools": [OWN]})
+    assert response_of(told)["output"][1]["output"] == "said"

@@ -49,7 +49,7 @@ _rows = msgspec.json.Decoder(list[Raw])
 Noting = Callable[[str], None]
 
 
-class _TooMuch(httpx2.ReadError):
+class TooMuch(httpx2.ReadError):
     """An answer that is not read."""
 
 
@@ -69,12 +69,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         headers = [pair for pair in response.headers.multi_items() if pair[0] not in _OF_BODIES]
         try:
             if response.headers.get("content-encoding", ENCODED) != ENCODED:
-                raise _TooMuch("its content encoding was not asked for")
+                raise TooMuch("its content encoding was not asked for")
             if response.headers.get("content-type", "").startswith(EVENTS):
                 events = _Events(stream, self._note)
                 return httpx2.Response(response.status_code, headers=headers, stream=events)
             body = await _whole(stream)
-        except _TooMuch as error:
+        except TooMuch as error:
             await stream.aclose()
             self._note(str(error))
             raise
@@ -106,9 +106,9 @@ class _Events(httpx2.AsyncByteStream):
                 for lines in reader.read(chunk):
                     events += 1
                     if events > EVENTS_MAX:
-                        raise _TooMuch(f"it sent more than {EVENTS_MAX:,} events at a time")
+                        raise TooMuch(f"it sent more than {EVENTS_MAX:,} events at a time")
                     yield await _event(lines)
-        except _TooMuch as error:
+        except TooMuch as error:
             self._note(str(error))
             raise
         yield reader.rest()
@@ -144,9 +144,9 @@ class _EventReader:
         else:
             self._parts.append(chunk)
         if self._bytes > EVENT_BYTES_MAX:
-            raise _TooMuch(f"it sent an event of more than {EVENT_BYTES_MAX:,} bytes")
+            raise TooMuch(f"it sent an event of more than {EVENT_BYTES_MAX:,} bytes")
         if self._chunks > CHUNKS_MAX or len(self._lines) > LINES_MAX:
-            raise _TooMuch("it sent an event in more parts than are read")
+            raise TooMuch("it sent an event in more parts than are read")
 
     def rest(self) -> bytes:
         """What is left at the end."""
@@ -176,9 +176,9 @@ async def _whole(stream: httpx2.AsyncByteStream) -> bytes:
         if chunks % CHUNKS_AT_ONCE == 0 or len(chunk) > SMALL_BYTES:
             await asyncio.sleep(0)
         if len(body) > ANSWER_BYTES_MAX:
-            raise _TooMuch(f"it answered with more than {ANSWER_BYTES_MAX:,} bytes")
+            raise TooMuch(f"it answered with more than {ANSWER_BYTES_MAX:,} bytes")
         if chunks > CHUNKS_MAX:
-            raise _TooMuch("it answered in more parts than are read")
+            raise TooMuch("it answered in more parts than are read")
     if len(body) <= SMALL_BYTES:
         return bytes(body)
     return await asyncio.to_thread(within_limits, bytes(body))
@@ -188,11 +188,11 @@ def within_limits(body: bytes) -> bytes:
     """A message with as many tools and blocks as are used. Slow work, for a thread."""
     marks = sum(map(body.count, (b",", b"{", b"[")))
     if marks > MARKS_MAX and sum(1 for _ in islice(marks_of(body), MARKS_MAX + 1)) > MARKS_MAX:
-        raise _TooMuch("it answered with more values than are read")
+        raise TooMuch("it answered with more values than are read")
     if LONG_NUMBER.search(body) and _has_long_number(body):
-        raise _TooMuch("it answered with a number that is too long")
+        raise TooMuch("it answered with a number that is too long")
     if slow_numbers(body) > SLOW_NUMBERS_MAX:
-        raise _TooMuch("it answered with more numbers of three-digit exponents than are read")
+        raise TooMuch("it answered with more numbers of three-digit exponents than are read")
     try:
         message = _fields.decode(body)
         result = _fields.decode(message["result"]) if "result" in message else {}
@@ -203,7 +203,7 @@ def within_limits(body: bytes) -> bytes:
                 result[name] = Raw(encode(rows[:most]))
                 is_cut = True
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise _TooMuch("it did not answer with a message of the protocol") from None
+        raise TooMuch("it did not answer with a message of the protocol") from None
     return encode(message | {"result": Raw(encode(result))}) if is_cut else body
 
 

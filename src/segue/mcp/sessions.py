@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from hashlib import blake2b
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw, Struct
@@ -336,19 +334,14 @@ class _McpConnection:
             log.info("session with the MCP server %s ended", self._server.label)
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
-        from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
-        from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         server = self._server
         if server.command:
-            # Its stderr may contain arguments of calls: it is not kept.
-            errors = stack.enter_context(_devnull())
-            program, *arguments = server.command
-            environment = dict(server.environment)
-            parameters = StdioServerParameters(command=program, args=arguments, env=environment)
-            return stdio_client(parameters, errlog=errors)
+            from segue.mcp.command import piped
+
+            return piped(server.command, dict(server.environment), self.faults.append)
         if server.is_outside:
             url = server.url or server.sse_url
             try:
@@ -504,12 +497,6 @@ class McpSession:
             _, late = await asyncio.wait([*self._tasks], timeout=STOP_S_MAX)
             for task in late:
                 task.cancel()
-
-
-@contextmanager
-def _devnull() -> Iterator[TextIO]:
-    with Path(os.devnull).open("w") as file:
-        yield file
 
 
 async def _is_alive(connection: _McpConnection) -> bool:
