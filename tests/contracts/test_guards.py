@@ -358,6 +358,14 @@ async def test_texts_go_nowhere_that_an_endpoint_names() -> None:
         assert not heads
 
 
+async def test_endpoint_that_answers_over_and_over_has_not_answered() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    async with answering_in([interim * 2 + moderated(True)]) as (guard, _):
+        assert (await guard.check([BAD])).reason == "violence"
+    async with answering_in([interim * 20_000 + moderated(True)]) as (guard, _):
+        assert (await guard.check([BAD])).reason is None
+
+
 async def test_endpoint_that_is_too_slow_has_not_answered() -> None:
     async def answer(request: web.Request) -> web.Response:
         await asyncio.Event().wait()

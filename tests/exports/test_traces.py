@@ -38,9 +38,13 @@ class Collector:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.statuses: list[int] = []
+        # Where it leads, if it is not this one.
+        self.elsewhere = ""
         self.has_heard = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
+        if self.elsewhere:
+            raise web.HTTPTemporaryRedirect(self.elsewhere)
         if self.statuses:
             return web.Response(status=self.statuses.pop(0))
         self.bodies.append(await request.read())
@@ -109,6 +113,15 @@ async def test_turn_becomes_a_span_with_one_inside_for_each_stage() -> None:
         assert b"canary" not in b"".join(collector.bodies)
         assert b'"local"' not in b"".join(collector.bodies)
         assert collector.headers[0]["x-team"] == "a=b"
+
+
+async def test_spans_and_the_key_of_a_collector_go_nowhere_else() -> None:
+    async with collecting() as thief, collecting() as collector:
+        collector.elsewhere = f"{thief.url}/v1/traces"
+        secret = ["x-api-key=secret"]
+        async with serving(otel_endpoint=collector.url, otel_headers=secret) as served:
+            await fetch(served, "POST", "/v1/responses", {"model": MODEL, "input": "Hello."})
+        assert thief.headers == []
 
 
 async def test_trace_in_the_metadata_of_a_frame_is_continued() -> None:

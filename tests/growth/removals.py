@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import segue.border.believed
 import segue.border.numbers
+import segue.border.one_answer
 import segue.engines.client
 import segue.mcp.bounded
 import segue.mcp.definitions
@@ -24,7 +25,7 @@ import segue.readers.plain_names
 import segue.resent.canonical
 import segue.schemas.json_schema
 import segue.turn.references
-import segue.web.answering
+import segue.border.one_answer
 import segue.wire.codec
 import segue.wire.inner_json
 import segue.wire.tools
@@ -124,7 +125,7 @@ def _mcp_lines(stack: ExitStack) -> None:
 
 
 def _one_answer(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(segue.web.answering, "ANSWERS_MAX", NO_LIMIT))
+    stack.enter_context(patch.object(segue.border.one_answer, "ANSWERS_MAX", NO_LIMIT))
 
 
 def _sealed_kinds(stack: ExitStack) -> None:

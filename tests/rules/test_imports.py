@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "derivation": INNER | {"vocabularies", "readers"},
     "dialects": INNER | {"vocabularies", "schemas", "readers", "derivation"},
     # Guards see what the model reads: the functions that write it for the model write it for them.
-    "guards": INNER | {"turn", "vocabularies", "readers", "dialects"},
+    "guards": INNER | {"turn", "vocabularies", "readers", "dialects", "border"},
     "border": INNER,
     "engines": INNER | {"schemas", "border"},
     # For a vLLM that keeps conversations; the frames of its connection are bytes in, values out.
@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": INNER | {"turn"},
     # 4c: what the server does for the model
     "documents": INNER,
-    "web": INNER | {"documents"},
+    "web": INNER | {"documents", "border"},
     "mcp": INNER | {"web"},
     "bundles": INNER,
     "egress": GROUND | {"seams", "wire", "documents", "web", "isolation"},
@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # 5: who is wired to whom?
     "observe": INNER | {"turn", "process", "listener"},
     # Where the operator asks for them.
-    "exports": INNER | {"turn", "process", "listener", "observe"},
+    "exports": INNER | {"turn", "process", "listener", "observe", "border"},
     "reports": INNER | {"turn", "process", "listener"},
     "server": INNER
     | {"accounts", "cluster", "completions", "dialects", "documents", "engines", "exports", "files"}

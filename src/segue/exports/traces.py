@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from segue import __version__
+from segue.border.one_answer import OneAnswerConnector
 from segue.errors import Misconfigured
 from segue.exports.batches import Batches
 from segue.process.afterwards import MARKS, EndedTurn
@@ -151,8 +152,11 @@ class Traces:
         """True if the collector took the batch or refused it for good, False to retry."""
         body = encode([span for spans in batch for span in spans])
         try:
-            async with self._session.post(self._url, data=body, headers=self._headers) as answer:
-                is_taken, is_fine = answer.status not in LATER, answer.ok
+            # The headers may have a key, which is for this collector.
+            async with self._session.post(
+                self._url, data=body, headers=self._headers, allow_redirects=False
+            ) as answer:
+                is_taken, is_fine = answer.status not in LATER, answer.status < 300
                 reason = f"status {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             is_taken, is_fine, reason = False, False, type(error).__name__
@@ -166,7 +170,7 @@ class Traces:
 async def open_traces(endpoint: str, headers: Sequence[str] = ()) -> AsyncIterator[Traces]:
     """Sends spans to this collector while inside, and the rest on the way out."""
     timeout = aiohttp.ClientTimeout(total=POST_S_MAX)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=OneAnswerConnector(), timeout=timeout) as session:
         traces = Traces(session, endpoint, headers)
         async with traces.batches:
             yield traces

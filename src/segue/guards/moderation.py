@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from segue.border.one_answer import OneAnswerConnector
 from segue.errors import Unavailable
 from segue.seams.guard import PASSED, Verdict
 
@@ -103,7 +104,8 @@ class ModerationGuard:
 
     async def _post(self, body: bytes) -> list[_Result]:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
+            connector = OneAnswerConnector()
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
         # The texts of a user are for this endpoint, and not for where it leads.
         async with self._session.post(
             self._url, data=body, headers=self._headers, allow_redirects=False

@@ -156,7 +156,7 @@ class Fetcher:
         """One request: the content, or where it redirects to."""
         import aiohttp
 
-        from segue.web.answering import OneAnswerConnector
+        from segue.border.one_answer import OneAnswerConnector
 
         addresses = _CheckedAddresses(await self._addresses(target))
         connector = OneAnswerConnector(

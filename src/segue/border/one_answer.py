@@ -1,4 +1,4 @@
-"""How much may a web server say before it answers?
+"""How much may a server say before it answers?
 
 In: the bytes of one connection. Out: one answer for aiohttp, which keeps all interim answers (100 Continue) that come,
 and works them off at once: ten megabytes of them took 130, and the event loop for a second.
