@@ -26,6 +26,7 @@ from segue.listener.exchange import ClientGone
 from segue.seams.files import FileQuota, StoredFile
 from segue.stores.shelves import FileTable, MemoryTables
 from tests.files.test_form import TYPE, form
+from tests.support import WAIT_S
 
 LIMITS = FileLimits(1 << 20, FileQuota(10, 1 << 20))
 
@@ -200,3 +201,14 @@ async def test_owner_has_so_many_uploads_at_once_and_others_have_theirs(tmp_path
     for one in stalled:
         one.left.set()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("size", [0, 4, 6, 1 << 40])
+async def test_file_whose_bytes_somebody_has_changed_is_not_read(tmp_path: Path, size: int) -> None:
+    depot = Depot(FileTable(MemoryTables()), FolderObjects(tmp_path), LIMITS)
+    kept = await depot.receive("ada", TYPE, upload())
+    (path,) = files_in(tmp_path)
+    os.truncate(path, size)
+    with pytest.raises(Unavailable, match="not those that were kept"):
+        async with asyncio.timeout(WAIT_S):
+            await depot.read_whole("ada", kept.id, 100)

@@ -26,7 +26,7 @@ from segue.errors import (
     too_large,
 )
 from segue.files.form import FileForm
-from segue.files.objects import PART_BYTES, Objects, ObjectUpload
+from segue.files.objects import PART_BYTES, Objects, ObjectUpload, exactly
 from segue.seams.files import FileQuota, FileRows, StoredFile
 from segue.seams.history import Owner
 
@@ -163,7 +163,7 @@ class Depot:
 
     def read(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """The bytes of a file, part by part."""
-        return self._objects.read(file.id)
+        return exactly(file.bytes, self._objects.read(file.id))
 
     # --- away ---
 

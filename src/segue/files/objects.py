@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from io import FileIO
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -66,6 +66,21 @@ class Objects(Protocol):
 
     async def tidy(self) -> None:
         """Delete what crashes have left half written."""
+
+
+async def exactly(size: int, parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """These bytes, if they are so many; an error at the first that is too much, or where some are missing. Others write
+    into the folder or the bucket, too."""
+    left = size
+    async with aclosing(parts):
+        async for part in parts:
+            left -= len(part)
+            if left < 0:
+                break
+            yield part
+    if left:
+        log.warning("a kept file has %s bytes than its row says", "more" if left < 0 else "fewer")
+        raise Unavailable("The bytes of this file are not those that were kept.")
 
 
 def folder_path(folder: Path, file_id: str) -> Path:

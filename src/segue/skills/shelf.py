@@ -24,7 +24,7 @@ from segue.bundles.zips import ZIP_BYTES_MAX
 from segue.errors import ID_CHARS_MAX, ApiError, InvalidRequest, NotFound, Refused
 from segue.files.depot import ORPHANED_S, BufferedUpload, Uploads
 from segue.files.form import FileForm
-from segue.files.objects import PART_BYTES, Objects
+from segue.files.objects import PART_BYTES, Objects, exactly
 from segue.ids import new_id
 from segue.seams.files import FileQuota
 from segue.seams.history import Owner
@@ -168,7 +168,7 @@ class Shelf:
 
     def read(self, version: SkillVersion) -> AsyncGenerator[bytes, None]:
         """The zip of a version, part by part."""
-        return self._objects.read(version.id)
+        return exactly(version.bytes, self._objects.read(version.id))
 
     # --- changes ---
 
