@@ -429,13 +429,33 @@ DOUBLING = "{% set ns = namespace(t='xy') %}{% for a in range(60) %}{% set ns.t 
 LONG = "{{ 'x' * 2000000000 }}"
 
 
-@pytest.mark.parametrize("hostile", [ENDLESS, DOUBLING, LONG])
+# Numbers, columns and texts that need no loop.
+WIDE = (
+    "{{ 'x'|center(1000000000) }}",
+    "{{ 'x'.ljust(1000000000) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    "{{ '%1000000000s'|format(1) }}",
+    "{{ ('x\n' * 1000)|indent(10000000) }}",
+    "{{ [[1]]|tojson(indent=1000000000) }}",
+    "{% set a = 'x' * 100000 %}{{ a.replace('x', a) }}",
+    "{% set a = 'x' * 100000 %}{{ range(100000)|map('string')|join(a) }}",
+    "{{ ((((9 ** 64) ** 64) ** 64) ** 64) is number }}",
+)
+# Loops that are short, and do much in each step.
+BUSY = "{% for i in range(40000) %}{% if ITS %}{% endif %}{% endfor %}"
+BUSY_TEXT = "{% set a = 'x' * 1000000 %}" + BUSY.replace("ITS", "a.count('y')")
+BUSY_LIST = "{% set a = range(90000)|list %}" + BUSY.replace("ITS", "a|sort")
+
+
+@pytest.mark.parametrize("hostile", [ENDLESS, DOUBLING, LONG, *WIDE, BUSY_TEXT, BUSY_LIST])
 def test_template_that_would_never_end_is_stopped(hostile: str) -> None:
     runner = TemplateRunner(
         ChatTemplate(f"{{% if tools %}}{hostile}{{% endif %}}Hi"), is_limited=True
     )
     assert runner.run([{"role": "user", "content": "Hi"}], None, 0, is_cued=True) == "Hi"
-    with pytest.raises(InvalidRequest, match=r"too long|more than"):
+    with pytest.raises(InvalidRequest, match=r"too l(ong|arge)|more than"):
         runner.run([{"role": "user", "content": "Hi"}], [{}], 0, is_cued=True)
 
 
