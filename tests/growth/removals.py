@@ -25,7 +25,6 @@ import segue.readers.plain_names
 import segue.resent.canonical
 import segue.schemas.json_schema
 import segue.turn.references
-import segue.border.one_answer
 import segue.wire.codec
 import segue.wire.inner_json
 import segue.wire.tools
