@@ -211,4 +211,5 @@ async def test_file_whose_bytes_somebody_has_changed_is_not_read(tmp_path: Path,
     os.truncate(path, size)
     with pytest.raises(Unavailable, match="not those that were kept"):
         async with asyncio.timeout(WAIT_S):
-            await depot.read_whole("ada", kept.id, 100)
+            async for _ in depot.read(kept):
+                pass
