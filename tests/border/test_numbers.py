@@ -78,9 +78,10 @@ def test_event_with_many_numbers_that_are_slow_to_read_is_too_much(number: str) 
     [
         {"logprobs": [{"token": " e1", "logprob": -1.1920928955078125e-07 * n} for n in range(9_000)]},
         {"arguments": hashlib.shake_128(b"dump").hexdigest(400_000)},
+        {"token_ids": list(range(100_000, 160_000))},
         {"bounds": [1e300, -1e300, 5e-324] * 100, "text": "x" * 9_000},
     ],
-    ids=["logprobs", "dump", "bounds"],
+    ids=["logprobs", "dump", "ids", "bounds"],
 )  # fmt: skip
 def test_event_with_numbers_as_servers_send_them_is_read(event: object) -> None:
     assert not has_too_much(json.dumps(event).encode())

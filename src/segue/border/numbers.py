@@ -38,10 +38,12 @@ BRACKETS_MAX, COMMAS_FOR_BRACKET = 65_536, 4
 # Of the ids of a whole prompt, with which vLLM begins: they are not decoded.
 ECHOED = re.compile(rb'"prompt_token_ids": ?\[')
 # Numbers that take the JSON library 250 times as long as others (`wire/slow_numbers`) are looked for in what may have
-# many: by their exponents, or, of hundreds of digits, by four of them among the bytes at these steps.
+# many: by their exponents, or by their digits, of which each leaves some among the bytes at these steps.
 MANY_NUMBERS_BYTES, QUOTES_MAX = 8 * 1024, 8_192
 SLOW = [re.compile(mark + rb"(?:\+?0*[1-3]|-0*3)[0-9]{2}") for mark in (b"e", b"E")]
-DIGITS_STEP, LONG_NUMBER = 64, re.compile(b"[0-9]{4}")
+DIGITS_STEP, MANY_DIGITS = 64, re.compile(b"[0-9]{4}")
+LONG_NUMBER_DIGITS = 256
+LONG_NUMBER = re.compile(b"[0-9]{%d}" % LONG_NUMBER_DIGITS)
 # Tokens that come together with their logprobs.
 LOGPROBS_MAX = 8_192
 # Nobody is asked to wait longer, whatever a server says.
@@ -59,20 +61,21 @@ def events_max(job: Job) -> int:
 
 def has_too_much(data: bytes, brackets_max: int = BRACKETS_MAX) -> bool:
     """Whether this has more values than can be decoded without holding up others."""
-    if len(data) <= LOOKED_AT_BYTES:
-        return _has_slow_numbers(data)
-    commas_max = brackets_max * COMMAS_FOR_BRACKET
+    if len(data) <= MANY_NUMBERS_BYTES:
+        return False
     if echoed := ECHOED.search(data):
-        commas_max += data.count(b",", echoed.end(), data.find(b"]", echoed.end()))
-    return (
-        has_more_marks(data, b"{[", brackets_max)
-        or has_more_marks(data, b",", commas_max)
-        or _has_slow_numbers(data)
+        data = data[: echoed.end()] + data[data.find(b"]", echoed.end()) :]
+    return _has_slow_numbers(data) or (
+        len(data) > LOOKED_AT_BYTES
+        and (
+            has_more_marks(data, b"{[", brackets_max)
+            or has_more_marks(data, b",", brackets_max * COMMAS_FOR_BRACKET)
+        )
     )
 
 
 def _has_slow_numbers(data: bytes) -> bool:
-    if len(data) <= MANY_NUMBERS_BYTES or _slow_numbers(data) <= SLOW_NUMBERS_MAX:
+    if _slow_numbers(data) <= SLOW_NUMBERS_MAX:
         return False
     # Dumps of bytes look like it; of these there are few in an event.
     if data.count(b'"') > QUOTES_MAX:
@@ -83,7 +86,11 @@ def _has_slow_numbers(data: bytes) -> bool:
 
 def _slow_numbers(data: bytes) -> int:
     count = sum(len(pattern.findall(data)) for pattern in SLOW)
-    return count + len(LONG_NUMBER.findall(data[::DIGITS_STEP]))
+    if len(data) <= LONG_NUMBER_DIGITS * SLOW_NUMBERS_MAX:
+        return count
+    # In lists of ids there are as many digits, and commas between them.
+    seem_long = len(MANY_DIGITS.findall(data[::DIGITS_STEP])) > SLOW_NUMBERS_MAX
+    return count + len(LONG_NUMBER.findall(data)) if seem_long else count
 
 
 def few(data: bytes) -> bytes:
