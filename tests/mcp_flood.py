@@ -38,7 +38,7 @@ def main(way: str) -> None:
                     for _ in range(100_000):
                         os.write(1, FLOODS[way])
             case "tools/call":
-                os.write(1, b"\xff no message\n\n[]\n")
+                os.write(1, b"\xff no message\n\n[]\n" + b"long " * 6_000 + b"\n")
                 answer(asked["id"], {"content": [{"type": "text", "text": "said"}]})
 
 

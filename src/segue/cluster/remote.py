@@ -162,8 +162,8 @@ class RemoteTurn(Running):
 
     @property
     def is_logged(self) -> bool:
-        """The source logs its events."""
-        return True
+        """Whether its source logs its events is not known here."""
+        return False
 
     def feed(self, events: Sequence[Event]) -> bool:
         """Publish these events, each once; False if some before them are missing."""

@@ -393,11 +393,12 @@ async def subscribed(
     exchange: Exchange, running: Running, subscriber: Subscriber
 ) -> AsyncIterator[None]:
     """Watch the client of a turn while inside; if it leaves before the end, that is a cancel, unless the turn has other
-    subscribers or runs in the background."""
+    subscribers or runs in the background, or the client was cut to come back for the rest."""
     try:
         async with listening(exchange):
             yield
     finally:
         running.detach(subscriber)
-        if not (running.is_ended or running.has_subscribers or running.is_background):
+        comes_back = getattr(subscriber, "is_lost", False)
+        if not (running.is_ended or running.has_subscribers or running.is_background or comes_back):
             running.notify(Cancel())

@@ -115,9 +115,10 @@ async def stream(
     running = await services.runner.begin(structs.replace(arrival, receipt=receipt), subscriber)
     exchange.release_body()
     name_turn(exchange, running)
+    if arrival.create.idempotency_key is not None:
+        # A repeat that is refused leaves the turn alone.
+        subscriber.check()
     async with subscribed(exchange, running, subscriber):
-        if arrival.create.idempotency_key is not None:
-            subscriber.check()
         await write_stream(exchange, services, subscriber)
     if running.error is not None:
         exchange.reason = running.error.code
@@ -153,8 +154,13 @@ async def _catch_up(
     assert subscriber.running is not None, "only who follows a turn misses its events"
     registry, turn_id = services.runner.registry, subscriber.running.id
     try:
-        if not await registry.follow(exchange.owner, turn_id, subscriber, after):
-            subscriber.lose()
+        is_followed = await registry.follow(exchange.owner, turn_id, subscriber, after)
         subscriber.check()
     except ApiError:
+        is_followed = False
+    if is_followed and subscriber.missed_after is not None:
+        # Nothing was missed yet, or the end of the turn is in no log.
+        is_followed = not subscriber.running.is_ended
+        subscriber.missed_after = None
+    if not is_followed:
         subscriber.lose()

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
+from time import monotonic
 
 import httpx2
 import msgspec
@@ -30,8 +31,8 @@ MARKS_MAX = 65_536
 # Parts of an event or of an answer, each of which the library takes for itself; so many of them some milliseconds,
 # after which others have their time. And the lines of an event: of JSON that is printed for people, some thousands.
 CHUNKS_MAX, CHUNKS_AT_ONCE, LINES_MAX = 65_536, 64, 16_384
-# Events of one answer: a call that reports ten times a second how far it is has 6,000 in ten minutes.
-EVENTS_MAX = 16_384
+# Events in so many seconds: a call that reports ten times a second how far it is has 6,000 in ten minutes.
+EVENTS_MAX, EVENTS_S = 16_384, 600.0
 # The fields of an event; all other lines, comments among them, say nothing.
 FIELDS = (b"data:", b"event:", b"id:", b"retry:")
 # A number of more digits takes long to read, and is none that a tool has meant.
@@ -51,6 +52,10 @@ Noting = Callable[[str], None]
 
 class TooMuch(httpx2.ReadError):
     """An answer that is not read."""
+
+
+class NoMessage(TooMuch):
+    """What was sent is none of the protocol's messages."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
@@ -98,9 +103,13 @@ class _Events(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         reader = _EventReader()
         events = chunks = 0
+        began = monotonic()
         try:
             async for chunk in self._inner:
                 chunks += 1
+                if monotonic() - began > EVENTS_S:
+                    # Some servers have one stream for all their answers.
+                    events, began = 0, monotonic()
                 if chunks % CHUNKS_AT_ONCE == 0 or len(chunk) > SMALL_BYTES:
                     await asyncio.sleep(0)
                 for lines in reader.read(chunk):
@@ -203,7 +212,7 @@ def within_limits(body: bytes) -> bytes:
                 result[name] = Raw(encode(rows[:most]))
                 is_cut = True
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise TooMuch("it did not answer with a message of the protocol") from None
+        raise NoMessage("it did not answer with a message of the protocol") from None
     return encode(message | {"result": Raw(encode(result))}) if is_cut else body
 
 

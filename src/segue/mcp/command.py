@@ -21,6 +21,7 @@ from segue.mcp.bounded import (
     CHUNKS_AT_ONCE,
     EVENTS_MAX,
     SMALL_BYTES,
+    NoMessage,
     TooMuch,
     within_limits,
 )
@@ -118,11 +119,11 @@ async def _message(line: bytes) -> SessionMessage | None:
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
-    if len(line) > SMALL_BYTES:
-        line = await asyncio.to_thread(within_limits, line)
     try:
+        if len(line) > SMALL_BYTES:
+            line = await asyncio.to_thread(within_limits, line)
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
+    except (ValueError, NoMessage):
         return None
 
 

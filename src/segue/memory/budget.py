@@ -125,7 +125,7 @@ class MemoryRoom:
             memory.check(size)
         elif size > memory.bytes_max:
             raise InvalidRequest(TOO_LARGE, code="context_length_exceeded", param=param)
-        else:
+        elif memory.bytes + size > memory.bytes_max:
             try:
                 async with asyncio.timeout(ROOM_S), memory.large:
                     while not memory.shrink(size):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import sys
 from functools import cache
-from math import inf
 from time import perf_counter
 
 from segue.memory.budget import resident_bytes
@@ -25,9 +25,9 @@ ARENAS = 2
 # A turn leaves some 150 objects that live on, and none that need the collector. To look at 2,000 takes up to a
 # millisecond, in which everybody waits. Full collections are ten times as seldom as Python's own,
 COLLECT_AT = (1_000, 0, 375)
-# and where they are short also made by the clock: what failed connections leave would stay for hours in a server with
-# few turns.
-COLLECT_S, COLLECTING_S_MAX = 600.0, 0.02
+# and in a small server also made by the clock: what failed connections leave would stay for hours where there are few
+# turns. So many blocks more than at the start are looked at in some 20 ms.
+COLLECT_S, COLLECTED_BLOCKS_MAX = 600.0, 500_000
 LOOK_S = 5.0
 # A trim holds other threads up, for about a millisecond for each 5 MiB.
 FREED_BYTES_MIN = 16 * MIB
@@ -93,10 +93,10 @@ async def trim_heap(kept_bytes: int) -> int:
 async def keep_trimmed() -> None:
     """Give memory back whenever much of it was freed."""
     kept_bytes, collect_at = resident_bytes(), perf_counter() + COLLECT_S
+    blocks_max = sys.getallocatedblocks() + COLLECTED_BLOCKS_MAX
     while True:
-        if (began := perf_counter()) > collect_at:
+        if perf_counter() > collect_at and sys.getallocatedblocks() < blocks_max:
             gc.collect()
-            is_short = perf_counter() - began < COLLECTING_S_MAX
-            collect_at = perf_counter() + COLLECT_S if is_short else inf
+            collect_at = perf_counter() + COLLECT_S
         kept_bytes = await trim_heap(kept_bytes)
         await asyncio.sleep(LOOK_S)

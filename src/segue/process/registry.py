@@ -75,8 +75,8 @@ class TurnRegistry:
 
     def oldest_at(self) -> float:
         """When the turn was received that runs for longest; the present, if none runs."""
-        first = next(iter(self.running.values()), None)
-        return perf_counter() if first is None else first.received_at
+        received = (running.received_at for running in self.running.values())
+        return min(received, default=perf_counter())
 
     def new_id(self) -> str:
         """An id for a turn that begins in this process."""
@@ -138,6 +138,8 @@ class TurnRegistry:
         """
         for pause_s in LATE_LOG_PAUSES_S:
             running = self.find(owner, turn_id)
+            if _attach(running, subscriber, after):
+                return True
             async with self.replaying:
                 if await self._follow_once(owner, turn_id, subscriber, after, stored):
                     return True
