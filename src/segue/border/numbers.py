@@ -37,8 +37,8 @@ LOOKED_AT_BYTES = 64 * 1024
 BRACKETS_MAX, COMMAS_FOR_BRACKET = 65_536, 4
 # Of the ids of a whole prompt, with which vLLM begins: they are not decoded.
 ECHOED = re.compile(rb'"prompt_token_ids": ?\[')
-# Numbers that take the JSON library 250 times as long as others (`wire/slow_numbers`) are looked for in what may have
-# many: by their exponents, or by their digits, of which each leaves some among the bytes at these steps.
+# Numbers that take the JSON library 250 times as long as others. The exact count of `wire/slow_numbers` is too slow for
+# each event: here they are estimated, by their exponents, or by digits among the bytes at these steps.
 MANY_NUMBERS_BYTES, QUOTES_MAX = 8 * 1024, 8_192
 SLOW = [re.compile(mark + rb"(?:\+?0*[1-3]|-0*3)[0-9]{2}") for mark in (b"e", b"E")]
 DIGITS_STEP, MANY_DIGITS = 64, re.compile(b"[0-9]{4}")

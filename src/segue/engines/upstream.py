@@ -236,7 +236,7 @@ class EventStream:
             raise self.broke_off() from error
 
     def note_whole(self) -> None:
-        """The answer is whole: what is still to come are counts, and nobody waits long for them."""
+        """The answer is complete: only counts can follow, and they have `LINGER_S` to arrive."""
         if not self._is_whole:
             self._is_whole = True
             self._timer.cancel()

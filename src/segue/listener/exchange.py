@@ -37,8 +37,6 @@ from segue.listener.inflate import inflate
 from segue.memory.budget import Memory, sent_bytes
 from segue.memory.intake import Inflow
 from segue.seams.history import Owner
-from segue.turn.notices import Cancel
-from segue.turn.running import Running, Subscriber
 from segue.wire.codec import encode_error_body
 
 log = logging.getLogger(__name__)
@@ -386,19 +384,3 @@ async def listening(exchange: Exchange) -> AsyncIterator[None]:
         raise ClientGone from None
     finally:
         watcher.cancel()
-
-
-@asynccontextmanager
-async def subscribed(
-    exchange: Exchange, running: Running, subscriber: Subscriber
-) -> AsyncIterator[None]:
-    """Watch the client of a turn while inside; if it leaves before the end, that is a cancel, unless the turn has other
-    subscribers or runs in the background, or the client was cut to come back for the rest."""
-    try:
-        async with listening(exchange):
-            yield
-    finally:
-        running.detach(subscriber)
-        comes_back = getattr(subscriber, "is_lost", False)
-        if not (running.is_ended or running.has_subscribers or running.is_background or comes_back):
-            running.notify(Cancel())

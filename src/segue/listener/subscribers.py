@@ -148,6 +148,8 @@ class LastSubscriber:
 
     is_full = False
     can_catch_up = False
+    # It is never cut to come back for the rest.
+    is_lost = False
 
     def __init__(self) -> None:
         self._end = asyncio.Event()

@@ -7,8 +7,8 @@ who asks and how it was received, then either the end of the turn or a stream th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 
 from msgspec import structs
 
@@ -16,9 +16,10 @@ from segue.aio import off_loop
 from segue.errors import ApiError
 from segue.ids import shown_id
 from segue.listener.auth import client_name
-from segue.listener.exchange import ClientGone, Exchange, subscribed, text_header
+from segue.listener.exchange import ClientGone, Exchange, listening, text_header
 from segue.listener.services import Services
 from segue.listener.subscribers import SSE_HEADERS, LastSubscriber, SseSubscriber, WriteEvents
+from segue.turn.notices import Cancel
 from segue.turn.plan import Arrival, Caller, Receipt
 from segue.turn.running import Running
 from segue.wire.codec import LARGE_BYTES, decode_traceparent
@@ -94,6 +95,22 @@ def name_turn(exchange: Exchange, running: Running) -> None:
     if kinds := running.tally.unserved_tools:
         sentences = " ".join(NOT_OFFERED % kind for kind in kinds)
         exchange.more_headers = (*exchange.more_headers, text_header(WARNINGS, sentences))
+
+
+@asynccontextmanager
+async def subscribed(
+    exchange: Exchange, running: Running, subscriber: SseSubscriber | LastSubscriber
+) -> AsyncIterator[None]:
+    """Watch the client of a turn while inside; if it leaves before the end, that is a cancel, unless the turn has other
+    subscribers or runs in the background, or the client was cut to come back for the rest."""
+    try:
+        async with listening(exchange):
+            yield
+    finally:
+        running.detach(subscriber)
+        goes_on = running.has_subscribers or running.is_background or subscriber.is_lost
+        if not (running.is_ended or goes_on):
+            running.notify(Cancel())
 
 
 async def wait_for_end(exchange: Exchange, running: Running, subscriber: LastSubscriber) -> None:

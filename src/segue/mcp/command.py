@@ -39,7 +39,7 @@ END_S_MAX = 2.0
 async def piped(
     command: Sequence[str], environment: Mapping[str, str], note: Callable[[str], None]
 ) -> AsyncIterator[TransportStreams]:
-    """Runs the command while inside; `note` is told what was wrong with what it said."""
+    """Runs the command while inside; `note` is called with what is wrong with its output."""
     import anyio
     from mcp.client.stdio import get_default_environment
 
@@ -138,7 +138,7 @@ async def _end(process: Process) -> None:
             _signal(process, signal.SIGTERM)
             has_ended = await _has_ended(process)
     finally:
-        # Also where nobody waits any longer.
+        # Also after a cancel.
         if not has_ended:
             _signal(process, signal.SIGKILL)
             await _has_ended(process)

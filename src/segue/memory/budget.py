@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 ENFORCE_S, RETRY_S = 1.0, 5
 # A look is due as well once this part of the limit has come since the last one.
 ENFORCE_PART = 32
-# How long one request waits for others to let go of what it reads by name.
+# How long a request that reads much by name waits for the memory of other requests.
 ROOM_S = 10.0
 # Of the limit; what a server asks of its own store is smaller.
 SMALL_PART = 256
@@ -119,7 +119,8 @@ class MemoryRoom:
         self._memory.freed.set()
 
     async def take(self, size: int, param: str | None = None) -> None:
-        """Set so much more aside, before it is read. What is large waits until others let go of theirs."""
+        """Set so much more aside, before it is read. A large request waits until
+        other requests have given memory back."""
         memory = self._memory
         if size * ENFORCE_PART <= memory.bytes_max:
             memory.check(size)

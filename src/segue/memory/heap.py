@@ -91,7 +91,7 @@ async def trim_heap(kept_bytes: int) -> int:
 
 
 async def keep_trimmed() -> None:
-    """Give memory back whenever much of it was freed."""
+    """Give memory back whenever much of it was freed, and free now and then what refers to itself."""
     kept_bytes, collect_at = resident_bytes(), perf_counter() + COLLECT_S
     blocks_max = sys.getallocatedblocks() + COLLECTED_BLOCKS_MAX
     while True:
